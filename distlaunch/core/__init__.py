@@ -1,0 +1,1 @@
+"""What travels to a node: standard library only, runnable under ``python -I -S``."""

@@ -1,0 +1,1 @@
+"""Frozen data shared by every layer: ids, topology, plan, worker variables."""

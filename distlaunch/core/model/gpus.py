@@ -1,0 +1,38 @@
+"""Layer core.model: the GPUs that a node has, as far as it can tell without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Vendor = Literal["nvidia", "amd"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigDevice:
+    """One MIG slice of an NVIDIA GPU; ``uuid`` is what CUDA_VISIBLE_DEVICES takes (``MIG-...``)."""
+
+    uuid: str
+    profile: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One physical GPU. ``index`` is the PCI-bus-order index that CUDA_DEVICE_ORDER=PCI_BUS_ID gives."""
+
+    index: int
+    uuid: str | None = None
+    name: str = ""
+    memory_mib: int | None = None
+    vendor: Vendor = "nvidia"
+    numa_node: int | None = None
+    mig: tuple[MigDevice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuInventory:
+    """What was found and how; ``problem`` says why there may be more than could be listed (driver broken)."""
+
+    gpus: tuple[Gpu, ...] = ()
+    source: Literal["nvml", "nvidia-smi", "device files", "kfd", "none"] = "none"
+    problem: str | None = None

@@ -1,0 +1,1 @@
+"""The coordinator: policy (pure), runner, signals, run directory, transports, diagnosis."""

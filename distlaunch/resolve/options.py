@@ -1,0 +1,58 @@
+"""Layer resolve: what the user asked for, typed; filled by ``ui`` or by the Python API.
+
+Every field that is an option on the command line has a row in ``ui/options.py``; a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Bind = Literal["none", "cores", "numa"]
+Device = Literal["auto", "cuda", "cpu"]
+OutputFormat = Literal["rich", "plain", "jsonl"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """One ``train`` (or ``plan``) command, parsed but not yet resolved. ``None`` means "not given"."""
+
+    # what runs
+    script: str | None = None
+    script_args: tuple[str, ...] = ()
+    module: bool = False
+    no_python: bool = False
+    # size
+    num_gpus: int | Literal["auto"] | None = None
+    gpus_per_node: int | None = None
+    num_procs: int | None = None
+    procs_per_node: int | None = None
+    num_nodes: int | None = None
+    device: Device = "auto"
+    gpus: str | None = None
+    # rendezvous
+    master_addr: str | None = None
+    master_port: int | None = None
+    job_id: str | None = None
+    # backend
+    backend: str = "pytorch-ddp"
+    # workers
+    env: tuple[str, ...] = ()
+    env_file: tuple[str, ...] = ()
+    workdir: str | None = None
+    python: str | None = None
+    setup: str | None = None
+    bind: Bind = "none"
+    isolate_gpus: bool = False
+    # failure; all in seconds
+    max_restarts: int = 0
+    restart_window: float | None = None
+    min_uptime: float = 10.0
+    grace: float = 25.0
+    failure_grace: float = 5.0
+    # output
+    log_dir: str | None = None
+    output: str = "all"
+    format: OutputFormat | None = None
+    quiet: bool = False
+    dry_run: bool = False

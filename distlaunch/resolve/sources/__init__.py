@@ -1,0 +1,1 @@
+"""Where a topology can come from, one module each."""

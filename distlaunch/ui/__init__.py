@@ -1,0 +1,1 @@
+"""What the user sees: options, command line, console."""
