@@ -1,0 +1,93 @@
+"""Layer core.probe: ask a driver that may hang or crash, without hanging or crashing with it.
+
+A process stuck in a wedged driver cannot even be killed, and a thread stuck there keeps its process from ending. So the
+asking happens in a child that is left behind, killed, when the deadline has passed.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+Failure = Literal["late", "died"]
+Plain = tuple[Any, ...]
+"""What travels from the child: tuples, lists, strings and numbers, as marshal takes them."""
+
+_REAP_S = 0.2
+"""How long to wait for the end of a child that has answered or was killed: in a wedged driver, it may never come."""
+
+
+def single_threaded() -> bool:
+    """Tell whether forking without exec is safe here: with other threads a lock may stay held in the child."""
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
+
+
+def in_child(work: Callable[[], Plain], *, deadline_s: float) -> tuple[Plain, None] | tuple[None, Failure]:
+    """Run ``work`` in a forked child and return its result, or how it failed.
+
+    Call it only where ``single_threaded()``. ``deadline_s`` is monotonic time.
+    """
+    reader, writer = os.pipe()
+    # Our signal handlers must not run in the child: they would act on the parent's pipes.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _answer_and_exit(work, writer)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(writer)
+    try:
+        data = _read_all(reader, deadline_s)
+    finally:
+        os.close(reader)
+        _end(pid)
+    if data is None:
+        return None, "late"
+    try:
+        result: Plain = marshal.loads(data)  # noqa: S302 - written by our own fork, nobody else holds the pipe
+    except (EOFError, ValueError, TypeError):
+        return None, "died"
+    return result, None
+
+
+def _answer_and_exit(work: Callable[[], Plain], writer: int) -> None:
+    try:
+        data = marshal.dumps(work())
+        while data:
+            data = data[os.write(writer, data) :]
+    finally:
+        os._exit(0)
+
+
+def _read_all(reader: int, deadline_s: float) -> bytes | None:
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    chunks: list[bytes] = []
+    while True:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0 or not poll.poll(left_s * 1000):
+            return None
+        chunk = os.read(reader, 1 << 16)
+        if not chunk:
+            return b"".join(chunks)
+        chunks.append(chunk)
+
+
+def _end(pid: int) -> None:
+    """Kill the child, if it is still there, and reap it, if it lets itself be reaped."""
+    until = time.monotonic() + _REAP_S
+    try:
+        os.kill(pid, signal.SIGKILL)
+        while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
+            time.sleep(0.0005)
+    except (ProcessLookupError, ChildProcessError):
+        pass  # someone else reaped it, or SIGCHLD is ignored

@@ -1,0 +1,104 @@
+"""Layer core.probe: which CPUs this node grants us, and whether the kernel ran out of memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.probe.cgroups import V2, OwnCgroups
+from distlaunch.core.probe.files import parse_cpu_list, parse_int, read_int, read_text, under
+
+
+def probe_cpus(root: str = "/", *, affinity: Iterable[int] | None = None, topology: bool = True) -> CpuInventory:
+    """Read affinity, cgroup limits and, with ``topology``, NUMA nodes and physical cores.
+
+    The topology costs one small file for each core and each node, so a launch that binds nothing leaves it out.
+    ``affinity`` replaces what the kernel says about this process.
+    """
+    allowed = tuple(sorted(os.sched_getaffinity(0) if affinity is None else affinity))
+    cgroups = OwnCgroups(root)
+    online = parse_cpu_list(read_text(under(root, "/sys/devices/system/cpu/online")) or "")
+    return CpuInventory(
+        allowed=allowed,
+        online=max(len(online), len(allowed)),
+        quota=_quota(cgroups),
+        cpuset=_cpuset(cgroups),
+        numa=_numa(root) if topology else (),
+        siblings=_siblings(root, allowed) if topology else (),
+    )
+
+
+def count_oom_kills(root: str = "/") -> int | None:
+    """Count the kernel's out-of-memory kills so far, of the own cgroup if it counts them, else of the whole machine.
+
+    Only the difference of two calls says something. None where the kernel does not tell.
+    """
+    cgroups = OwnCgroups(root)
+    for text in (cgroups.nearest(V2, "memory.events"), cgroups.nearest("memory", "memory.oom_control")):
+        kills = _field(text, "oom_kill")
+        if kills is not None:
+            return kills
+    return _field(read_text(under(root, "/proc/vmstat")), "oom_kill")
+
+
+def _field(text: str | None, name: str) -> int | None:
+    for line in (text or "").splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return parse_int(value)
+    return None
+
+
+def _quota(cgroups: OwnCgroups) -> float | None:
+    """Return the tightest CPU limit on the way to the root: a limit above binds all that is below it."""
+    limits: list[float] = []
+    for directory in cgroups.upwards(V2):
+        quota, _, period = (read_text(f"{directory}/cpu.max") or "").strip().partition(" ")
+        limits += _limit(parse_int(quota), parse_int(period))
+    for directory in cgroups.upwards("cpu"):
+        limits += _limit(read_int(f"{directory}/cpu.cfs_quota_us"), read_int(f"{directory}/cpu.cfs_period_us"))
+    return min(limits, default=None)
+
+
+def _limit(quota_us: int | None, period_us: int | None) -> list[float]:
+    """Return the limit in CPUs, if it is one: version 1 writes -1 and version 2 ``max`` for "none"."""
+    return [quota_us / period_us] if quota_us and period_us and quota_us > 0 and period_us > 0 else []
+
+
+def _cpuset(cgroups: OwnCgroups) -> int | None:
+    for controller, name in (
+        (V2, "cpuset.cpus.effective"),
+        ("cpuset", "cpuset.effective_cpus"),
+        ("cpuset", "cpuset.cpus"),
+    ):
+        cpus = parse_cpu_list(cgroups.nearest(controller, name) or "")
+        if cpus:
+            return len(cpus)
+    return None
+
+
+def _numa(root: str) -> tuple[tuple[int, ...], ...]:
+    base = under(root, "/sys/devices/system/node")
+    try:
+        names = os.listdir(base)
+    except OSError:
+        return ()
+    nodes: dict[int, tuple[int, ...]] = {}
+    for name in names:
+        number = parse_int(name[4:]) if name.startswith("node") else None
+        if number is not None:
+            nodes[number] = parse_cpu_list(read_text(f"{base}/{name}/cpulist") or "")
+    return tuple(nodes.get(number, ()) for number in range(max(nodes, default=-1) + 1))
+
+
+def _siblings(root: str, allowed: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    base = under(root, "/sys/devices/system/cpu")
+    seen: set[int] = set()
+    groups: list[tuple[int, ...]] = []
+    for cpu in allowed:
+        if cpu not in seen:
+            group = parse_cpu_list(read_text(f"{base}/cpu{cpu}/topology/thread_siblings_list") or "") or (cpu,)
+            seen.update(group)
+            groups.append(group)
+    return tuple(groups)

@@ -1,0 +1,56 @@
+"""Layer core.probe: read small kernel files below a root that tests can move."""
+
+from __future__ import annotations
+
+import os
+
+_LONGEST = 1 << 16
+
+
+def read_text(path: str) -> str | None:
+    """Return what a small file says, or None where it is missing or may not be read."""
+    # os.read instead of open(): a machine with 256 CPUs means some hundred of these on the way to the first worker.
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        chunks = []
+        while chunk := os.read(fd, _LONGEST):
+            chunks.append(chunk)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return b"".join(chunks).decode(errors="replace")
+
+
+def read_int(path: str) -> int | None:
+    """Return the one number that a file holds, or None."""
+    return parse_int(read_text(path))
+
+
+def parse_int(text: str | None) -> int | None:
+    """Return the number that ``text`` is, or None."""
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """Read the kernel's list format (``0-3,8``; also empty), ascending; what is no range is skipped."""
+    cpus: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        low, high = parse_int(first), parse_int(last or first)
+        if low is not None and high is not None:
+            cpus.update(range(low, high + 1))
+    return tuple(sorted(cpus))
+
+
+def under(root: str, path: str) -> str:
+    """Return the absolute ``path`` as seen below ``root``."""
+    return path if root == "/" else root.rstrip("/") + path

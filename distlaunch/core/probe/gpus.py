@@ -1,0 +1,133 @@
+"""Layer core.probe: which GPUs this node has, without torch and without trusting the driver to answer."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Literal, cast
+
+from distlaunch.core.model.gpus import Gpu, GpuInventory, MigDevice
+from distlaunch.core.probe.files import parse_int, read_int, under
+
+DEADLINE_S = 8.0
+"""How long the driver may take: starting eight GPUs without the persistence daemon takes some seconds."""
+
+_NVML = ("libnvidia-ml.so.1",)
+_NVML_ELSEWHERE = ("/usr/lib/wsl/lib/libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1")
+
+_Row = tuple[int, "str | None", str, "int | None", "list[tuple[str, str]]", "str | None"]
+_Answer = tuple[Literal["listed", "missing", "failed"], "list[_Row]", "list[str]", int]
+
+
+def probe_gpus(
+    root: str = "/", environ: Mapping[str, str] | None = None, *, deadline_s: float = DEADLINE_S
+) -> GpuInventory:
+    """Find the GPUs: device files first, and where there are none nothing else is looked at.
+
+    Then NVML, nvidia-smi, and at last the number of device files; AMD's are read from sysfs. ``environ`` is where PATH
+    comes from; ``deadline_s`` is how many seconds all the asking may take. Never raises, and never hangs.
+    """
+    try:
+        devices = os.listdir(under(root, "/dev"))
+    except OSError:
+        return GpuInventory()
+    files = sorted(number for name in devices if (number := _device_number(name)) is not None)
+    nvidia = GpuInventory()
+    if files or "dxg" in devices:
+        nvidia = _nvidia(root, os.environ if environ is None else environ, files, time.monotonic() + deadline_s)
+    if nvidia.gpus or "kfd" not in devices:
+        return nvidia
+    from distlaunch.core.probe.kfd import read_kfd
+
+    amd = read_kfd(root)
+    return GpuInventory(gpus=_placed(root, amd), source="kfd", problem=nvidia.problem) if amd else nvidia
+
+
+def _device_number(name: str) -> int | None:
+    digits = name[6:] if name.startswith("nvidia") else ""
+    return parse_int(digits) if digits.isdecimal() else None
+
+
+def _nvidia(root: str, environ: Mapping[str, str], files: list[int], until_s: float) -> GpuInventory:
+    problem: str | None = None
+    from distlaunch.core.probe.bounded import in_child, single_threaded
+
+    if single_threaded():
+        answer, failure = in_child(lambda: _ask_nvml(root), deadline_s=until_s)
+        if failure == "late":
+            return _counted(files, problem="the NVIDIA driver hangs: NVML did not answer in time")
+        if failure is None:
+            verdict, rows, problems, code = cast("_Answer", answer)
+            problem = "; ".join(problems) or None
+            if verdict == "listed":
+                return GpuInventory(gpus=_placed(root, map(_from_row, rows)), source="nvml", problem=problem)
+            if code in {9, 18}:  # no driver, or another version than the library's: nvidia-smi meets the same
+                return GpuInventory(source="nvml", problem=problem)
+    return _ask_smi(root, environ, files, until_s, problem)
+
+
+def _ask_smi(
+    root: str, environ: Mapping[str, str], files: list[int], until_s: float, problem: str | None
+) -> GpuInventory:
+    from distlaunch.core.probe.smi import SmiError, find_smi, read_smi
+
+    path = find_smi(root, environ)
+    if path is None:
+        return _counted(files, problem=problem)
+    try:
+        found, problems = read_smi(path, environ, deadline_s=until_s)
+    except TimeoutError:
+        return _counted(files, problem="the NVIDIA driver hangs: nvidia-smi did not answer in time")
+    except SmiError as exc:
+        return GpuInventory(source="nvidia-smi", problem=f"the NVIDIA driver does not answer: {exc}")
+    return GpuInventory(gpus=_placed(root, found), source="nvidia-smi", problem="; ".join(problems) or None)
+
+
+def _counted(files: list[int], *, problem: str | None) -> GpuInventory:
+    """Take the device files for GPUs; under WSL there is none for each GPU, so nothing is known."""
+    # CUDA numbers what it can open from 0, whatever the files are called: in a container nvidia4 may be the only one.
+    gpus = tuple(Gpu(index=index) for index in range(len(files)))
+    return GpuInventory(gpus=gpus, source="device files" if files else "none", problem=problem)
+
+
+def _ask_nvml(root: str) -> _Answer:
+    """List the GPUs as plain data; this runs in a child."""
+    from distlaunch.core.probe.nvml import NvmlError, load_nvml, read_nvml
+
+    lib = load_nvml((*_NVML, *(under(root, path) for path in _NVML_ELSEWHERE)))
+    if lib is None:
+        return ("missing", [], [], 0)
+    try:
+        found, problems = read_nvml(lib)
+    except AttributeError:
+        return ("missing", [], [], 0)
+    except NvmlError as exc:
+        return ("failed", [], [f"the NVIDIA driver does not answer: {exc}"], exc.code)
+    rows = [
+        (gpu.index, gpu.uuid, gpu.name, gpu.memory_mib, [(mig.uuid, mig.profile) for mig in gpu.mig], bus_id)
+        for gpu, bus_id in found
+    ]
+    return ("listed", rows, problems, 0)
+
+
+def _from_row(row: _Row) -> tuple[Gpu, str | None]:
+    index, uuid, name, memory_mib, slices, bus_id = row
+    mig = tuple(MigDevice(uuid=mig_uuid, profile=profile) for mig_uuid, profile in slices)
+    return Gpu(index=index, uuid=uuid, name=name, memory_mib=memory_mib, mig=mig), bus_id
+
+
+def _placed(root: str, found: Iterable[tuple[Gpu, str | None]]) -> tuple[Gpu, ...]:
+    """Add the NUMA node that each GPU's bus hangs on; the kernel says -1 where it does not know."""
+    gpus: list[Gpu] = []
+    for gpu, bus_id in found:
+        node = read_int(under(root, f"/sys/bus/pci/devices/{_sysfs_bus_id(bus_id)}/numa_node")) if bus_id else None
+        gpus.append(replace(gpu, numa_node=node if node is not None and node >= 0 else None))
+    return tuple(gpus)
+
+
+def _sysfs_bus_id(bus_id: str) -> str:
+    """Turn NVIDIA's ``00000000:1B:00.0`` into the kernel's ``0000:1b:00.0``."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{domain[-4:] if domain.startswith('0000') else domain}:{rest}"
