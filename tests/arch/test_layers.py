@@ -1,0 +1,63 @@
+"""The layers of the design hold, and the contracts that say so would notice if they did not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINT = "import sys; from importlinter.cli import lint_imports_command; sys.argv = ['lint-imports', '--no-cache']; lint_imports_command()"
+
+
+def lint_imports(directory: Path) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(directory), "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", LINT]
+    return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "distlaunch", tmp_path / "distlaunch", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_every_import_contract_is_kept():
+    result = lint_imports(ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "statement"),
+    [
+        ("core/errors.py", "import distlaunch.core.model.ids"),
+        ("core/model/ids.py", "import distlaunch.core.agent"),
+        ("core/probe/__init__.py", "import distlaunch.core.wire"),
+        ("core/agent/__init__.py", "import distlaunch.job"),
+        ("core/agent/__init__.py", "import psutil"),
+        ("core/agent/__init__.py", "import asyncio"),
+        ("resolve/options.py", "import distlaunch.backends"),
+        ("job/sink.py", "import distlaunch.ui.console"),
+        ("job/sink.py", "import distlaunch.launch"),
+        ("ui/__init__.py", "import torch"),
+    ],
+)
+def test_an_upward_or_forbidden_import_breaks_a_contract(copy, module, statement):
+    with (copy / "distlaunch" / module).open("a") as file:
+        file.write(f"\n\ndef _late() -> None:\n    {statement}\n")
+    result = lint_imports(copy)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "BROKEN" in result.stdout
+
+
+def test_a_package_outside_the_layers_is_refused(copy):
+    (copy / "distlaunch" / "helpers").mkdir()
+    (copy / "distlaunch" / "helpers" / "__init__.py").write_text("")
+    result = lint_imports(copy)
+    assert result.returncode == 1
+    assert "helpers" in result.stdout + result.stderr
