@@ -1,1 +1,6 @@
-"""Worker output on the user's screen, pipe or file, and our own lines beside it."""
+"""Layer ui: the console, where worker output and our own lines reach the screen, a pipe or a file.
+
+The way of a chunk: ``console`` (one lock, which ranks are shown) -> ``screen`` or ``terminal`` (lines, prefixes, progress
+bars; ``records`` under jsonl) -> ``folding`` and ``blocks`` (the same line from many ranks becomes one) -> ``writer``
+(a bounded buffer and a thread for each of the descriptors 1 and 2).
+"""
