@@ -1,0 +1,53 @@
+"""Layer ui: the command ``distlaunch``; also ``python -m distlaunch``.
+
+``train`` and ``plan`` start without typer, whose loading costs more than starting a worker; everything else, their
+help included, is typer's. Nothing is imported before ``main`` can answer Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# For annotations alone; importing these modules costs start-up time.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and exit with its code."""
+    try:
+        from distlaunch.ui.errors import guarded, repair_standard_streams
+
+        repair_standard_streams()
+        code = guarded(lambda: run(sys.argv[1:], os.environ))
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run one command line and return its exit code. Raises LaunchError for what the user can put right."""
+    if argv and argv[0] in ("train", "plan"):
+        from distlaunch.ui import quick
+
+        try:
+            if argv[0] == "train":
+                options = quick.parse_train(argv[1:], environ)
+            else:
+                options, plan_format = quick.parse_plan(argv[1:], environ)
+        except quick.HelpRequested:
+            pass
+        else:
+            from distlaunch.ui import run as commands
+
+            return commands.train(options) if argv[0] == "train" else commands.plan(options, plan_format)
+    from distlaunch.ui.cli import run_app
+
+    return run_app(argv, environ)
+
+
+if __name__ == "__main__":
+    main()

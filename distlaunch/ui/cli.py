@@ -1,0 +1,240 @@
+"""Layer ui: the typer application, generated from the option table: help, completion, and the other commands.
+
+Only loaded for what the quick path leaves (see ``__main__``), so typer is imported at the top. Words are checked by
+the quick parser's ``scan`` and values by its ``build``, so both ways say the same; taking the words apart is typer's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+import distlaunch
+from distlaunch.core.errors import UsageError
+from distlaunch.resolve.options import TrainOptions
+from distlaunch.ui import quick
+from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS, Option
+
+Train = Callable[[TrainOptions], int]
+Plan = Callable[[TrainOptions, quick.PlanFormat], int]
+
+_EPILOG = (
+    "Every option has a default in the environment: --num-gpus in DISTLAUNCH_NUM_GPUS, and so on; only --job-id is in "
+    "DISTLAUNCH_TRAIN_JOB_ID and --backend in DISTLAUNCH_TRAIN_BACKEND. The command line wins. "
+    "What follows SCRIPT, or --, reaches the script byte for byte."
+)
+
+
+def main_train(options: TrainOptions) -> int:
+    """Train; returns the exit code."""
+    from distlaunch.ui.run import train
+
+    return train(options)
+
+
+def main_plan(options: TrainOptions, fmt: quick.PlanFormat) -> int:
+    """Print the plan; returns the exit code."""
+    from distlaunch.ui.run import plan
+
+    return plan(options, fmt)
+
+
+def run_app(
+    argv: Sequence[str], environ: Mapping[str, str], *, train: Train = main_train, plan: Plan = main_plan
+) -> int:
+    """Run the typer application and return the exit code. Raises LaunchError, never one of typer's own errors.
+
+    A known command is called without the root before it: newer typer loads pydantic, 100 ms, to check root options
+    that are not even there.
+    """
+    command: Any = typer.main.get_command(build_app(environ, train=train, plan=plan))
+    words = list(argv) or ["--help"]
+    program = "distlaunch"
+    if words[0] in command.commands:
+        command = command.commands[words[0]]
+        program += " " + words.pop(0)
+    try:
+        result = command.main(words, prog_name=program, standalone_mode=False)
+    except typer.Abort:
+        return 130
+    except Exception as error:
+        # The class is click's or, in newer typer, that of the copy inside typer: known by what it can do.
+        explain = getattr(error, "format_message", None)
+        if explain is None:
+            raise
+        raise UsageError(explain().rstrip("."), hint="see distlaunch --help") from error
+    return int(result or 0)
+
+
+def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan) -> typer.Typer:
+    """Make the application; ``train`` and ``plan`` are what its commands call with parsed options."""
+    app = typer.Typer(
+        name="distlaunch",
+        cls=_Commands,
+        help="Start, watch, explain and restart distributed training.",
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings=_settings(),
+    )
+
+    @app.callback()
+    def _root(
+        version: bool = typer.Option(  # noqa: FBT001 - typer makes a flag of it
+            False,  # noqa: FBT003 - the flag's default
+            "--version",
+            metavar="",
+            help="Print the version and exit.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ) -> None:
+        del version
+
+    def run_train(**given: object) -> int:
+        values = quick.build(*_collect(given, TRAIN_OPTIONS), environ, TRAIN_OPTIONS)
+        return train(TrainOptions(**values))
+
+    def run_plan(**given: object) -> int:
+        values = quick.build(*_collect(given, PLAN_OPTIONS), environ, PLAN_OPTIONS)
+        return plan(*quick.split_plan(values))
+
+    _add(app, run_train, _TrainCommand, TRAIN_OPTIONS, name="train", help_text="Run a training job.")
+    _add(app, run_plan, _PlanCommand, PLAN_OPTIONS, name="plan", help_text="Print what train would do; start nothing.")
+    return app
+
+
+class _Commands(TyperGroup):
+    """The root command, which names the nearest command for one that does not exist."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            from difflib import get_close_matches
+
+            names = self.list_commands(ctx)
+            near = get_close_matches(args[0], names, n=1, cutoff=0.5)
+            raise UsageError(
+                f"there is no command {quick.shown(args[0])}",
+                hint=f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}",
+            )
+        return super().resolve_command(ctx, args)
+
+
+class _TrainCommand(TyperCommand):
+    """A command whose words the quick parser has checked before typer takes them apart."""
+
+    options = TRAIN_OPTIONS
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            try:
+                quick.scan(args, self.options)
+            except quick.HelpRequested:
+                typer.echo(self.get_help(ctx), color=ctx.color)
+                raise typer.Exit from None
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        del ctx
+        return ["[OPTIONS]", "SCRIPT", "[ARGS]..."]
+
+
+class _PlanCommand(_TrainCommand):
+    options = PLAN_OPTIONS
+
+
+def _settings() -> dict[str, Any]:
+    """Make the context settings of the root and its commands."""
+    return {
+        "help_option_names": [*reversed(HELP_FLAGS)],
+        "max_content_width": min(shutil.get_terminal_size().columns, 120),
+    }
+
+
+def _add(
+    app: typer.Typer,
+    function: Callable[..., int],
+    command_class: type[TyperCommand],
+    options: Sequence[Option],
+    *,
+    name: str,
+    help_text: str,
+) -> None:
+    """Give ``function`` the signature that the rows describe, and the application a command that runs it."""
+    parameters = [_parameter(option) for option in options]
+    parameters.append(
+        inspect.Parameter(
+            "words",
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=list[str] | None,
+            default=typer.Argument(
+                None, metavar="SCRIPT [ARGS]...", help="The training script and its own arguments.", show_default=False
+            ),
+        )
+    )
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # typer reads it
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    settings = _settings() | {
+        "allow_interspersed_args": False,
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+    }
+    app.command(name, cls=command_class, help=help_text, epilog=_EPILOG, context_settings=settings)(function)
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    """Make one parameter; all values stay texts, which ``build`` converts."""
+    flag = option.kind == "flag"
+    annotation = bool if flag else list[str] | None if option.repeatable else str | None
+    default = typer.Option(
+        False if flag else None,
+        *option.flags,
+        help=option.help + _default_note(option),
+        metavar="" if flag else option.metavar,
+        show_default=False,
+        rich_help_panel=GROUP_TITLES[option.group],
+        autocompletion=_completer(option.choices) if option.choices else None,
+    )
+    return inspect.Parameter(option.field, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _default_note(option: Option) -> str:
+    if option.default is None or option.default is False or option.default == ():
+        return ""
+    text = f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
+    return f" (default {text})"
+
+
+def _completer(choices: Sequence[str]) -> Callable[[str], list[str]]:
+    """Make a function that completes one of ``choices``."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [choice for choice in choices if choice.startswith(incomplete)]
+
+    return complete
+
+
+def _collect(given: Mapping[str, object], options: Sequence[Option]) -> tuple[quick.Given, tuple[str, ...]]:
+    """Turn the arguments of a typer callback into what ``scan`` gives: texts by field, and the other words."""
+    texts: quick.Given = {}
+    for option in options:
+        match given[option.field]:
+            case None | False:
+                continue
+            case True:
+                texts[option.field] = [""]
+            case str() as text:
+                texts[option.field] = [text]
+            case several if isinstance(several, Sequence) and several:
+                texts[option.field] = list(several)
+    words = given["words"]
+    return texts, tuple(words) if isinstance(words, Sequence) else ()
+
+
+def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's callback signature
+    if value:
+        typer.echo(f"distlaunch {distlaunch.__version__}")
+        raise typer.Exit

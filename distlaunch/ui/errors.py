@@ -1,0 +1,111 @@
+"""Layer ui: how errors reach the user, and what the process needs before it can say anything.
+
+A handled error is one or two lines. A fault of ours is one line and a file with the traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from distlaunch.core.errors import EXIT_SOFTWARE, LaunchError
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+def repair_standard_streams() -> None:
+    """Open /dev/null on descriptors 0, 1 and 2 where they are missing.
+
+    Otherwise the next file or pipe that is opened takes the number, and what workers print goes into it. Python has
+    set the stream objects of missing descriptors to None; they are made anew.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDONLY if fd == 0 else os.O_WRONLY)
+            os.set_inheritable(opened, True)  # noqa: FBT003 - positional-only in the standard library
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: PTH123, SIM115 - lives as long as the process
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: PTH123, SIM115 - as above
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: PTH123, SIM115 - as above
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Run a command and return its exit code, with every error told the way its kind is told.
+
+    Standard output is flushed here, so that a reader that has gone away (``distlaunch plan | head``) is met here and
+    not in the interpreter's end.
+    """
+    try:
+        code = work()
+        sys.stdout.flush()
+    except LaunchError as error:
+        print_error(error)
+        return error.exit_code
+    except BrokenPipeError:
+        _drop_output()
+        return EXIT_BROKEN_PIPE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the last handler: whatever comes here is a fault of ours
+        report_fault(error)
+        return EXIT_SOFTWARE
+    return code
+
+
+def print_error(error: LaunchError) -> None:
+    """Write ``distlaunch: error: ...`` and its hint to stderr."""
+    lines = [f"distlaunch: error: {visible(error.message)}"]
+    if error.hint:
+        lines.append(f"  hint: {visible(error.hint)}")
+    _to_stderr(lines)
+
+
+def report_fault(error: BaseException) -> None:
+    """Write one line about an error that nobody foresaw, and where its traceback is (a file only the user can read)."""
+    import tempfile
+    import traceback
+
+    name = type(error).__name__
+    text = "".join(traceback.format_exception(error))
+    first = (str(error).strip().splitlines() or [""])[0]
+    lines = [f"distlaunch: internal error: {visible(f'{name}: {first}' if first else name)}"]
+    try:
+        fd, path = tempfile.mkstemp(prefix="distlaunch-traceback-", suffix=".txt")
+        with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:  # noqa: PTH123 - a descriptor
+            file.write(text)
+    except OSError as problem:
+        lines += [f"  the traceback could not be saved: {problem}", text.rstrip()]
+    else:
+        lines.append(f"  please report it with the traceback, saved in {path}")
+    _to_stderr(lines)
+
+
+def visible(text: str) -> str:
+    """Escape what would move the cursor or retitle the terminal; indent the lines after the first."""
+    escaped = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    return escaped.replace("\n", "\n  ")
+
+
+def _to_stderr(lines: list[str]) -> None:
+    try:
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return  # nobody is left to tell; the exit code says it
+
+
+def _drop_output() -> None:
+    """Point stdout at /dev/null, so that the interpreter's last flush finds a reader."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, sys.stdout.fileno())
+    except (OSError, ValueError):
+        return  # a stream without a descriptor (an embedding program's) is not flushed into a pipe
+    finally:
+        os.close(null)

@@ -1,0 +1,188 @@
+"""Layer ui: the parser with which ``train`` and ``plan`` start, made from the option table alone.
+
+Loading typer costs more time than starting a worker does, so the start path does without it (and without re and
+argparse). The typer commands in ``ui/cli.py`` check their words with the same ``scan`` and end in the same ``build``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NoReturn, cast
+
+from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.resolve.options import TrainOptions
+from distlaunch.ui.options import HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS, Option, convert, option_error, shown
+
+PlanFormat = Literal["table", "json"]
+Given = dict[str, list[str]]
+"""Texts by field, in the order they were given; a flag that is set has one empty text."""
+
+_GPU_SIZES = ("num_gpus", "gpus_per_node")
+_PROC_SIZES = ("num_procs", "procs_per_node")
+
+
+class HelpRequested(Exception):  # noqa: N818 - not an error: help was asked for before the script
+    """The words ask for help, which typer prints."""
+
+
+def parse_train(argv: Sequence[str], environ: Mapping[str, str]) -> TrainOptions:
+    """Parse what follows ``train``. Raises UsageError, ConfigError (a variable is wrong) or HelpRequested."""
+    given, rest = scan(argv, TRAIN_OPTIONS)
+    return TrainOptions(**build(given, rest, environ, TRAIN_OPTIONS))
+
+
+def parse_plan(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[TrainOptions, PlanFormat]:
+    """Parse what follows ``plan``: the options of ``train`` but for ``--format``. Raises as ``parse_train``."""
+    given, rest = scan(argv, PLAN_OPTIONS)
+    return split_plan(build(given, rest, environ, PLAN_OPTIONS))
+
+
+def split_plan(values: dict[str, Any]) -> tuple[TrainOptions, PlanFormat]:
+    """Take the plan's own format out of the values that ``build`` made of the plan's options."""
+    plan_format = cast("PlanFormat", values.pop("plan_format", "table"))
+    return TrainOptions(**values), plan_format
+
+
+def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[str, ...]]:
+    """Take our options off the front of ``argv``, up to the first positional word or ``--``; return both parts.
+
+    A word that looks like an option is never taken for the value of the option before it: ``--log-dir --quiet`` is a
+    value forgotten, and ``--log-dir=--quiet`` says that it is not.
+    """
+    by_flag = {flag: option for option in options for flag in option.flags}
+    given: Given = {}
+    at = 0
+    while at < len(argv):
+        word = argv[at]
+        if word == "--" or len(word) < 2 or word[0] != "-":
+            return given, tuple(argv[at + 1 :] if word == "--" else argv[at:])
+        at += 1
+        if word[1] == "-":
+            flag, equals, value = word.partition("=")
+            steps = [(_dashed(flag), value if equals else None)]
+        else:
+            steps = _short_steps(word, by_flag)
+        for flag, attached in steps:
+            if flag in HELP_FLAGS and attached is None:
+                raise HelpRequested
+            option = by_flag.get(flag)
+            if option is None:
+                _refuse_unknown(flag, by_flag)
+            if option.kind == "flag":
+                if attached is not None:
+                    raise UsageError(f"{flag} takes no value, and got {shown(attached)}")
+                given[option.field] = [""]
+                continue
+            if attached is None:
+                attached = _next_value(argv[at] if at < len(argv) else None, flag, option)
+                at += 1
+            if option.repeatable:
+                given.setdefault(option.field, []).append(attached)
+            else:
+                given[option.field] = [attached]
+    return given, ()
+
+
+def build(
+    given: Given, rest: Sequence[str], environ: Mapping[str, str], options: Iterable[Option]
+) -> dict[str, Any]:
+    """Convert and check what was given, add defaults from the environment, and settle what SCRIPT is.
+
+    Returns values by field, without the fields that nobody set. A size on the command line drops every size that the
+    environment has: the two together would be a contradiction that the user did not write.
+    """
+    values: dict[str, Any] = {}
+    source: dict[str, str] = {}
+    sized = any(field in given for field in (*_GPU_SIZES, *_PROC_SIZES))
+    for option in options:
+        field = option.field
+        if field in given:
+            source[field] = option.name
+            if option.kind == "flag":
+                values[field] = True
+                continue
+            converted = [convert(option, text, option.name) for text in given[field]]
+            values[field] = tuple(converted) if option.repeatable else converted[-1]
+        elif option.variable is not None and environ.get(option.variable):
+            if sized and field in (*_GPU_SIZES, *_PROC_SIZES):
+                continue
+            source[field] = option.variable
+            text = environ[option.variable]
+            values[field] = (
+                _split_variable(text, option.variable) if option.repeatable else convert(option, text, option.variable)
+            )
+    _check_sizes(source)
+    if values.get("module") and values.get("no_python"):
+        raise UsageError("-m and --no-python exclude each other", hint="a module needs Python to run it")
+    arguments = tuple(rest)
+    if "script" not in values:
+        if not arguments:
+            raise UsageError("SCRIPT is missing", hint="it comes after our options: [OPTIONS] SCRIPT [ARGS]...")
+        if not arguments[0]:
+            raise UsageError("SCRIPT is an empty word")
+        values["script"], arguments = arguments[0], arguments[1:]
+    values["script_args"] = arguments
+    return values
+
+
+def _dashed(flag: str) -> str:
+    """Spell a long option with dashes."""
+    return "--" + flag[2:].replace("_", "-")
+
+
+def _short_steps(word: str, by_flag: Mapping[str, Option]) -> list[tuple[str, str | None]]:
+    """Take a word like ``-m`` or ``-xNAME=1`` or ``-mxNAME=1`` apart into flags and an attached value."""
+    steps: list[tuple[str, str | None]] = []
+    for index, letter in enumerate(word[1:], start=2):
+        flag = "-" + letter
+        option = by_flag.get(flag)
+        if option is not None and option.kind != "flag":
+            steps.append((flag, word[index:] or None))
+            break
+        steps.append((flag, None))
+        if option is None:
+            break
+    return steps
+
+
+def _next_value(word: str | None, flag: str, option: Option) -> str:
+    """Take ``word`` as the value of ``flag``, unless there is none or it looks like an option itself."""
+    if word is None or word == "--":
+        raise UsageError(f"{flag} needs a value: {flag} {option.metavar}")
+    if word.startswith("--") or word in ("-h", "-m", "-x"):
+        raise UsageError(
+            f"{flag} needs a value: {flag} {option.metavar}",
+            hint=f"if {shown(word)} is that value, write {option.name}={word}" if word.isprintable() else None,
+        )
+    return word
+
+
+def _refuse_unknown(flag: str, by_flag: Mapping[str, Option]) -> NoReturn:
+    """Raise for an option that is not ours, naming the nearest one that is."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(flag, [known for known in by_flag if known.startswith("--")], n=1, cutoff=0.6)
+    ask = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(f"unknown option {shown(flag)}", hint=f"{ask}Options of the script go after SCRIPT.")
+
+
+def _split_variable(text: str, variable: str) -> tuple[str, ...]:
+    """Split the variable of a repeatable option at white space, with a shell's quotes."""
+    import shlex
+
+    try:
+        return tuple(word for word in shlex.split(text) if word)
+    except ValueError as exc:
+        raise option_error(variable, f"has an unfinished quote: {shown(text)}") from exc
+
+
+def _check_sizes(source: Mapping[str, str]) -> None:
+    """Refuse a number of GPUs together with a number of processes."""
+    gpu = next((source[field] for field in _GPU_SIZES if field in source), None)
+    proc = next((source[field] for field in _PROC_SIZES if field in source), None)
+    if gpu is not None and proc is not None:
+        kind = UsageError if gpu.startswith("-") else ConfigError
+        raise kind(
+            f"{gpu} and {proc} exclude each other",
+            hint="one worker per GPU, or CPU workers (which share the GPUs with --device cuda)",
+        )
