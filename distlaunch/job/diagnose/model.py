@@ -67,3 +67,5 @@ class Diagnosis:
     """Set if the failure would certainly repeat: no restart then (if it came before --min-uptime)."""
     signature: tuple[str, str] | None = None
     """(exception type, innermost frame): two attempts with the same one and no progress end the job."""
+    cause_seen: bool = True
+    """False if all ends are consequences: then ``cause`` names the ranks that show them, and says so."""

@@ -1,0 +1,124 @@
+"""Layer job.diagnose: one concrete line of advice for the causes where one is known."""
+
+from __future__ import annotations
+
+import re
+
+from distlaunch.job.diagnose.evidence import Evidence
+from distlaunch.job.diagnose.native import signal_name
+
+_SHM = "a full /dev/shm or an out-of-memory kill does this: `df -h /dev/shm`, `dmesg`; use fewer loader workers"
+_BLOCKING = "set CUDA_LAUNCH_BLOCKING=1 to see the line that launched the kernel"
+
+_BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("killed by signal: ", "dataloader worker (pid"), _SHM),
+    (("insufficient shared memory", "unable to open shared memory", "unable to mmap"), _SHM),
+    (
+        ("cuda out of memory", "outofmemoryerror", "cuda error: out of memory", "hip out of memory"),
+        "GPU memory is full: try a smaller batch; `nvidia-smi` shows whether another process holds some",
+    ),
+    (
+        ("can't allocate memory", "cannot allocate memory", "memoryerror", "bad_alloc"),
+        "host memory (not GPU memory) could not be had: see `free -h`, `ulimit -v`; every rank loads its own copy",
+    ),
+    (("device-side assert",), f"a kernel found an index or a value out of range: {_BLOCKING}"),
+    (("illegal memory access",), _BLOCKING),
+    (
+        ("no kernel image",),
+        "this torch build has no kernels for this GPU: compare torch.cuda.get_arch_list() with the card",
+    ),
+    (
+        ("no nvidia driver", "driver version is insufficient"),
+        "the GPU driver is missing or too old: compare `nvidia-smi` with torch.version.cuda",
+    ),
+    (
+        ("invalid device ordinal",),
+        "a rank asks for a GPU that it does not see: torch.cuda.set_device(LOCAL_RANK), no more workers than GPUs",
+    ),
+    (
+        ("duplicate gpu",),
+        "two ranks use the same GPU: call torch.cuda.set_device(LOCAL_RANK) before the group is made",
+    ),
+    (
+        ("unhandled system error", "ncclsystemerror"),
+        "NCCL could not use the network or shared memory: set NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME if need be",
+    ),
+    (("no space left on device",), "a disk is full (or its inodes): `df -h` and `df -i` where this file lies"),
+    (("disk quota exceeded",), "a disk quota is used up: `quota -s`"),
+    (
+        ("address already in use", "eaddrinuse"),
+        "the port is taken: `ss -ltnp` names the process; without --master-port a free one is chosen",
+    ),
+    (
+        ("too many open files",),
+        "raise the limit (`ulimit -n`), or torch.multiprocessing.set_sharing_strategy('file_system')",
+    ),
+    (
+        ("cannot open shared object file",),
+        "a shared library is not found: is the environment loaded (--setup), LD_LIBRARY_PATH set for workers?",
+    ),
+    (("undefined symbol",), "an extension was built against another version of its library: rebuild or reinstall it"),
+    (
+        ("cuda unknown error", "cuda initialization"),
+        "`nvidia-smi` tells whether the driver works; a fork after CUDA was started breaks it too",
+    ),
+    (
+        ("before the current process has finished its bootstrapping",),
+        "guard the script's main part with `if __name__ == '__main__':`",
+    ),
+    (
+        ("expected to have finished reduction in the prior iteration",),
+        "some parameters got no gradient: find_unused_parameters=True, or use them all in the loss",
+    ),
+)
+
+_BY_SIGNAL = {
+    "SIGBUS": "SIGBUS mostly means a full /dev/shm (or a truncated mapped file): see `df -h /dev/shm`",
+    "SIGILL": "the binary was built for another CPU: compare `lscpu` with what the extension was compiled for",
+    "SIGXCPU": "a CPU time limit is set: `ulimit -t`",
+    "SIGXFSZ": "a file size limit is set: `ulimit -f`",
+    "SIGSEGV": "run with -x PYTHONFAULTHANDLER=1 to get the Python line",
+    "SIGABRT": "run with -x PYTHONFAULTHANDLER=1 to get the Python line",
+    "SIGPIPE": "native code wrote to a pipe or socket whose reader was gone",
+}
+
+
+def hint_for(evidence: Evidence, *, python: str | None) -> str | None:
+    """Return one line that says what to look at, or None where nothing useful is known."""
+    text = f"{evidence.exception_type or ''}: {evidence.message or ''}\n{evidence.text}".lower()
+    missing = re.search(r"no module named '?([\w.]+)", text)
+    if missing and evidence.repeats == "import error":
+        name = re.search(r"No module named '?([\w.]+)", f"{evidence.message or ''}\n{evidence.text}")
+        return _missing_module(name[1] if name else missing[1], python)
+    for marks, hint in _BY_TEXT:
+        if any(mark in text for mark in marks):
+            return hint
+    if evidence.end.returncode < 0:
+        return _signal_hint(evidence)
+    if evidence.end.returncode == 127:
+        return "the command was not found: is it in the workers' PATH (see --workdir, --setup)?"
+    if evidence.end.returncode == 126:
+        return "the command cannot be executed: is it executable, and for this machine?"
+    if evidence.end.returncode == 137:
+        return "a process inside was killed: look for an out-of-memory kill in `dmesg -T`"
+    return None
+
+
+def _missing_module(name: str, python: str | None) -> str:
+    interpreter = python or "the workers' Python"
+    return f"{interpreter} has no module {name}: install it there, or choose another interpreter with --python"
+
+
+def _signal_hint(evidence: Evidence) -> str | None:
+    name = signal_name(-evidence.end.returncode)
+    if name == "SIGKILL":
+        if evidence.end.oom_kills:
+            return "the host or the cgroup ran out of memory: fewer loader workers, smaller caches, or a higher limit"
+        return (
+            "an operator, a scheduler's limit, or an out-of-memory kill that we cannot see does this: `dmesg -T` tells"
+        )
+    if evidence.frame is not None and name in ("SIGSEGV", "SIGABRT"):
+        return None
+    if evidence.exception_type is not None and name in ("SIGABRT", "SIGSEGV"):
+        return None
+    return _BY_SIGNAL.get(name)

@@ -1,0 +1,172 @@
+"""Layer job.diagnose: among all that ended badly, find the first cause and say what the others did.
+
+Pure. A consequence (a peer is gone, a collective timed out) never wins over a cause, even if it ended first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from distlaunch.core.model.ids import format_ranks
+from distlaunch.job.diagnose.consequence import Standing
+from distlaunch.job.diagnose.evidence import Evidence, read, was_stopped
+from distlaunch.job.diagnose.hints import hint_for
+from distlaunch.job.diagnose.model import Cause, Diagnosis, WorkerEnd
+from distlaunch.job.diagnose.native import signal_name
+from distlaunch.job.diagnose.text import shorten
+
+_OWN_FAILURE_S = 2.0
+"""A worker that was told to stop may still fail by itself for so long after the first failure (design: 2 s)."""
+_READ_WHOLE = 256
+"""So many ends are read in full, more while none of them is a cause; of the rest, only whether they look like it."""
+_READ_AT_MOST = 8192
+_OTHERS = 8
+"""Lines about other ranks."""
+
+
+def looks_like_consequence(end: WorkerEnd) -> bool:
+    """Tell whether another rank's failure is the likelier cause of this end, so that waiting a moment pays."""
+    return read(end).standing is not Standing.CAUSE
+
+
+def diagnose(
+    ends: Sequence[WorkerEnd], *, world_size: int, running: Sequence[int] = (), python: str | None = None
+) -> Diagnosis:
+    """Find the first cause among the ends of one attempt.
+
+    ``running``: ranks that have not ended; ``python``: the workers' interpreter, for hints. The exit code is the
+    named worker's own, 128+N if signal N ended it.
+    """
+    bad = sorted((end for end in ends if end.returncode != 0), key=lambda end: end.ended_s)
+    if not bad:
+        return Diagnosis(
+            cause=Cause(ranks=(), host="", returncode=1, summary="no worker reported a failure"), exit_code=1
+        )
+    own = [end for end in bad if not was_stopped(end)]
+    first_s = (own or bad)[0].ended_s
+    eligible = [end for end in own if not end.told_to_stop or end.ended_s <= first_s + _OWN_FAILURE_S] or own or bad
+    seen: dict[int, Evidence] = {}
+    for end in eligible[:_READ_AT_MOST]:
+        if len(seen) >= _READ_WHOLE and any(one.standing is Standing.CAUSE for one in seen.values()):
+            break
+        seen[end.rank] = read(end)
+    best = min(seen.values(), key=lambda one: (one.standing, one.end.ended_s))
+    exit_end = best.end
+    if best.standing >= Standing.TIMED_OUT:
+        hidden = _cause_of_a_stopped_one(bad, seen)
+        best = hidden or best
+    same = _same(best, seen, eligible)
+    cause_seen = best.standing < Standing.TIMED_OUT
+    cause = _cause(best, same, cause_seen=cause_seen)
+    others = [end for end in ends if end.rank not in cause.ranks]
+    hint = hint_for(best, python=python) if cause_seen else _hint_without_cause(best, others, running)
+    return Diagnosis(
+        cause=cause,
+        exit_code=exit_end.returncode if exit_end.returncode > 0 else 128 - exit_end.returncode,
+        others=_others(others, seen, running, world_size=world_size),
+        hint=hint,
+        repeats=best.repeats if cause_seen else None,
+        signature=_signature(best) if cause_seen else None,
+        cause_seen=cause_seen,
+    )
+
+
+def _cause_of_a_stopped_one(bad: Sequence[WorkerEnd], seen: dict[int, Evidence]) -> Evidence | None:
+    """Find a worker that had already printed its own exception when our order to stop ended it."""
+    for end in bad[:_READ_WHOLE]:
+        if end.rank not in seen and end.returncode in (-9, -15):
+            evidence = read(replace(end, returncode=1))
+            if evidence.standing is Standing.CAUSE and evidence.exception_type and evidence.frame:
+                evidence.summary = "stopped by us while it was ending with its own exception"
+                evidence.end = end
+                return evidence
+    return None
+
+
+def _same(best: Evidence, seen: dict[int, Evidence], eligible: Sequence[WorkerEnd]) -> tuple[int, ...]:
+    """Return the ranks that failed like ``best``, it first, the others as they ended."""
+    ranks = [best.end.rank]
+    lost = best.standing >= Standing.TIMED_OUT
+    last = f"{best.exception_type}: {best.message}".encode() if best.exception_type else None
+    for end in eligible:
+        if end.rank == best.end.rank:
+            continue
+        evidence = seen.get(end.rank)
+        if evidence is not None:
+            alike = evidence.standing >= Standing.TIMED_OUT if lost else evidence.kind == best.kind
+        else:
+            alike = end.returncode == best.end.returncode and (last is None or last in end.stderr_tail[-4096:])
+        if alike:
+            ranks.append(end.rank)
+    return tuple(ranks)
+
+
+def _cause(best: Evidence, ranks: tuple[int, ...], *, cause_seen: bool) -> Cause:
+    return Cause(
+        ranks=ranks,
+        host=best.end.host,
+        returncode=best.end.returncode,
+        summary=best.summary if cause_seen else f"{best.summary}; no rank shows the original cause",
+        exception_type=best.exception_type,
+        message=best.message,
+        original=best.original,
+        frame=best.frame,
+        excerpt=best.excerpt,
+        log_path=best.end.log_path,
+    )
+
+
+def _signature(best: Evidence) -> tuple[str, str] | None:
+    """Return what makes two failures the same one; a signal counts only where its Python line is known."""
+    name = best.exception_type or (signal_name(-best.end.returncode) if best.end.returncode < 0 else None)
+    return (name, best.frame) if name and best.frame else None
+
+
+def _hint_without_cause(best: Evidence, others: Sequence[WorkerEnd], running: Sequence[int]) -> str | None:
+    early = [end.rank for end in others if end.returncode == 0 and not end.told_to_stop]
+    if early:
+        return f"{_ranks(early)} had already ended with exit code 0: do all ranks run the same number of steps?"
+    late = sorted({end.rank for end in others if was_stopped(end)} | set(running))
+    if late:
+        if len(late) == 1:
+            return f"rank {late[0]} was still running and had not failed: its log shows where it hung"
+        return f"{_ranks(late)} were still running and had not failed: their logs show where they hung"
+    if best.standing is Standing.TIMED_OUT:
+        return "ranks waited for each other: do all of them call the same collectives in the same order?"
+    return hint_for(best, python=None) or "a connection broke while all ranks ran: look at the nodes' network"
+
+
+def _others(
+    others: Sequence[WorkerEnd], seen: dict[int, Evidence], running: Sequence[int], *, world_size: int
+) -> tuple[str, ...]:
+    """Say what the other ranks were doing, one line per kind, the most telling first."""
+    kinds: dict[str, list[int]] = {}
+    for end in sorted(others, key=lambda end: (was_stopped(end), end.ended_s)):
+        kinds.setdefault(_doing(end, seen.get(end.rank)), []).append(end.rank)
+    if running:
+        kinds.setdefault("still running", []).extend(running)
+    lines = [f"{_ranks(ranks)}: {doing}" for doing, ranks in kinds.items()]
+    if len(lines) > _OTHERS:
+        lines[_OTHERS - 1 :] = [f"and {len(lines) - _OTHERS + 1} more kinds of end, out of {world_size} ranks"]
+    return tuple(lines)
+
+
+def _doing(end: WorkerEnd, evidence: Evidence | None) -> str:
+    if was_stopped(end) or (end.told_to_stop and end.returncode == 0):
+        return "stopped by us"
+    if end.returncode == 0:
+        return "ended with exit code 0"
+    if evidence is None:
+        return "ended badly after the first failure"
+    if evidence.standing is Standing.LOST_PEER:
+        return "lost the connection to a failed rank"
+    if evidence.standing is Standing.TIMED_OUT:
+        return "timed out waiting for another rank"
+    what = ": ".join(part for part in (evidence.exception_type, evidence.message) if part)
+    where = f" ({evidence.frame})" if evidence.frame else ""
+    return f"failed too, {evidence.summary}" + (f": {shorten(what, 120)}{where}" if what else "")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(list(ranks))}"

@@ -1,0 +1,114 @@
+"""Layer job.diagnose: a diagnosis as the last thing on the screen, and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distlaunch.core.model.ids import format_ranks
+from distlaunch.job.diagnose.model import Cause, Diagnosis
+from distlaunch.job.diagnose.text import clean, shorten
+
+_WIDTH = 100
+_EXCERPT = 12
+
+
+def render_report(
+    diagnosis: Diagnosis,
+    *,
+    job_id: str,
+    world_size: int,
+    attempt: int,
+    max_restarts: int,
+    elapsed_s: float,
+    run_dir: str | None,
+    many_hosts: bool,
+) -> str:
+    """Write the report: who failed and how, the exception, where, the excerpt, the others, a hint, the log.
+
+    Plain text without a control character (but newlines), ends with a newline. ``attempt`` counts from 0.
+    """
+    cause = diagnosis.cause
+    host = f" on {cause.host}" if many_hosts and cause.host else ""
+    first = f" (rank {cause.ranks[0]} first)" if 1 < len(cause.ranks) < world_size else ""
+    lines = _wrapped(f"distlaunch: {_who(cause.ranks, world_size)}{host} failed{first}: {cause.summary}", "")
+    exception = (
+        f"{cause.exception_type}: {cause.message or ''}".removesuffix(": ") if cause.exception_type else cause.message
+    )
+    if exception:
+        lines += _wrapped(exception, "  ", limit=3)
+    if cause.frame:
+        lines += [f"  at {cause.frame}"]
+    if cause.original:
+        lines += _wrapped(f"original exception: {cause.original}", "  ", limit=3)
+    excerpt = [line for line in cause.excerpt if not _says_the_same(line, cause)]
+    if excerpt:
+        lines += ["", *(shorten(f"    {line}", _WIDTH) for line in excerpt[-_EXCERPT:]), ""]
+    for other in diagnosis.others:
+        lines += _wrapped(other, "  ", limit=3)
+    if diagnosis.hint:
+        lines += _wrapped(f"hint: {diagnosis.hint}", "  ")
+    if cause.log_path or run_dir:
+        lines.append(f"  log: {cause.log_path or run_dir}")
+    tries = f", attempt {attempt + 1} of {max_restarts + 1}" if max_restarts else ""
+    lines.append(f"  job {job_id}, after {_duration(elapsed_s)}{tries}")
+    return "\n".join(clean(line).rstrip() for line in lines) + "\n"
+
+
+def diagnosis_record(diagnosis: Diagnosis) -> dict[str, object]:
+    """Return the diagnosis as JSON-able data, for ``events.jsonl``."""
+    cause = diagnosis.cause
+    return {
+        "ranks": list(cause.ranks),
+        "host": cause.host,
+        "returncode": cause.returncode,
+        "exit_code": diagnosis.exit_code,
+        "cause_seen": diagnosis.cause_seen,
+        "summary": cause.summary,
+        "exception_type": cause.exception_type,
+        "message": cause.message,
+        "original": cause.original,
+        "frame": cause.frame,
+        "excerpt": list(cause.excerpt),
+        "others": list(diagnosis.others),
+        "hint": diagnosis.hint,
+        "repeats": diagnosis.repeats,
+        "signature": list(diagnosis.signature) if diagnosis.signature else None,
+        "log_path": cause.log_path,
+    }
+
+
+def _who(ranks: Sequence[int], world_size: int) -> str:
+    if not ranks:
+        return "no rank"
+    if len(ranks) == world_size:
+        return "the only rank" if world_size == 1 else f"all {world_size} ranks"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} of {world_size}"
+    return f"ranks {format_ranks(list(ranks))} of {world_size}"
+
+
+def _says_the_same(line: str, cause: Cause) -> bool:
+    """Tell whether an excerpt line only repeats the exception that stands above it."""
+    if cause.exception_type is None:
+        return line == cause.message
+    return "Group" not in cause.exception_type and (line + ":").startswith(f"{cause.exception_type}:")
+
+
+def _wrapped(text: str, indent: str, *, limit: int = 0) -> list[str]:
+    """Break a text at the report's width; ``limit`` lines at most (0: all)."""
+    import textwrap
+
+    further = indent + "  "
+    lines = textwrap.wrap(clean(text), _WIDTH, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False)
+    if limit and len(lines) > limit:
+        lines = lines[:limit]
+        lines[-1] = shorten(lines[-1], _WIDTH - 4) + " ..."
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

@@ -1,0 +1,75 @@
+"""Layer job.diagnose: make lines that are safe to read and to print from what a worker wrote."""
+
+from __future__ import annotations
+
+import re
+
+_ESCAPES = re.compile(
+    r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # OSC: titles, links
+    r"|\x1b[PX^_][^\x1b\n]*(?:\x1b\\)?"  # DCS and the other strings
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor
+    r"|\x1b[ -/]*[0-~]?"
+)
+_LINE_CHARS = 4000
+"""Of a longer line only both ends are looked at."""
+_BREAK = re.compile(r"\r\n|\n|\r")
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+"""torch.distributed's excepthook puts this before every line of a traceback once a group exists."""
+
+_INVISIBLE = dict.fromkeys(
+    [
+        *range(9),
+        *range(0x0B, 0x20),
+        *range(0x7F, 0xA0),
+        0xAD,
+        0x61C,
+        *range(0x200B, 0x2010),
+        *range(0x2028, 0x202F),
+        *range(0x2060, 0x2070),
+        *range(0xD800, 0xE000),
+        0xFEFF,
+        *range(0xFFF9, 0xFFFC),
+    ]
+)
+"""C0 and C1 controls but tab and newline; soft hyphen; marks that reorder or hide text; lone surrogates."""
+_INVISIBLE[0x0A] = None
+
+_NOISE = re.compile(
+    r"\[[WI]\d{4} "  # C++ warnings of torch: [W1128 00:45:12.3 file.cpp:1]
+    r"|[WI]\d{4} \d\d:"  # the same of glog
+    r"|(\S+:\d+: )?\w*Warning: "
+    r"|  warnings\.warn\("
+    r"|Exception ignored "
+)
+
+
+def clean(text: str) -> str:
+    """Take escape sequences, control and invisible characters out of one line; tabs become spaces."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _ESCAPES.sub("", text).translate(_INVISIBLE).replace("\t", "    ")
+
+
+def to_lines(data: bytes) -> list[str]:
+    """Split what a worker wrote into clean lines; a carriage return ends a line too (progress bars)."""
+    lines = []
+    for raw in _BREAK.split(data.decode("utf-8", "replace")):
+        line = clean(raw).rstrip()
+        if line.startswith("[rank"):
+            line = _RANK_PREFIX.sub("", line)
+        if len(line) > _LINE_CHARS:
+            line = f"{line[: _LINE_CHARS // 2]} ... {line[-_LINE_CHARS // 2 :]}"
+        lines.append(line)
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def is_noise(line: str) -> bool:
+    """Tell whether a line is a warning, a progress bar or a remark that explains no failure."""
+    return not line.strip() or "%|" in line or _NOISE.match(line) is not None
+
+
+def shorten(text: str, limit: int) -> str:
+    """Cut a line at ``limit`` characters, and show that it was cut."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
