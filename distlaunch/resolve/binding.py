@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from distlaunch.core.model.node import CpuInventory
@@ -39,7 +40,7 @@ def threads_per_worker(
 ) -> int:
     """Return how many threads a worker should compute with (OMP_NUM_THREADS): its share of what may really run.
 
-    That is the least of affinity, cgroup quota and ``granted`` (what the scheduler grants this node's workers together),
+    That is the least of affinity, cgroup quota and ``granted`` (what the scheduler grants all workers of this node),
     divided by ``workers``, at most the CPUs that it is ``bound`` to, at least 1.
     """
     limits: list[float] = [len(cpus.allowed)]
@@ -117,4 +118,4 @@ def _split(cores: Cores, workers: int) -> list[tuple[int, ...]]:
     if workers > len(cores):
         return [cores[worker % len(cores)] for worker in range(workers)]
     bounds = [len(cores) * worker // workers for worker in range(workers + 1)]
-    return [_cpus_of(cores[start:end]) for start, end in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [_cpus_of(cores[start:end]) for start, end in itertools.pairwise(bounds)]

@@ -14,7 +14,7 @@ from distlaunch.core.probe.files import parse_int, read_int, under
 DEADLINE_S = 8.0
 """How long the driver may take: starting eight GPUs without the persistence daemon takes some seconds."""
 
-_NVML = ("libnvidia-ml.so.1",)
+NVML_NAME = "libnvidia-ml.so.1"
 _NVML_ELSEWHERE = ("/usr/lib/wsl/lib/libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1")
 
 _Row = tuple[int, "str | None", str, "int | None", "list[tuple[str, str]]", "str | None"]
@@ -96,7 +96,8 @@ def _ask_nvml(root: str) -> _Answer:
     """List the GPUs as plain data; this runs in a child."""
     from distlaunch.core.probe.nvml import NvmlError, load_nvml, read_nvml
 
-    lib = load_nvml((*_NVML, *(under(root, path) for path in _NVML_ELSEWHERE)))
+    named = [NVML_NAME] if root == "/" else []  # the linker knows the real root's libraries only
+    lib = load_nvml([*named, *(under(root, path) for path in _NVML_ELSEWHERE)])
     if lib is None:
         return ("missing", [], [], 0)
     try:

@@ -1,0 +1,47 @@
+/* A libnvidia-ml.so.1 with two GPUs, the second cut into two MIG slices in places 0 and 2 of three.
+ * FAKE_NVML_INIT=N makes nvmlInit_v2 return N, FAKE_NVML_HANG makes it hang, FAKE_NVML_CRASH makes it crash. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct { int gpu, slice; } device;
+static device gpus[2] = {{0, -1}, {1, -1}}, slices[3] = {{1, 0}, {1, 1}, {1, 2}};
+typedef struct { unsigned long long total, free, used; } memory;
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } pci;
+
+int nvmlInit_v2(void) {
+    if (getenv("FAKE_NVML_HANG")) for (;;) pause();
+    if (getenv("FAKE_NVML_CRASH")) abort();
+    return getenv("FAKE_NVML_INIT") ? atoi(getenv("FAKE_NVML_INIT")) : 0;
+}
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, device **out) { *out = &gpus[index]; return 0; }
+int nvmlDeviceGetUUID(device *d, char *text, unsigned length) {
+    if (d->slice < 0) snprintf(text, length, "GPU-%d0000000-fake", d->gpu);
+    else snprintf(text, length, "MIG-%d000000%d-fake", d->gpu, d->slice);
+    return 0;
+}
+int nvmlDeviceGetName(device *d, char *text, unsigned length) {
+    snprintf(text, length, d->slice < 0 ? "NVIDIA Fake" : "NVIDIA Fake MIG 1g.5gb");
+    return 0;
+}
+int nvmlDeviceGetMemoryInfo(device *d, memory *m) { (void)d; m->total = 40ULL << 30; return 0; }
+int nvmlDeviceGetPciInfo_v3(device *d, pci *p) {
+    memset(p, 0xff, sizeof *p);
+    snprintf(p->bus_id, sizeof p->bus_id, "00000000:%dB:00.0", d->gpu + 1);
+    return 0;
+}
+int nvmlDeviceGetMigMode(device *d, unsigned *current, unsigned *pending) {
+    if (d->gpu == 0) return 3; /* not supported */
+    *current = *pending = 1;
+    return 0;
+}
+int nvmlDeviceGetMaxMigDeviceCount(device *d, unsigned *count) { (void)d; *count = 3; return 0; }
+int nvmlDeviceGetMigDeviceHandleByIndex(device *d, unsigned index, device **out) {
+    (void)d;
+    if (index == 1) return 6; /* not found */
+    *out = &slices[index];
+    return 0;
+}
