@@ -1,0 +1,8 @@
+"""Say when the first instruction ran, and sleep until told to stop (by the default action of SIGTERM)."""
+
+import signal
+
+import common
+
+common.stamp("start", common.STARTED_NS)
+signal.pause()

@@ -1,0 +1,196 @@
+"""Run one command of a benchmark: started, watched through /proc, ended by pid, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+
+class BenchError(Exception):
+    """A command did not do what is measured: its figure would mean nothing."""
+
+
+def now_ns() -> int:
+    return time.monotonic_ns()
+
+
+def status_kib(pid: int, field: str) -> int:
+    """Return a size of /proc/PID/status in KiB (0 when the process is gone)."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            for line in file:
+                if line.startswith(f"{field}:"):
+                    return int(line.split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return 0
+
+
+def context_switches(pids: Sequence[int]) -> int:
+    """Return how often the threads of these processes have been scheduled: each wake-up of an idle one is one."""
+    total = 0
+    for pid in pids:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/status", encoding="ascii", errors="replace") as file:
+                total += sum(int(line.split()[1]) for line in file if "ctxt_switches" in line)
+    return total
+
+
+class Command:
+    """One started launcher. All its processes carry BENCH_DIR in their environment, which is how they are found."""
+
+    def __init__(self, argv: Sequence[str], env: dict[str, str], directory: str, *, keep_output: bool = True) -> None:
+        self.directory = directory
+        self._errors_path = f"{directory}/stderr"
+        self._marker = f"BENCH_DIR={directory}".encode()
+        self.output = b""
+        self.last_output_ns = 0
+        with open(self._errors_path, "wb") as errors:
+            self.started_ns = now_ns()
+            self.process = subprocess.Popen(
+                argv, env=env, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+            )
+        self.pid = self.process.pid
+        self.ended_ns = 0
+        self.peaks = {"VmHWM": 0, "VmRSS": 0, "Threads": 0, "fds": 0}
+        self.last = dict(self.peaks)
+        self._stop = threading.Event()
+        self._chunks: list[bytes] = []
+        self._threads = [threading.Thread(target=self._read, args=(keep_output,))]
+        self._threads[0].start()
+
+    def sample(self, every_s: float) -> None:
+        """Follow the launcher's memory, threads and descriptors in a thread until it ends."""
+
+        def follow() -> None:
+            while not self._stop.wait(every_s):
+                for field in ("VmHWM", "VmRSS", "Threads"):
+                    self._note(field, status_kib(self.pid, field))
+                try:
+                    self._note("fds", len(os.listdir(f"/proc/{self.pid}/fd")))
+                except (FileNotFoundError, ProcessLookupError, PermissionError):
+                    return
+
+        self._threads.append(threading.Thread(target=follow))
+        self._threads[-1].start()
+
+    def _note(self, field: str, value: int) -> None:
+        if value:
+            self.last[field] = value
+            self.peaks[field] = max(self.peaks[field], value)
+
+    def _read(self, keep: bool) -> None:
+        stream = self.process.stdout
+        if stream is None:
+            raise BenchError("no pipe")
+        while chunk := os.read(stream.fileno(), 1 << 20):
+            self.last_output_ns = now_ns()
+            if keep:
+                self._chunks.append(chunk)
+
+    def stamps(self, name: str, attempt: int, count: int, *, within_s: float) -> list[int]:
+        """Wait until ``count`` ranks have written this stamp; return the times."""
+        paths = [f"{self.directory}/{name}-{attempt}-{rank}" for rank in range(count)]
+        self.until(lambda: all(os.path.exists(path) for path in paths), f"{count} stamps {name!r}", within_s=within_s)
+        times = []
+        for path in paths:
+            with open(path, encoding="ascii") as file:
+                times.append(int(file.read()))
+        return times
+
+    def until(self, condition: Callable[[], bool], what: str, *, within_s: float) -> None:
+        """Wait for a condition without the launcher noticing."""
+        deadline = now_ns() + int(within_s * 1e9)
+        while not condition():
+            ended = self.process.poll() is not None and not condition()
+            if ended or now_ns() > deadline:
+                raise BenchError(f"no {what}; {'it ended' if ended else 'too late'}\n{self.errors()[-1500:]}")
+            time.sleep(0.01)
+
+    def wait(self, *, within_s: float) -> int:
+        """Wait for the launcher's end, note the instant, and return its exit code."""
+        pidfd = os.pidfd_open(self.pid) if self.process.poll() is None else None
+        if pidfd is not None:
+            poller = select.poll()
+            poller.register(pidfd, select.POLLIN)
+            ended = poller.poll(within_s * 1000)
+            self.ended_ns = now_ns()
+            os.close(pidfd)
+            if not ended:
+                raise BenchError(f"still running after {within_s} s\n{self.errors()[-1500:]}")
+        else:
+            self.ended_ns = now_ns()
+        code = self.process.wait()
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout=10)
+        self.output = b"".join(self._chunks)
+        return code
+
+    def related(self) -> dict[int, str]:
+        """Return the pids (with command lines) of all processes of this run, the launcher left out."""
+        found = {}
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) in {self.pid, os.getpid()}:
+                continue
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if self._marker not in file.read().split(b"\0"):
+                        continue
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    found[int(name)] = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+            except OSError:
+                continue
+        return {pid: command for pid, command in found.items() if command}
+
+    def helpers(self, worker: str) -> list[int]:
+        """Return the pids that are neither the launcher nor a worker (recognised by its script's path)."""
+        return [pid for pid, command in self.related().items() if worker not in command]
+
+    def errors(self) -> str:
+        with open(self._errors_path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+    def close(self) -> None:
+        """Kill whatever is left of this run, by pid."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        deadline = now_ns() + 5_000_000_000
+        while (left := self.related()) and now_ns() < deadline:
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.01)
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout=10)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@contextmanager
+def running(
+    make: Callable[[str], tuple[Sequence[str], dict[str, str]]], *, keep_output: bool = True
+) -> Iterator[Command]:
+    """Start the command that ``make`` builds for a fresh directory, and clean up after it in every case."""
+    directory = tempfile.mkdtemp(prefix="distlaunch-bench-")
+    try:
+        argv, env = make(directory)
+        command = Command(argv, {**env, "BENCH_DIR": directory}, directory, keep_output=keep_output)
+        try:
+            yield command
+        finally:
+            command.close()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,162 @@
+"""Medians, ratios and the machine, as a table to read and as data."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from .launchers import ROOT
+from .rows import Measurement, Row, Sample
+
+Samples = dict[str, dict[str, list[Sample]]]
+"""By measurement, then by launcher."""
+
+LAUNCHERS = ("distlaunch", "torchrun", "mpirun")
+
+
+def _first_line(*argv: str) -> str:
+    try:
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=30)
+    except OSError:
+        return "not installed"
+    return (done.stdout or done.stderr).strip().split("\n")[0]
+
+
+def machine() -> dict[str, str]:
+    """Describe what the figures depend on."""
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "not installed"
+    changed = bool(_first_line("git", "status", "--porcelain", "--untracked-files=no", "distlaunch"))
+    return {
+        "cpu": models[0] if models else platform.machine(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch,
+        "mpirun": _first_line("mpirun", "--version"),
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "revision": _first_line("git", "rev-parse", "--short=12", "HEAD") + (" (changed)" if changed else ""),
+        "load at the start": f"{os.getloadavg()[0]:.2f}",
+    }
+
+
+def medians(samples: Mapping[str, Sequence[Sample]], key: str) -> dict[str, float]:
+    """Return the median of ``key`` for each launcher that has it."""
+    found = {}
+    for launcher, runs in samples.items():
+        values = [run[key] for run in runs if key in run]
+        if values:
+            found[launcher] = statistics.median(values)
+    return found
+
+
+def figure(value: float, unit: str) -> str:
+    if unit == "lines/s":
+        return f"{value:,.0f}"
+    return f"{value:.3f}" if unit == "s" and value < 1 else f"{value:.2f}" if unit == "s" else f"{value:.1f}"
+
+
+def _verdict(row: Row, found: Mapping[str, float]) -> str:
+    if not row.goal:
+        return ""
+    try:
+        return "yes" if row.reached(found) else "NO"
+    except KeyError:  # a launcher was left out of this run
+        return "?"
+
+
+def table(measurements: Sequence[Measurement], samples: Samples, predicted: Mapping[str, float]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    lines = [
+        "| measure | predicted | distlaunch | torchrun | mpirun | vs torchrun | vs mpirun | to reach | reached |",
+        "| --- | --: | --: | --: | --: | --: | --: | --- | --- |",
+    ]
+    for measurement in measurements:
+        for row in measurement.rows:
+            found = medians(samples[measurement.name], row.key)
+            cells = [f"{row.title} ({row.unit})"]
+            cells.append(figure(predicted[row.key], row.unit) if row.key in predicted else "")
+            cells += [figure(found[name], row.unit) if name in found else "-" for name in LAUNCHERS]
+            for other in LAUNCHERS[1:]:
+                if "distlaunch" in found and other in found and found["distlaunch"] and found[other]:
+                    times = (
+                        found["distlaunch"] / found[other] if row.more_is_better else found[other] / found["distlaunch"]
+                    )
+                    cells.append(f"{times:.1f}x")
+                else:
+                    cells.append("-")
+            cells += [row.goal, _verdict(row, found)]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def side_figures(measurements: Sequence[Measurement], samples: Samples) -> list[str]:
+    """Return what was recorded beside the rows: exit codes, lost lines, memory, the curve of growing numbers."""
+    lines = []
+    for measurement in measurements:
+        keys = {key for runs in samples[measurement.name].values() for run in runs for key in run}
+        for key in sorted(keys - {row.key for row in measurement.rows}):
+            found = medians(samples[measurement.name], key)
+            lines.append(f"* {key}: " + ", ".join(f"{name} {value:.6g}" for name, value in found.items()))
+    return lines
+
+
+def write(
+    directory: str,
+    measurements: Sequence[Measurement],
+    samples: Samples,
+    predicted: Mapping[str, float],
+    facts: Mapping[str, str],
+    problems: Sequence[str],
+) -> str:
+    """Write launch.json and launch.md; return the latter's text."""
+    os.makedirs(directory, exist_ok=True)
+    runs = {name: max((len(each) for each in by.values()), default=0) for name, by in samples.items()}
+    text = "\n".join(
+        [
+            "# `scripts/bench launch`",
+            "",
+            "Medians of one run, the launchers taking turns; rounds: "
+            + ", ".join(f"{name} {count}" for name, count in runs.items()),
+            "",
+            *table(measurements, samples, predicted),
+            "",
+            "Ratios above 1 are in favour of distlaunch. Beside the rows (medians):",
+            "",
+            *side_figures(measurements, samples),
+            "",
+            *(["Problems:", "", *[f"* {problem}" for problem in problems], ""] if problems else []),
+            "Machine: " + ", ".join(f"{name}: {value}" for name, value in facts.items()),
+            "",
+        ]
+    )
+    with open(f"{directory}/launch.md", "w", encoding="utf-8") as file:
+        file.write(text)
+    data = {
+        "machine": facts,
+        "command": sys.argv[1:],
+        "predicted": predicted,
+        "medians": {
+            row.key: medians(samples[measurement.name], row.key)
+            for measurement in measurements
+            for row in measurement.rows
+        },
+        "samples": samples,
+        "problems": list(problems),
+    }
+    with open(f"{directory}/launch.json", "w", encoding="utf-8") as file:
+        json.dump(data, file, indent=1)
+        file.write("\n")
+    return text
