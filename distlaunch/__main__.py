@@ -12,7 +12,7 @@ import sys
 # For annotations alone; importing these modules costs start-up time.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from typing import NoReturn
 
 
@@ -28,22 +28,23 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def run(argv: list[str], environ: Mapping[str, str]) -> int:
     """Run one command line and return its exit code. Raises LaunchError for what the user can put right."""
-    if argv and argv[0] in ("train", "plan"):
-        from distlaunch.ui import quick
+    from contextlib import suppress
 
-        try:
-            if argv[0] == "train":
-                options = quick.parse_train(argv[1:], environ)
-            else:
-                options, plan_format = quick.parse_plan(argv[1:], environ)
-        except quick.HelpRequested:
-            pass
-        else:
-            from distlaunch.ui import run as commands
+    from distlaunch.ui import quick
 
-            return commands.train(options) if argv[0] == "train" else commands.plan(options, plan_format)
+    with suppress(quick.HelpRequested):
+        if argv[:1] == ["train"]:
+            options = quick.parse_train(argv[1:], environ)
+            from distlaunch.ui.run import train
+
+            return train(options)
+        if argv[:1] == ["plan"]:
+            options, plan_format = quick.parse_plan(argv[1:], environ)
+            from distlaunch.ui.run import plan
+
+            return plan(options, plan_format)
     from distlaunch.ui.cli import run_app
 
     return run_app(argv, environ)

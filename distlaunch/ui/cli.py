@@ -18,7 +18,7 @@ import distlaunch
 from distlaunch.core.errors import UsageError
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.ui import quick
-from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS, Option
+from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS, Option, shown
 
 Train = Callable[[TrainOptions], int]
 Plan = Callable[[TrainOptions, quick.PlanFormat], int]
@@ -115,10 +115,10 @@ class _Commands(TyperGroup):
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             from difflib import get_close_matches
 
-            names = self.list_commands(ctx)
+            names = [*self.commands]
             near = get_close_matches(args[0], names, n=1, cutoff=0.5)
             raise UsageError(
-                f"there is no command {quick.shown(args[0])}",
+                f"there is no command {shown(args[0])}",
                 hint=f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}",
             )
         return super().resolve_command(ctx, args)

@@ -24,15 +24,15 @@ def repair_standard_streams() -> None:
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
-        except OSError:
+        except OSError:  # noqa: PERF203 - three descriptors, each missing or not
             opened = os.open(os.devnull, os.O_RDONLY if fd == 0 else os.O_WRONLY)
             os.set_inheritable(opened, True)  # noqa: FBT003 - positional-only in the standard library
     if sys.stdin is None:
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: PTH123, SIM115 - lives as long as the process
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - lives as long as the process
     if sys.stdout is None:
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: PTH123, SIM115 - as above
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
     if sys.stderr is None:
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: PTH123, SIM115 - as above
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
 
 
 def guarded(work: Callable[[], int]) -> int:
@@ -77,7 +77,7 @@ def report_fault(error: BaseException) -> None:
     lines = [f"distlaunch: internal error: {visible(f'{name}: {first}' if first else name)}"]
     try:
         fd, path = tempfile.mkstemp(prefix="distlaunch-traceback-", suffix=".txt")
-        with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:  # noqa: PTH123 - a descriptor
+        with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as problem:
         lines += [f"  the traceback could not be saved: {problem}", text.rstrip()]

@@ -35,7 +35,8 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 class Option(NamedTuple):
     """One option: how it is written, what it takes, which ``TrainOptions`` field it fills.
 
-    A named tuple, since making one more dataclass takes 1 ms of every start. The last of ``flags`` is the long one, written with dashes; the same with underscores is accepted everywhere.
+    A named tuple, since making one more dataclass takes 1 ms of every start. The last of ``flags`` is the long one,
+    written with dashes; the same with underscores is accepted everywhere.
     """
 
     flags: tuple[str, ...]

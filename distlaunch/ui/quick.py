@@ -73,19 +73,18 @@ def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[s
                     raise UsageError(f"{flag} takes no value, and got {shown(attached)}")
                 given[option.field] = [""]
                 continue
-            if attached is None:
-                attached = _next_value(argv[at] if at < len(argv) else None, flag, option)
+            text = attached
+            if text is None:
+                text = _next_value(argv[at] if at < len(argv) else None, flag, option)
                 at += 1
             if option.repeatable:
-                given.setdefault(option.field, []).append(attached)
+                given.setdefault(option.field, []).append(text)
             else:
-                given[option.field] = [attached]
+                given[option.field] = [text]
     return given, ()
 
 
-def build(
-    given: Given, rest: Sequence[str], environ: Mapping[str, str], options: Iterable[Option]
-) -> dict[str, Any]:
+def build(given: Given, rest: Sequence[str], environ: Mapping[str, str], options: Iterable[Option]) -> dict[str, Any]:
     """Convert and check what was given, add defaults from the environment, and settle what SCRIPT is.
 
     Returns values by field, without the fields that nobody set. A size on the command line drops every size that the
@@ -161,8 +160,9 @@ def _refuse_unknown(flag: str, by_flag: Mapping[str, Option]) -> NoReturn:
     """Raise for an option that is not ours, naming the nearest one that is."""
     from difflib import get_close_matches
 
-    near = get_close_matches(flag, [known for known in by_flag if known.startswith("--")], n=1, cutoff=0.6)
-    ask = f"did you mean {near[0]}? " if near else ""
+    # Without the dashes, which would make all short names alike.
+    near = get_close_matches(flag.lstrip("-"), [known[2:] for known in by_flag if known[:2] == "--"], n=1, cutoff=0.7)
+    ask = f"did you mean --{near[0]}? " if near else ""
     raise UsageError(f"unknown option {shown(flag)}", hint=f"{ask}Options of the script go after SCRIPT.")
 
 

@@ -72,7 +72,7 @@ def _nodes(console: Console, nodes: Sequence[Mapping[str, Any]], workers: Sequen
             _cell(node.get("node_rank")),
             _cell(node.get("host")),
             _cell(node.get("slots")),
-            ", ".join(_device(device) for device in node.get("devices") or ()) or "-",
+            _devices(node.get("devices") or ()),
             format_ranks(sorted(bound)) if bound else "any",
         )
     _heading(console, "Nodes")
@@ -110,7 +110,8 @@ def _commands(console: Console, workers: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _environment(console: Console, workers: Sequence[Mapping[str, Any]], given: Iterable[object]) -> None:
-    names = sorted({name for worker in workers for name in worker.get("env") or ()})
+    yours = [str(name) for name in given]
+    names = sorted({name for worker in workers for name in worker.get("env") or ()}.difference(yours))
     common: list[str] = []
     varying: list[str] = []
     for name in names:
@@ -118,7 +119,7 @@ def _environment(console: Console, workers: Sequence[Mapping[str, Any]], given: 
         if all(value == values[0] for value in values):
             common.append(f"{name}={_value(values[0])}")
         else:
-            varying.append(f"{name}={_varying(workers, values)}")
+            varying.append(f"{name}={_varying(name, workers, values)}")
     if common:
         _heading(console, "Environment of every worker")
         for text in common:
@@ -127,7 +128,6 @@ def _environment(console: Console, workers: Sequence[Mapping[str, Any]], given: 
         _heading(console, "Environment by worker")
         for text in varying:
             _line(console, text)
-    yours = [str(name) for name in given]
     if yours:
         _heading(console, "Environment given by you (values are not shown)")
         _line(console, " ".join(yours))
@@ -137,9 +137,10 @@ class _Missing:
     """Stands for a variable that a worker does not have."""
 
 
-def _varying(workers: Sequence[Mapping[str, Any]], values: Sequence[object]) -> str:
+def _varying(name: str, workers: Sequence[Mapping[str, Any]], values: Sequence[object]) -> str:
     """Write a variable that differs between workers: as a pattern of the worker's numbers, else value by value."""
-    pattern = _pattern(workers, values)
+    numbers = sorted(_NUMBERS, key=lambda number: not name.startswith(number.upper()))
+    pattern = _pattern(numbers, workers, values)
     if pattern is not None:
         return pattern
     ranks: dict[str, list[int]] = {}
@@ -152,12 +153,12 @@ def _varying(workers: Sequence[Mapping[str, Any]], values: Sequence[object]) -> 
     return ", ".join(parts)
 
 
-def _pattern(workers: Sequence[Mapping[str, Any]], values: Sequence[object]) -> str | None:
+def _pattern(numbers: Sequence[str], workers: Sequence[Mapping[str, Any]], values: Sequence[object]) -> str | None:
     """Find the one number in the first worker's value which, put in for each worker, gives every value."""
     first = values[0]
     if not isinstance(first, str):
         return None
-    for name in _NUMBERS:
+    for name in numbers:
         digits = str(workers[0].get(name))
         at = first.find(digits)
         while at >= 0:
@@ -174,6 +175,14 @@ def _mask(worker: Mapping[str, Any]) -> str:
     env = worker.get("env") or {}
     masks = [env[name] for name in _MASKS if env.get(name) is not None]
     return _cell(masks[0] or "none") if masks else "-"
+
+
+def _devices(devices: Sequence[object]) -> str:
+    """List devices, indices the short way."""
+    indices = [device for device in devices if isinstance(device, int)]
+    if len(indices) == len(devices):
+        return format_ranks(indices) or "-"
+    return ", ".join(map(_device, devices))
 
 
 def _device(device: object) -> str:

@@ -1,0 +1,261 @@
+"""The typer application beside the quick parser, its help, and how errors leave the process."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import distlaunch
+from distlaunch.core.errors import LaunchError, NodesError, UsageError
+from distlaunch.ui import quick
+from distlaunch.ui.cli import run_app
+from distlaunch.ui.errors import guarded, visible
+from distlaunch.ui.options import GROUP_TITLES, PLAN_OPTIONS, TRAIN_OPTIONS, Option
+
+VALUES = {
+    "text": ["x", "a b", "A=1", "\udcff", "-", ""],
+    "count": ["1", "8", "0", "-2", "x"],
+    "count or auto": ["auto", "2", "0"],
+    "whole": ["0", "3", "-1"],
+    "port": ["29500", "0", "70000"],
+    "seconds": ["0", "1.5", "5m", "nan", "-3"],
+}
+ODD_WORDS = ["--nun-gpus", "-q", "--quiet=1", "--env", "--grace", "-x", "--", "-mq", "--lr", "--format=json", "--help"]
+
+
+def option_words(option: Option) -> st.SearchStrategy[list[str]]:
+    flags = [*option.flags, "--" + option.name[2:].replace("-", "_")]
+    if option.kind == "flag":
+        return st.sampled_from(flags).map(lambda flag: [flag])
+    values = [*option.choices, "odd"] if option.kind == "choice" else VALUES[option.kind]
+    pairs = st.tuples(st.sampled_from(flags), st.sampled_from(values), st.booleans())
+    return pairs.map(
+        lambda p: [f"{p[0]}={p[1]}"] if p[2] and p[0][:2] == "--" else [p[0] + p[1]] if p[2] else [p[0], p[1]]
+    )
+
+
+def command_lines(options: tuple[Option, ...]) -> st.SearchStrategy[list[str]]:
+    front = st.lists(st.one_of([option_words(option) for option in options]), max_size=4)
+    odd = st.one_of(st.just([]), st.just([]), st.sampled_from(ODD_WORDS).map(lambda word: [word]))
+    script = st.sampled_from([["train.py"], ["--", "train.py"], ["--script", "a.py"], []])
+    rest = st.lists(
+        st.sampled_from(["--lr", "0.1", "--", "-h", "--help", "--quiet", "", "\udcff", "-x", "ü"]), max_size=4
+    )
+    return st.tuples(front, odd, script, rest).map(
+        lambda parts: [word for words in parts[0] for word in words] + parts[1] + parts[2] + parts[3]
+    )
+
+
+def environments() -> st.SearchStrategy[dict[str, str]]:
+    variables = [option for option in TRAIN_OPTIONS if option.variable]
+    item = st.sampled_from(variables).flatmap(
+        lambda option: st.tuples(
+            st.just(option.variable),
+            st.sampled_from(["", "1", *option.choices, *VALUES.get(option.kind, [])]),
+        )
+    )
+    return st.lists(item, max_size=2).map(dict)
+
+
+def outcome(parse):
+    """Give what a parser makes of a command line, its errors as data."""
+    try:
+        return parse()
+    except quick.HelpRequested:
+        return "help"
+    except LaunchError as error:
+        return type(error), error.message, error.hint
+
+
+def through_typer(command: str, words: list[str], environ: dict[str, str]):
+    seen = []
+
+    def take(*parsed):
+        seen.append(parsed[0] if len(parsed) == 1 else parsed)
+        return 7
+
+    code = run_app([command, *words], environ, train=take, plan=take)
+    if not seen:
+        return "help"
+    assert code == 7
+    return seen[0]
+
+
+@settings(deadline=None, max_examples=150, database=None)
+@given(words=command_lines(TRAIN_OPTIONS), environ=environments())
+def test_typer_and_the_quick_parser_make_the_same_of_train(words, environ):
+    expected = outcome(lambda: quick.parse_train(words, environ))
+    assert outcome(lambda: through_typer("train", words, environ)) == expected
+
+
+@settings(deadline=None, max_examples=50, database=None)
+@given(words=command_lines(PLAN_OPTIONS), environ=environments())
+def test_typer_and_the_quick_parser_make_the_same_of_plan(words, environ):
+    expected = outcome(lambda: quick.parse_plan(words, environ))
+    assert outcome(lambda: through_typer("plan", words, environ)) == expected
+
+
+def test_the_help_of_train_names_every_option_and_group(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert run_app(["train", "--num-gpus", "2", "--help"], {}) == 0
+    text = capsys.readouterr().out
+    for option in TRAIN_OPTIONS:
+        assert all(flag in text for flag in option.flags)
+        assert option.metavar in text
+    assert all(title in text for title in GROUP_TITLES.values())
+    assert "Usage: distlaunch train [OPTIONS] SCRIPT [ARGS]..." in text
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_no_word_at_all_is_a_wish_for_help(words, capsys):
+    assert run_app(words, {}) == 0
+    text = capsys.readouterr().out
+    assert "train" in text
+    assert "plan" in text
+    assert "--install-completion" in text
+
+
+def test_version_is_printed(capsys):
+    assert run_app(["--version"], {}) == 0
+    assert capsys.readouterr().out == f"distlaunch {distlaunch.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("trian", "did you mean train?"), ("plans", "did you mean plan?"), ("xyz", "there are train, plan")],
+)
+def test_a_command_that_does_not_exist_is_answered_with_the_nearest(word, hint):
+    with pytest.raises(UsageError) as caught:
+        run_app([word, "x"], {})
+    assert caught.value.message == f"there is no command '{word}'"
+    assert caught.value.hint == hint
+
+
+def test_an_option_that_the_root_does_not_have_is_an_error_of_ours():
+    with pytest.raises(UsageError, match="--nothing"):
+        run_app(["--nothing"], {})
+
+
+def complete(words: str, cword: int) -> list[str]:
+    env = {"PATH": os.defpath, "_DISTLAUNCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(cword)}
+    done = subprocess.run(
+        [sys.executable, "-m", "distlaunch"], env=env, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.split()
+
+
+def test_the_shell_completes_commands_options_and_choices():
+    assert complete("distlaunch tr", 1) == ["train"]
+    assert complete("distlaunch train --num-g", 2) == ["--num-gpus"]
+    assert complete("distlaunch plan --bind c", 3) == ["cores"]
+
+
+def run_guarded(code: str, tmp_path: Path, **popen) -> subprocess.CompletedProcess[str]:
+    """Run ``guarded(work)`` in a process of its own, where ``code`` defines ``work``."""
+    source = f"import sys\nfrom distlaunch.ui.errors import guarded\n{code}\nsys.exit(guarded(work))\n"
+    return subprocess.run(
+        [sys.executable, "-c", source],
+        env={"PATH": os.defpath, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **popen,
+    )
+
+
+def test_a_handled_error_is_two_lines_and_its_own_code(capsys):
+    def work() -> int:
+        raise NodesError("n3 does not answer", hint="start sshd\non it")
+
+    assert guarded(work) == 69
+    captured = capsys.readouterr()
+    assert captured.err == "distlaunch: error: n3 does not answer\n  hint: start sshd\n  on it\n"
+    assert captured.out == ""
+
+
+def test_what_moves_the_cursor_is_escaped():
+    assert visible("a\x1b[2J\x9b\udcff\rü") == "a\\x1b[2J\\x9b\\udcff\\rü"
+
+
+def test_ctrl_c_is_answered_quietly(capsys):
+    def work() -> int:
+        raise KeyboardInterrupt
+
+    assert guarded(work) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_fault_of_ours_is_one_line_and_a_private_file_with_the_traceback(tmp_path):
+    done = run_guarded("def work():\n    raise ValueError('odd\\nmore')", tmp_path)
+    (saved,) = tmp_path.iterdir()
+    assert done.returncode == 70
+    assert done.stderr == (
+        f"distlaunch: internal error: ValueError: odd\n  please report it with the traceback, saved in {saved}\n"
+    )
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o600
+    assert "Traceback" in saved.read_text()
+    assert "ValueError: odd\nmore" in saved.read_text()
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_reader_that_has_gone_away_is_no_error_to_talk_about(lines, tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    source = (
+        "import sys\nfrom distlaunch.ui.errors import guarded\n"
+        f"def work():\n    print('x\\n' * {lines})\n    return 0\nsys.exit(guarded(work))\n"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", source], env={}, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_missing_standard_streams_are_replaced_before_anything_is_opened(tmp_path):
+    report = tmp_path / "report"
+    source = (
+        "import os, sys\nfrom distlaunch.ui.errors import repair_standard_streams\nrepair_standard_streams()\n"
+        "print('nobody reads this')\nprint('nor this', file=sys.stderr)\nsys.stdin.read()\n"
+        "names = [os.readlink(f'/proc/self/fd/{fd}') for fd in (0, 1, 2)]\n"
+        "kept = all(map(os.get_inheritable, (0, 1, 2)))\n"
+        f"open({str(report)!r}, 'w').write(f'{{names}} {{kept}}')\n"
+    )
+    shell = 'exec "$0" -c "$1" <&- >&- 2>&-'
+    subprocess.run(["/bin/sh", "-c", shell, sys.executable, source], env={}, timeout=60, check=True)
+    assert report.read_text() == "['/dev/null', '/dev/null', '/dev/null'] True"
+
+
+@pytest.mark.parametrize("words", [["train", "--bogus"], ["train"], ["nothing"], ["--help"], ["train", "--help"]])
+def test_the_command_works_without_any_standard_stream(words):
+    shell = 'exec "$@" <&- >&- 2>&-'
+    done = subprocess.run(
+        ["/bin/sh", "-c", shell, "sh", sys.executable, "-m", "distlaunch", *words],
+        env={"PATH": os.defpath},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == (0 if words[-1] == "--help" else 2)
+
+
+def test_the_command_prints_an_error_and_exits_with_its_code():
+    done = subprocess.run(
+        [sys.executable, "-m", "distlaunch", "train", "--num-gpus", "four", "x.py"],
+        env={"PATH": os.defpath},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "distlaunch: error: --num-gpus takes a whole number >= 1 or 'auto', not 'four'\n"

@@ -1,0 +1,146 @@
+"""The option table: complete, consistent, and its values strictly read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.resolve.options import TrainOptions
+from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, OPTION_VARIABLES, PLAN_OPTIONS, TRAIN_OPTIONS, convert
+
+BY_NAME = {option.name: option for option in TRAIN_OPTIONS}
+SET_FOR_WORKERS = {
+    "DISTLAUNCH_JOB_ID",
+    "DISTLAUNCH_ATTEMPT",
+    "DISTLAUNCH_BACKEND",
+    "DISTLAUNCH_RUN_DIR",
+    "DISTLAUNCH_COOKIE",
+}
+
+
+def test_every_field_that_is_an_option_has_exactly_one_row():
+    fields = [field.name for field in dataclasses.fields(TrainOptions) if field.name != "script_args"]
+    assert sorted(option.field for option in TRAIN_OPTIONS) == sorted(fields)
+
+
+def test_no_flag_and_no_variable_is_used_twice():
+    flags = [flag for option in TRAIN_OPTIONS for flag in option.flags]
+    variables = [option.variable for option in TRAIN_OPTIONS if option.variable]
+    assert len(flags) == len(set(flags))
+    assert len(variables) == len(set(variables))
+    assert not set(flags) & set(HELP_FLAGS)
+
+
+def test_plan_has_the_options_of_train_and_a_format_of_its_own():
+    assert {option.field for option in PLAN_OPTIONS} ^ {option.field for option in TRAIN_OPTIONS} == {
+        "format",
+        "plan_format",
+    }
+    flags = [flag for option in PLAN_OPTIONS for flag in option.flags]
+    assert len(flags) == len(set(flags))
+
+
+def test_no_variable_that_workers_get_is_read_as_a_default():
+    assert not OPTION_VARIABLES & SET_FOR_WORKERS
+
+
+def test_every_option_but_what_runs_and_dry_run_has_a_variable_named_after_it():
+    without = {option.field for option in TRAIN_OPTIONS if option.variable is None}
+    assert without == {"script", "module", "no_python", "dry_run"}
+    odd = {"job_id": "DISTLAUNCH_TRAIN_JOB_ID", "backend": "DISTLAUNCH_TRAIN_BACKEND"}
+    for option in TRAIN_OPTIONS:
+        if option.variable is not None:
+            assert option.variable == odd.get(option.field, "DISTLAUNCH_" + option.name[2:].replace("-", "_").upper())
+    assert {option.variable for option in TRAIN_OPTIONS} - {None} == OPTION_VARIABLES
+
+
+def test_choices_are_those_of_the_field_type():
+    hints = get_type_hints(TrainOptions)
+    for option in TRAIN_OPTIONS:
+        if option.kind == "choice":
+            parts = [hints[option.field], *get_args(hints[option.field])]
+            literal = next(part for part in parts if get_origin(part) is Literal)
+            assert option.choices == get_args(literal)
+
+
+def test_every_row_can_be_explained():
+    for option in TRAIN_OPTIONS:
+        assert option.help.endswith(".")
+        assert option.group in GROUP_TITLES
+        assert bool(option.metavar) == (option.kind != "flag")
+        assert option.name.startswith("--")
+        assert "_" not in option.name
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("--num-gpus", "4", 4),
+        ("--num-gpus", "auto", "auto"),
+        ("--num-procs", "1000000", 1_000_000),
+        ("--num-procs", "0008", 8),
+        ("--max-restarts", "0", 0),
+        ("--master-port", "65535", 65535),
+        ("--grace", "30", 30.0),
+        ("--grace", "0", 0.0),
+        ("--grace", "2.5", 2.5),
+        ("--grace", ".5s", 0.5),
+        ("--grace", "30s", 30.0),
+        ("--grace", "5m", 300.0),
+        ("--restart-window", "2h", 7200.0),
+        ("--device", "cpu", "cpu"),
+        ("--workdir", "a\udcff b", "a\udcff b"),
+    ],
+)
+def test_values_are_read(name: str, text: str, value: object):
+    assert convert(BY_NAME[name], text, name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("--num-gpus", "four", "--num-gpus takes a whole number >= 1 or 'auto', not 'four'"),
+        ("--num-gpus", "0", "--num-gpus takes a whole number >= 1 or 'auto', not '0'"),
+        ("--num-procs", "-1", "--num-procs takes a whole number >= 1, not '-1'"),
+        ("--num-procs", "1_0", "--num-procs takes a whole number >= 1, not '1_0'"),
+        ("--num-procs", "٤", "--num-procs takes a whole number >= 1, not '٤'"),
+        ("--num-procs", "auto", "--num-procs takes a whole number >= 1, not 'auto'"),
+        ("--num-procs", "1000001", "--num-procs takes a whole number of at most 1000000, not '1000001'"),
+        ("--max-restarts", "1.5", "--max-restarts takes a whole number >= 0, not '1.5'"),
+        ("--master-port", "65536", "--master-port takes a whole number of at most 65535, not '65536'"),
+        ("--grace", "nan", "--grace takes a time >= 0 like 30, 2.5, 30s, 5m or 2h, not 'nan'"),
+        ("--grace", "inf", "--grace takes a time >= 0 like 30, 2.5, 30s, 5m or 2h, not 'inf'"),
+        ("--grace", "-1s", "--grace takes a time >= 0 like 30, 2.5, 30s, 5m or 2h, not '-1s'"),
+        ("--grace", "s", "--grace takes a time >= 0 like 30, 2.5, 30s, 5m or 2h, not 's'"),
+        ("--grace", "9" * 60, "--grace takes a time of at most 1000000000 seconds, not '" + "9" * 60 + "'"),
+        ("--device", "gpu", "--device takes auto, cuda or cpu, not 'gpu'"),
+        ("--workdir", "", "--workdir needs a value (DIR), and got an empty one"),
+    ],
+)
+def test_wrong_values_are_refused_with_what_would_be_right(name: str, text: str, message: str):
+    with pytest.raises(UsageError) as caught:
+        convert(BY_NAME[name], text, name)
+    assert caught.value.message == message
+    assert caught.value.exit_code == 2
+
+
+def test_a_wrong_value_from_the_environment_names_the_variable_and_is_no_usage_error():
+    with pytest.raises(ConfigError, match=r"^DISTLAUNCH_GRACE takes a time") as caught:
+        convert(BY_NAME["--grace"], "soon", "DISTLAUNCH_GRACE")
+    assert not isinstance(caught.value, UsageError)
+
+
+@given(option=st.sampled_from(TRAIN_OPTIONS), text=st.text(st.characters()))
+def test_any_text_gives_a_value_or_one_printable_line(option, text):
+    message = ""
+    try:
+        convert(option, text, option.name)
+    except UsageError as error:
+        message = error.message
+    assert message == "" or message.isprintable()
+    assert len(message) < 250

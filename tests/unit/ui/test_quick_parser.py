@@ -1,0 +1,176 @@
+"""The quick parser: what reaches the script, which setting wins, and what is said about a wrong command line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.resolve.options import TrainOptions
+from distlaunch.ui.quick import HelpRequested, parse_plan, parse_train
+
+
+def parse(*words: str, **environ: str) -> TrainOptions:
+    return parse_train(words, environ)
+
+
+def refused(*words: str, **environ: str) -> tuple[str, str | None]:
+    with pytest.raises(ConfigError) as caught:
+        parse_train(words, environ)
+    return caught.value.message, caught.value.hint
+
+
+def test_a_script_alone_gives_the_defaults():
+    assert parse("train.py") == TrainOptions(script="train.py")
+
+
+def test_what_follows_the_script_is_the_scripts():
+    options = parse("--quiet", "train.py", "--num-gpus", "4", "--", "-h", "", "--help")
+    assert options == TrainOptions(
+        script="train.py", script_args=("--num-gpus", "4", "--", "-h", "", "--help"), quiet=True
+    )
+
+
+@given(st.lists(st.text(st.characters()), max_size=6))
+def test_any_words_after_the_script_or_the_double_dash_arrive_unchanged(words):
+    assert parse("train.py", *words).script_args == tuple(words)
+    assert parse("--", "train.py", *words).script_args == tuple(words)
+    assert parse("--script", "train.py", "--", *words).script_args == tuple(words)
+
+
+def test_bytes_that_are_no_text_arrive_unchanged():
+    assert parse("tr\udcffain.py", "\udc80").script_args == ("\udc80",)
+
+
+def test_with_script_given_the_first_other_word_is_an_argument():
+    assert parse("--script", "a.py", "--num-procs", "2", "b.py", "--quiet") == TrainOptions(
+        script="a.py", num_procs=2, script_args=("b.py", "--quiet")
+    )
+
+
+def test_a_double_dash_before_the_script_is_ours_and_the_next_one_is_not():
+    assert parse("--", "-odd.py", "--", "x") == TrainOptions(script="-odd.py", script_args=("--", "x"))
+
+
+def test_long_options_take_underscores_and_values_either_way():
+    expected = TrainOptions(script="s", num_procs=3, log_dir="a_b=c")
+    assert parse("--num_procs=3", "--log_dir", "a_b=c", "s") == expected
+    assert parse("--num-procs", "3", "--log-dir=a_b=c", "s") == expected
+
+
+def test_short_options_take_attached_values_and_stand_together():
+    expected = TrainOptions(script="pkg.mod", module=True, env=("A=1", "B"))
+    assert parse("-m", "-x", "A=1", "-xB", "pkg.mod") == expected
+    assert parse("-mxA=1", "--env", "B", "pkg.mod") == expected
+
+
+def test_the_last_of_a_repeated_option_wins_and_env_collects():
+    options = parse("--grace", "1", "--env-file", "a", "--grace", "2m", "--env-file", "b", "s")
+    assert (options.grace, options.env_file) == (120.0, ("a", "b"))
+
+
+def test_a_value_may_look_like_an_option_when_it_is_attached():
+    assert parse("--setup=--quiet", "s").setup == "--quiet"
+
+
+def test_the_environment_gives_defaults_and_the_command_line_wins():
+    environ = {"DISTLAUNCH_GRACE": "3", "DISTLAUNCH_QUIET": "yes", "DISTLAUNCH_TRAIN_JOB_ID": "mine"}
+    options = parse("--grace", "4", "s", **environ)
+    assert (options.grace, options.quiet, options.job_id) == (4.0, True, "mine")
+
+
+def test_variables_that_a_worker_has_are_not_read():
+    worker = {"DISTLAUNCH_JOB_ID": "outer", "DISTLAUNCH_BACKEND": "ray", "DISTLAUNCH_ATTEMPT": "3"}
+    assert parse("s", **worker) == TrainOptions(script="s")
+
+
+def test_an_empty_variable_is_no_setting():
+    assert parse("s", DISTLAUNCH_GRACE="", DISTLAUNCH_LOG_DIR="") == TrainOptions(script="s")
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("ON", True), ("0", False), ("No", False), ("false", False)])
+def test_switches_are_read_from_the_environment(text: str, value: bool):
+    assert parse("s", DISTLAUNCH_QUIET=text).quiet is value
+
+
+def test_a_switch_that_is_neither_is_refused_by_its_variable():
+    message, _ = refused("s", DISTLAUNCH_ISOLATE_GPUS="maybe")
+    assert message == "DISTLAUNCH_ISOLATE_GPUS takes 1, true, yes, on or 0, false, no, off, not 'maybe'"
+
+
+def test_repeatable_variables_are_split_with_a_shells_quotes():
+    assert parse("s", DISTLAUNCH_ENV="A=1 'B=two words'").env == ("A=1", "B=two words")
+    assert refused("s", DISTLAUNCH_ENV="A='")[0] == """DISTLAUNCH_ENV has an unfinished quote: "A='\""""
+
+
+def test_a_size_on_the_command_line_drops_the_sizes_of_the_environment():
+    environ = {"DISTLAUNCH_NUM_GPUS": "8", "DISTLAUNCH_GPUS_PER_NODE": "4"}
+    assert parse("--num-procs", "2", "s", **environ) == TrainOptions(script="s", num_procs=2)
+    assert parse("s", **environ).num_gpus == 8
+
+
+@pytest.mark.parametrize("asker", ["--help", "-h", "-mh"])
+def test_help_before_the_script_is_handed_on(asker: str):
+    with pytest.raises(HelpRequested):
+        parse("--num-gpus", "2", asker, "train.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        ((), "SCRIPT is missing", "it comes after our options: [OPTIONS] SCRIPT [ARGS]..."),
+        (("--",), "SCRIPT is missing", "it comes after our options: [OPTIONS] SCRIPT [ARGS]..."),
+        (("",), "SCRIPT is an empty word", None),
+        (
+            ("--num-gpu", "4", "s"),
+            "unknown option '--num-gpu'",
+            "did you mean --num-gpus? Options of the script go after SCRIPT.",
+        ),
+        (("--lr=0.1", "s"), "unknown option '--lr'", "Options of the script go after SCRIPT."),
+        (("-q", "s"), "unknown option '-q'", "Options of the script go after SCRIPT."),
+        (("-mq", "s"), "unknown option '-q'", "Options of the script go after SCRIPT."),
+        (("--grace",), "--grace needs a value: --grace SECONDS", None),
+        (("--grace", "--", "s"), "--grace needs a value: --grace SECONDS", None),
+        (
+            ("--log-dir", "--quiet", "s"),
+            "--log-dir needs a value: --log-dir DIR",
+            "if '--quiet' is that value, write --log-dir=--quiet",
+        ),
+        (("--quiet=1", "s"), "--quiet takes no value, and got '1'", None),
+        (("--log-dir=", "s"), "--log-dir needs a value (DIR), and got an empty one", None),
+        (("-m", "--no-python", "s"), "-m and --no-python exclude each other", "a module needs Python to run it"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_with_one_line_and_a_way_out(words, message: str, hint: str | None):
+    with pytest.raises(UsageError) as caught:
+        parse_train(words, {})
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+def test_options_are_not_abbreviated():
+    assert refused("--master-p", "1", "s")[0] == "unknown option '--master-p'"
+
+
+def test_gpus_and_processes_are_not_counted_together():
+    assert refused("--num-gpus", "2", "--num-procs", "2", "s")[0] == "--num-gpus and --num-procs exclude each other"
+    assert (
+        refused("s", DISTLAUNCH_GPUS_PER_NODE="2", DISTLAUNCH_NUM_PROCS="2")[0]
+        == "DISTLAUNCH_GPUS_PER_NODE and DISTLAUNCH_NUM_PROCS exclude each other"
+    )
+
+
+@pytest.mark.parametrize("word", ["--\x1b]0;x\x07", "-\udcff", "--" + "x" * 5000, "--a\nb"])
+def test_messages_stay_one_printable_line(word: str):
+    message, hint = refused(word, "s")
+    assert message.isprintable()
+    assert hint is not None
+    assert hint.isprintable()
+    assert len(message) < 150
+
+
+def test_plan_takes_its_own_format_and_ignores_that_of_train():
+    assert parse_plan(["s"], {"DISTLAUNCH_FORMAT": "jsonl"}) == (TrainOptions(script="s"), "table")
+    assert parse_plan(["--format", "json", "s"], {})[1] == "json"
+    with pytest.raises(UsageError, match=r"^--format takes table or json, not 'rich'$"):
+        parse_plan(["--format", "rich", "s"], {})
