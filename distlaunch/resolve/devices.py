@@ -156,8 +156,9 @@ def _picked(
             raise _no_such_gpu(entry, requested, inventory)
         for device in meant:
             chosen = allowed.get(device.key)
-            if chosen is None and limit is None and not whole.certain and kind_of(entry) != "index":
-                chosen = device  # device files have no names: CUDA will tell
+            if chosen is None and limit is None and (whole.certain or kind_of(entry) != "index"):
+                # Named by UUID where places say nothing: CUDA's own order, or device files, which have no names.
+                chosen = device
             if chosen is None and limit is None:
                 raise _no_such_gpu(entry, requested, inventory)
             if chosen is None:
@@ -189,8 +190,13 @@ def _no_such_gpu(entry: str, requested: str, inventory: GpuInventory) -> ConfigE
     if not inventory.gpus:
         why = f": {inventory.problem}" if inventory.problem else ""
         return ConfigError(f"--gpus {requested}: no GPU was found on this machine{why}", hint=_CPU_HINT)
-    there = describe_gpus(inventory, uuids=kind_of(entry) != "index")
-    return ConfigError(f"--gpus {requested}: there is no single GPU {entry} on this machine", hint=f"there is {there}")
+    by_uuid = kind_of(entry) != "index"
+    uuids = [uuid for gpu in inventory.gpus for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig)) if uuid]
+    if by_uuid and sum(uuid.lower().startswith(entry.lower()) for uuid in uuids) > 1:
+        message = f"--gpus {requested}: {entry} is the beginning of more than one UUID"
+    else:
+        message = f"--gpus {requested}: there is no GPU {entry} on this machine"
+    return ConfigError(message, hint=f"it has {describe_gpus(inventory, uuids=by_uuid)}")
 
 
 def _outside(entry: str, entries: list[str], requested: str, visible: list[Device], limit: str) -> ConfigError:

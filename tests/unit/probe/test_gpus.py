@@ -1,3 +1,4 @@
+# ruff: noqa: N802 - the functions are named as NVML names them
 from __future__ import annotations
 
 import ctypes
