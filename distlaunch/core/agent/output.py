@@ -1,0 +1,228 @@
+"""Layer core.agent: the output pump, a thread that reads what the node's workers write.
+
+It never waits for a console: when the taker has no room it stops reading, so that the workers wait. A worker that has
+ended is drained all the same, since its last words are the evidence of what went wrong.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from distlaunch.core.wire.codec import MAX_RAW_BYTES
+
+TAIL_BYTES = 65536
+_READ_BYTES = min(1 << 18, MAX_RAW_BYTES)
+_BUSY_GAP_S = 0.001
+_BUSY_WAIT_S = 0.002
+_SMALL_BYTES = 16384
+_PIPE_BYTES = 1 << 20
+STDERR = 2
+
+
+class Taker(Protocol):
+    """Where output goes. All of it is called from the pump's thread, and nothing of it blocks on a console."""
+
+    def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Take a chunk."""
+
+    def rank_ended(self, rank: int, now: float) -> None:
+        """Know that no more will come from a rank in this attempt."""
+
+    def tick(self, now: float) -> float | None:
+        """Do what has come due; give the next deadline."""
+
+    def has_room(self) -> bool:
+        """Tell whether more may be read."""
+
+    def on_room(self, wake: Callable[[], None]) -> None:
+        """Set what is to be called when there is room again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """All that an ended worker had written has been taken; ``tail`` is the last of its stderr."""
+
+    rank: int
+    tail: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputsClosed:
+    """No stream is left."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    rank: int
+    number: int
+    descriptor: int
+    keeps_tail: bool
+
+
+class _Tail:
+    """The last bytes of a stream, in the chunks in which they came."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[bytes] = deque()
+        self._size = 0
+
+    def add(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self._size += len(data)
+        while self._size - len(self._chunks[0]) >= TAIL_BYTES:
+            self._size -= len(self._chunks.popleft())
+
+    def text(self) -> bytes:
+        return b"".join(self._chunks)[-TAIL_BYTES:]
+
+
+class Pump(threading.Thread):
+    """Reads all streams of a node. ``post`` is called from this thread with Drained and OutputsClosed."""
+
+    def __init__(self, taker: Taker, post: Callable[[Drained | OutputsClosed], None]) -> None:
+        super().__init__(name="output", daemon=True)
+        self._taker = taker
+        self._post = post
+        self._orders: deque[Callable[[], None]] = deque()
+        self._streams: dict[int, _Stream] = {}
+        self._of_rank: dict[int, list[_Stream]] = {}
+        self._tails: dict[int, _Tail] = {}
+        self._poll = select.epoll()
+        self._idle = select.epoll()  # without the streams: for while there is no room
+        self._wake, self._wake_end = os.pipe()
+        for descriptor in (self._wake, self._wake_end):
+            os.set_blocking(descriptor, False)
+        self._poll.register(self._wake, select.EPOLLIN)
+        self._idle.register(self._wake, select.EPOLLIN)
+        self._running = True
+        taker.on_room(self._nudge)
+
+    # --- called from other threads
+
+    def add(self, rank: int, number: int, descriptor: int, *, keeps_tail: bool) -> None:
+        """Read a stream from now on; the pump owns the descriptor."""
+        os.set_blocking(descriptor, False)
+        self._order(lambda: self._add(_Stream(rank, number, descriptor, keeps_tail)))
+
+    def drain(self, rank: int) -> None:
+        """Take what an ended worker has written so far, room or not, and post Drained."""
+        self._order(lambda: self._drain(rank))
+
+    def finish(self) -> None:
+        """Read what is left of all streams, close them, post OutputsClosed."""
+        self._order(self._finish)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._order(self._end)
+
+    def _order(self, order: Callable[[], None]) -> None:
+        self._orders.append(order)
+        self._nudge()
+
+    def _nudge(self) -> None:
+        try:
+            os.write(self._wake_end, b"\0")
+        except OSError:
+            pass  # full: it is awake already; closed: it has ended
+
+    # --- the thread
+
+    def run(self) -> None:
+        """Serve until ``stop``."""
+        last = 0.0
+        while self._running:
+            now = time.monotonic()
+            deadline = self._taker.tick(now)
+            timeout = -1.0 if deadline is None else max(0.0, deadline - now)
+            ready = (self._poll if self._taker.has_room() else self._idle).poll(timeout)
+            now = time.monotonic()
+            taken = 0
+            for descriptor, _ in ready:
+                if descriptor == self._wake:
+                    self._carry_out()
+                elif (stream := self._streams.get(descriptor)) is not None:
+                    taken += self._read(stream, now)
+            if 0 < taken < _SMALL_BYTES and now - last < _BUSY_GAP_S:
+                time.sleep(_BUSY_WAIT_S)  # many small writes: let some gather, a chunk costs more than its bytes
+            last = now
+        for stream in list(self._streams.values()):
+            self._close(stream)
+        self._poll.close()
+        self._idle.close()
+        os.close(self._wake)
+        os.close(self._wake_end)
+
+    def _carry_out(self) -> None:
+        try:
+            os.read(self._wake, 65536)
+        except BlockingIOError:
+            pass
+        while self._orders:
+            self._orders.popleft()()
+
+    def _add(self, stream: _Stream) -> None:
+        self._streams[stream.descriptor] = stream
+        self._of_rank.setdefault(stream.rank, []).append(stream)
+        self._poll.register(stream.descriptor, select.EPOLLIN)
+
+    def _read(self, stream: _Stream, now: float) -> int:
+        """Read one chunk; give its size, 0 if there is none now. Closes the stream at its end."""
+        try:
+            data = os.read(stream.descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return 0
+        except OSError as exc:
+            if exc.errno != errno.EIO:  # a terminal without its other side
+                raise
+            data = b""
+        if not data:
+            self._close(stream)
+            return 0
+        if stream.keeps_tail:
+            self._tails.setdefault(stream.rank, _Tail()).add(data)
+        self._taker.output(stream.rank, stream.number, data, now)
+        return len(data)
+
+    def _close(self, stream: _Stream) -> None:
+        if self._streams.pop(stream.descriptor, None) is None:
+            return
+        self._poll.unregister(stream.descriptor)
+        os.close(stream.descriptor)
+        rest = self._of_rank[stream.rank]
+        rest.remove(stream)
+        if not rest:
+            del self._of_rank[stream.rank]
+            self._taker.rank_ended(stream.rank, time.monotonic())
+
+    def _drain(self, rank: int) -> None:
+        now = time.monotonic()
+        for stream in list(self._of_rank.get(rank, ())):
+            self._read_out(stream, now)
+        tail = self._tails.pop(rank, None)
+        self._post(Drained(rank=rank, tail=tail.text() if tail else b""))
+
+    def _read_out(self, stream: _Stream, now: float) -> None:
+        """Read what a pipe can hold and no more: a descendant that goes on writing must not keep us."""
+        taken = 0
+        while taken < _PIPE_BYTES and (size := self._read(stream, now)):
+            taken += size
+
+    def _finish(self) -> None:
+        now = time.monotonic()
+        for stream in list(self._streams.values()):
+            self._read_out(stream, now)
+            self._close(stream)
+        self._tails.clear()
+        self._post(OutputsClosed())
+
+    def _end(self) -> None:
+        self._running = False

@@ -1,0 +1,139 @@
+"""Layer core.agent: a TCP port held for rank 0's store, so that nobody can take it between choice and use.
+
+Held means bound and not listening, exclusively, on the dual-stack wildcard address. SO_REUSEADDR is set on the held
+socket only just before rank 0 starts; rank 0's server sets the flag too and may then bind and listen, all others are
+refused. A lock file says which job of ours holds a port: a bound, silent socket is in no table of the kernel.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+
+from distlaunch.core.errors import ConfigError
+
+
+class HeldPort:
+    """A port that nobody else can listen on until ``release``."""
+
+    def __init__(self, held: socket.socket, lock: int | None) -> None:
+        self._held = held
+        self._lock = lock
+        self.number: int = held.getsockname()[1]
+
+    def share(self) -> None:
+        """Let a server that sets SO_REUSEADDR bind the port from now on."""
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+    def release(self) -> None:
+        """Give the port back."""
+        self._held.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def hold_port(number: int, *, owner: str) -> HeldPort:
+    """Hold a port; 0 takes any free one. ``owner`` (a job id) is what another job of ours would name.
+
+    Raises ConfigError that names who has it.
+    """
+    lock = _lock(number, owner) if number else None
+    try:
+        return HeldPort(_bind(number), lock)
+    except OSError as exc:
+        if lock is not None:
+            os.close(lock)
+        raise _refused(number, exc) from exc
+
+
+def _bind(number: int) -> socket.socket:
+    try:
+        held = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        address = "::"
+    except OSError:  # a kernel without IPv6
+        held, address = socket.socket(socket.AF_INET, socket.SOCK_STREAM), "0.0.0.0"  # noqa: S104 - bound, not listening
+    try:
+        held.bind((address, number))
+    except OSError as exc:
+        if exc.errno == errno.EADDRNOTAVAIL and address == "::":  # IPv6 switched off at run time
+            held.close()
+            held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            held.bind(("0.0.0.0", number))  # noqa: S104 - bound, not listening
+            return held
+        if exc.errno != errno.EADDRINUSE or _listener(number) is not None:
+            held.close()
+            raise
+        # Only connections in TIME_WAIT refuse: a server with SO_REUSEADDR may bind, and so may we.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind((address, number))
+        except OSError:
+            held.close()
+            raise
+    return held
+
+
+def _lock_directory() -> str:
+    base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"  # noqa: S108 - the folder below is private to the user
+    directory = os.path.join(base, f"distlaunch-{os.getuid()}")
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    return directory
+
+
+def _lock(number: int, owner: str) -> int | None:
+    try:
+        lock = os.open(os.path.join(_lock_directory(), f"port-{number}"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return None  # the exclusive bind still protects; only the other job's name is lost
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        other = os.read(lock, 200).decode(errors="replace").strip()
+        os.close(lock)
+        raise ConfigError(
+            f"port {number} is held by distlaunch job {other}",
+            hint="leave --master-port out: each job then gets a free port of its own",
+        ) from None
+    os.ftruncate(lock, 0)
+    os.write(lock, f"{owner} (pid {os.getpid()})".encode())
+    return lock
+
+
+def _refused(number: int, exc: OSError) -> ConfigError:
+    hint = "leave --master-port out: each job then gets a free port of its own"
+    if exc.errno == errno.EACCES:
+        return ConfigError(f"port {number} needs privileges that this user lacks", hint="take one above 1023")
+    if exc.errno == errno.EADDRINUSE:
+        holder = _listener(number)
+        by = f" by {holder}" if holder else ""
+        return ConfigError(f"port {number} is in use{by}", hint=hint)
+    return ConfigError(f"port {number} cannot be held: {os.strerror(exc.errno or 0)}", hint=hint)
+
+
+def _listener(number: int) -> str | None:
+    """Name the process that listens on a port, as far as /proc shows it; None if nobody listens."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, encoding="ascii") as file:
+                rows = [line.split() for line in file.readlines()[1:]]
+        except OSError:
+            continue
+        inodes |= {row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == number}
+    if not inodes:
+        return None
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                if os.readlink(f"/proc/{pid}/fd/{descriptor}") in wanted:
+                    with open(f"/proc/{pid}/cmdline", "rb") as file:
+                        command = file.read(400).replace(b"\0", b" ").decode(errors="replace").strip()
+                    return f"pid {pid} ({command[:80]})"
+        except OSError:
+            continue
+    return "a process of another user"

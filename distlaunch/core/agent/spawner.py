@@ -1,0 +1,322 @@
+"""Layer core.agent: the spawner, a small single-threaded process that is the parent of a node's workers.
+
+It is forked from the agent before the agent has threads, and is both starter and guard. Being a subreaper and every
+worker's ancestor, no descendant can leave it: when the agent ends in any way, the socket between them closes and the
+spawner ends everything. When the spawner itself is killed, workers get KILL from the kernel (PR_SET_PDEATHSIG) and
+their descendants fall to the agent, a subreaper too. As parent it learns of exits by waitpid alone: no polling, no
+pidfd needed, and a signal to a child that it has not reaped cannot hit a stranger.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import select
+import signal
+import socket
+import termios
+import time
+from typing import NoReturn
+
+from distlaunch.core.agent import tree
+from distlaunch.core.agent.channel import Channel
+from distlaunch.core.agent.kernel import become_subreaper, die_with_parent, name_process
+from distlaunch.core.wire import spawning as w
+from distlaunch.core.wire.codec import Decoder
+
+SWEEP_S = 5.0
+"""How long KILL may take to show (exit of a process with much memory) before its pid is reported as left."""
+_SWEEP_STEP_S = 0.02
+_TO_WORKERS = (
+    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
+)  # fmt: skip
+
+
+def start_spawner(*, orphan_grace_s: float) -> tuple[Channel[w.FromSpawner], int]:
+    """Fork the spawner; give our end of the channel and its pid. Call before the first thread is started.
+
+    ``orphan_grace_s``: how long workers may take to end by TERM if this process vanishes.
+    """
+    become_subreaper()
+    ours, theirs = socket.socketpair()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _run(theirs, parent, orphan_grace_s)
+    theirs.close()
+    return Channel(ours, Decoder(w.FROM_SPAWNER)), pid
+
+
+def _run(end: socket.socket, parent: int, orphan_grace_s: float) -> NoReturn:
+    code = 70
+    try:
+        os.setsid()
+        name_process("distlaunch-spwn")
+        _close_inherited(keep=end.fileno())
+        become_subreaper()
+        Spawner(end, parent=parent, orphan_grace_s=orphan_grace_s).run()
+        code = 0
+    finally:
+        os._exit(code)  # never unwind into the launcher's frames
+
+
+def _close_inherited(*, keep: int) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) != keep:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        if descriptor != null:
+            os.dup2(null, descriptor)
+
+
+class Spawner:
+    """Starts, signals, reaps and sweeps on the agent's word."""
+
+    def __init__(self, end: socket.socket, *, parent: int, orphan_grace_s: float) -> None:
+        self._channel: Channel[w.ToSpawner] = Channel(end, Decoder(w.TO_SPAWNER))
+        self._parent = parent
+        self._orphan_grace_s = orphan_grace_s
+        self._setup = w.Setup(env={}, cwd="/", cookie="", nofile=1024)
+        self._pids: dict[int, int] = {}  # pid -> rank, of workers not reaped yet
+        self._terminals: set[int] = set()  # ranks
+        self._failures, self._failure_end = os.pipe()
+        self._wake, wake_end = os.pipe()
+        for descriptor in (self._wake, wake_end, self._failures):
+            os.set_blocking(descriptor, False)
+        self._ignored = _ignore_signals()
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Serve until the agent dismisses us or is gone; then nothing of ours is left."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        while True:
+            writing = select.POLLOUT if self._channel.has_unsent else 0
+            poll.register(self._channel.fileno(), select.POLLIN | writing)
+            for descriptor, _ in poll.poll():
+                if descriptor == self._wake:
+                    self._drain_wake()
+            self._reap()
+            try:
+                self._channel.flush()
+            except OSError:
+                break
+            messages = self._channel.receive()
+            if messages is None:
+                break
+            for message in messages:
+                if isinstance(message, w.Dismiss):
+                    self._kill_all()
+                    return
+                self._handle(message)
+        self._orphaned()
+
+    def _handle(self, message: w.ToSpawner) -> None:
+        match message:
+            case w.Setup():
+                self._setup = message
+            case w.Spawn():
+                descriptors = [self._channel.received.popleft() for _ in range(3)]
+                self._spawn(message, descriptors)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            case w.Signal():
+                self._signal(message)
+            case w.Sweep():
+                self._report(w.Swept(left=self._kill_all()))
+            case w.Dismiss():
+                pass
+
+    def _report(self, message: w.FromSpawner) -> None:
+        try:
+            self._channel.send(message)
+        except OSError:
+            pass  # the agent is gone: the read side of the loop sees it
+
+    # --- starting
+
+    def _spawn(self, order: w.Spawn, descriptors: list[int]) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_WORKERS)  # else one sent before exec would be ignored
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _become_worker(order, self._setup, descriptors, self._failure_end, self._ignored)
+        except OSError as exc:
+            self._report(w.SpawnFailed(rank=order.rank, step="fork", errno=exc.errno or 0))
+            return
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._pids[pid] = order.rank
+        if order.terminal:
+            self._terminals.add(order.rank)
+        self._report(w.Spawned(rank=order.rank, pid=pid))
+
+    def _failed_starts(self) -> dict[int, tuple[str, int]]:
+        """Read what children wrote that could not become workers."""
+        text = b""
+        try:
+            while chunk := os.read(self._failures, 65536):
+                text += chunk
+        except BlockingIOError:
+            pass
+        failures = {}
+        for line in text.decode().splitlines():
+            pid, step, number = line.split()
+            failures[int(pid)] = (step, int(number))
+        return failures
+
+    # --- ends
+
+    def _drain_wake(self) -> None:
+        try:
+            while os.read(self._wake, 4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _reap(self) -> None:
+        """Reap every child that has ended, workers and adopted orphans alike, and report the workers."""
+        failures: dict[int, tuple[str, int]] = {}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            rank = self._pids.get(pid)
+            if rank is None:
+                continue
+            if os.WIFSTOPPED(status):
+                if rank in self._terminals:
+                    self._report(w.Halted(rank=rank, signum=os.WSTOPSIG(status)))
+                continue
+            del self._pids[pid]
+            returncode = os.waitstatus_to_exitcode(status)
+            if returncode == 127:
+                failures.update(self._failed_starts())
+            if pid in failures:
+                step, number = failures[pid]
+                self._report(w.SpawnFailed(rank=rank, step=step, errno=number))
+            else:
+                self._report(w.Exited(rank=rank, returncode=returncode))
+                self._kill_remains(pid, rank)
+
+    def _kill_remains(self, worker: int, rank: int) -> None:
+        """KILL what an ended worker left to us: known by its session, or by the cookie in its environment.
+
+        An orphan that shows neither may belong to a worker that still runs; it goes with the final sweep.
+        """
+        for pid in tree.children_of(os.getpid()):
+            if pid in self._pids:
+                continue
+            facts = tree.stat_of(pid)
+            if facts is None or facts[0] in "ZX":
+                continue
+            if facts[2] == worker or tree.cookie_rank(pid, self._setup.cookie) == rank:
+                tree.kill_each_tree([pid])
+
+    def _signal(self, order: w.Signal) -> None:
+        ranks = set(order.ranks)
+        for pid, rank in list(self._pids.items()):
+            if rank not in ranks or (order.caught_only and not tree.catches(pid, order.signum)):
+                continue
+            if order.scope == w.SCOPE_PROCESS:
+                tree.send(pid, order.signum)
+            elif order.scope == w.SCOPE_GROUP:
+                _to_group(pid, order.signum)
+            elif order.signum == signal.SIGKILL:
+                tree.kill_each_tree([pid])
+            else:
+                tree.signal_tree(pid, order.signum, include_root=True)
+        if order.scope == w.SCOPE_TREE and order.signum in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in tree.children_of(os.getpid()):
+                if pid not in self._pids:
+                    tree.signal_tree(pid, order.signum, include_root=True)
+
+    def _kill_all(self, *, bound_s: float = SWEEP_S) -> tuple[int, ...]:
+        """KILL every descendant until none is left, or until the bound; give the pids that stay."""
+        own = os.getpid()
+        deadline = time.monotonic() + bound_s
+        while True:
+            self._reap()
+            tree.kill_each_tree(tree.children_of(own))
+            self._reap()
+            left = tree.children_of(own)
+            if not left:
+                return ()
+            if time.monotonic() > deadline:
+                return tuple(tree.descendants_of(own))
+            select.select([self._wake], [], [], _SWEEP_STEP_S)
+            self._drain_wake()
+
+    def _orphaned(self) -> None:
+        """End everything, the agent being gone: ask the workers, give the grace, then KILL until nothing is left."""
+        deadline = time.monotonic() + self._orphan_grace_s
+        for pid in self._pids:
+            tree.send(pid, signal.SIGCONT)
+            tree.send(pid, signal.SIGTERM)
+        while self._pids and (left_s := deadline - time.monotonic()) > 0:
+            select.select([self._wake], [], [], left_s)
+            self._drain_wake()
+            self._reap()
+        while self._kill_all():
+            pass
+
+
+def _to_group(pid: int, signum: int) -> None:
+    try:
+        os.killpg(pid, signum)
+    except OSError:
+        pass
+
+
+def _ignore_signals() -> tuple[int, ...]:
+    """Make this process deaf to all but KILL; return those that we were started with ignored, as workers shall be."""
+    ignored = tuple(number for number in _TO_WORKERS if signal.getsignal(number) == signal.SIG_IGN)
+    for number in (*_TO_WORKERS, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH):
+        signal.signal(number, signal.SIG_IGN)
+    return ignored
+
+
+def _become_worker(
+    order: w.Spawn, setup: w.Setup, descriptors: list[int], failures: int, ignored: tuple[int, ...]
+) -> NoReturn:
+    """Turn the forked child into the worker; on failure write ``<pid> <step> <errno>`` and end with 127."""
+    step = "setup"
+    try:
+        parent = os.getppid()
+        os.setsid()
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(127)
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            if number < 32:
+                signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        for target, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, target)
+        if order.terminal:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != setup.nofile:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (setup.nofile, hard))
+        if order.cpus is not None:
+            step = "affinity"
+            os.sched_setaffinity(0, order.cpus)
+        step = "chdir"
+        os.chdir(setup.cwd)
+        step = "exec"
+        env = {**setup.env, **order.env}
+        os.execvpe(order.argv[0], order.argv, env)
+    except OSError as exc:
+        os.write(failures, f"{os.getpid()} {step} {exc.errno or 0}\n".encode())
+    finally:
+        os._exit(127)

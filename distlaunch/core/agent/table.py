@@ -1,0 +1,234 @@
+"""Layer core.agent: the worker table of one node, a pure state machine: ``step(event, now) -> actions``.
+
+It has no clock and does no I/O. Each action is either a message for the coordinator or the spawner, or one of the
+few things that the edge (``agent.py``) does: opening a worker's streams, draining and closing them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from distlaunch.core.agent.output import Drained, OutputsClosed
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import spawning as w
+
+DRAIN_S = 1.0
+"""How long reading an ended worker's last words may take before its end is reported without them."""
+KILL_S = 5.0
+"""How long KILL may take to show before a worker counts as wedged in the kernel."""
+
+_EXEC_EXIT = {2: 127, 20: 127}  # ENOENT, ENOTDIR: not found, as shells have it; anything else is 126
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Open a worker's streams and have it spawned."""
+
+    spec: m.WorkerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Read an ended worker's output; answered by Drained."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseOutputs:
+    """Read and close what is left of all outputs; answered by OutputsClosed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """The deadline has come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What an ended worker left beside its stderr; the edge adds it to Drained."""
+
+    drained: Drained
+    error_file: str | None
+    oom_kills: int
+
+
+Event = m.ToAgent | w.FromSpawner | Evidence | OutputsClosed | Tick
+Action = Launch | Drain | CloseOutputs | m.FromAgent | w.ToSpawner
+
+
+@dataclass(slots=True)
+class _Worker:
+    spec: m.WorkerSpec
+    started: float
+    pid: int = 0
+    returncode: int | None = None
+    ended: float = 0.0
+    told_to_stop: bool = False
+    reported: bool = False
+    failure: bytes = b""  # why it could not be started
+
+
+@dataclass(slots=True)
+class WorkerTable:
+    """The workers of one attempt on one node, from ``Start`` to ``Gone``."""
+
+    attempt: int = -1
+    workers: dict[int, _Worker] = field(default_factory=dict)
+    argv0: str = ""
+    signal_scope: str = w.SCOPE_PROCESS
+    kill_at: float | None = None
+    wedged_at: float | None = None
+    sweeping: bool = False
+    left: tuple[int, ...] = ()
+
+    @property
+    def running(self) -> list[int]:
+        """Ranks whose process has not ended, as far as is known."""
+        return [rank for rank, worker in self.workers.items() if worker.returncode is None]
+
+    def deadline(self) -> float | None:
+        """Give the time at which ``Tick`` is due."""
+        times = [time for time in (self.kill_at, self.wedged_at) if time is not None]
+        times += [worker.ended + DRAIN_S for worker in self.workers.values() if self._awaits_drain(worker)]
+        return min(times, default=None)
+
+    @staticmethod
+    def _awaits_drain(worker: _Worker) -> bool:
+        return worker.returncode is not None and not worker.reported
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        """Take in an event that happened at ``now`` (seconds, any monotonic origin); give what is to be done."""
+        match event:
+            case m.Start():
+                return self._start(event, now)
+            case m.Stop():
+                return self._stop(event, now)
+            case m.Forward():
+                return self._to_running(event.signum, self.signal_scope, caught_only=True)
+            case m.Pause():
+                return self._to_running(signal.SIGSTOP if event.paused else signal.SIGCONT, w.SCOPE_TREE)
+            case w.Spawned():
+                return self._spawned(event, now)
+            case w.SpawnFailed():
+                return self._failed_to_start(event, now)
+            case w.Exited():
+                return self._ended(event.rank, event.returncode, now)
+            case w.Halted():
+                return [m.WorkerHalted(rank=event.rank)]
+            case Evidence():
+                return self._report(event.drained.rank, event, now)
+            case w.Swept():
+                self.left = event.left
+                return [CloseOutputs()]
+            case OutputsClosed():
+                return self._finish()
+            case Tick():
+                return self._tick(now)
+            case _:
+                return []  # Prepare, Input and Resize are the edge's own
+
+    def _start(self, event: m.Start, now: float) -> list[Action]:
+        self.attempt = event.attempt
+        self.argv0 = event.argv[0] if event.argv else ""
+        self.signal_scope = w.SCOPE_GROUP if event.signal_group else w.SCOPE_PROCESS
+        self.workers = {spec.rank: _Worker(spec, started=now) for spec in event.workers}
+        self.kill_at = self.wedged_at = None
+        self.sweeping = False
+        self.left = ()
+        return [Launch(spec=spec) for spec in event.workers] or [w.Sweep()]
+
+    def _spawned(self, event: w.Spawned, now: float) -> list[Action]:
+        worker = self.workers[event.rank]
+        worker.pid, worker.started = event.pid, now
+        return [m.Started(attempt=self.attempt, pids={event.rank: event.pid})]
+
+    def _failed_to_start(self, event: w.SpawnFailed, now: float) -> list[Action]:
+        worker = self.workers[event.rank]
+        reason = os.strerror(event.errno)
+        what = {"exec": f"run {(worker.spec.argv or (self.argv0,))[0]}", "chdir": "enter the working directory"}
+        text = f"distlaunch: cannot {what.get(event.step, 'start the worker (' + event.step + ')')}: {reason}\n"
+        worker.failure = text.encode("utf-8", "surrogateescape")
+        return self._ended(event.rank, _EXEC_EXIT.get(event.errno, 126), now)
+
+    def _ended(self, rank: int, returncode: int, now: float) -> list[Action]:
+        worker = self.workers[rank]
+        if worker.returncode is not None:
+            return []
+        worker.returncode, worker.ended = returncode, now
+        return [Drain(rank=rank)]
+
+    def _report(self, rank: int, evidence: Evidence | None, now: float) -> list[Action]:
+        worker = self.workers.get(rank)
+        if worker is None or worker.returncode is None or worker.reported:
+            return []
+        worker.reported = True
+        tail = evidence.drained.tail if evidence else b""
+        actions: list[Action] = [
+            m.WorkerExited(
+                attempt=self.attempt,
+                rank=rank,
+                pid=worker.pid,
+                returncode=worker.returncode,
+                uptime_s=worker.ended - worker.started,
+                told_to_stop=worker.told_to_stop,
+                oom_kills=evidence.oom_kills if evidence else 0,
+                error_file=evidence.error_file if evidence else None,
+                tail=tail + worker.failure,
+            )
+        ]
+        if all(worker.reported for worker in self.workers.values()) and not self.sweeping:
+            self.sweeping = True
+            self.kill_at = self.wedged_at = None
+            actions.append(w.Sweep())
+        return actions
+
+    def _finish(self) -> list[Action]:
+        if not self.sweeping:
+            return []
+        self.workers.clear()
+        self.sweeping = False
+        return [m.Gone(attempt=self.attempt, left=self.left)]
+
+    def _stop(self, event: m.Stop, now: float) -> list[Action]:
+        if event.attempt != self.attempt or not self.running:
+            return []
+        for rank in self.running:
+            self.workers[rank].told_to_stop = True
+        if event.grace_s <= 0:
+            return self._kill(now)
+        kill_at = now + event.grace_s
+        self.kill_at = kill_at if self.kill_at is None else min(kill_at, self.kill_at)
+        return [
+            *self._to_running(event.signum, self.signal_scope),
+            *self._to_running(signal.SIGCONT, w.SCOPE_PROCESS),  # a stopped worker must be able to obey
+        ]
+
+    def _kill(self, now: float) -> list[Action]:
+        self.kill_at = None
+        self.wedged_at = now + KILL_S
+        return self._to_running(signal.SIGKILL, w.SCOPE_TREE)
+
+    def _to_running(self, signum: int, scope: str, *, caught_only: bool = False) -> list[Action]:
+        ranks = tuple(self.running)
+        return [w.Signal(ranks=ranks, signum=int(signum), scope=scope, caught_only=caught_only)] if ranks else []
+
+    def _tick(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        if self.kill_at is not None and now >= self.kill_at:
+            actions += self._kill(now)
+        if self.wedged_at is not None and now >= self.wedged_at:
+            self.wedged_at = None
+            for rank in self.running:
+                actions += self._ended(rank, -signal.SIGKILL, now)
+        for rank in self._overdue(now):
+            actions += self._report(rank, None, now)
+        return actions
+
+    def _overdue(self, now: float) -> Iterable[int]:
+        return [r for r, worker in self.workers.items() if self._awaits_drain(worker) and now >= worker.ended + DRAIN_S]
+
+

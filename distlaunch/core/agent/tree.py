@@ -1,0 +1,141 @@
+"""Layer core.agent: process trees, read from /proc, and signals to them without hitting a recycled pid."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+
+_MAX_PASSES = 64
+
+
+def children_of(pid: int) -> list[int]:
+    """List the direct children of a process; empty if it is gone."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except FileNotFoundError:
+        if os.path.exists(f"/proc/{pid}/stat") and not os.path.exists("/proc/self/task/%d/children" % os.getpid()):
+            return _children_by_scan(pid)
+    except (ProcessLookupError, PermissionError):
+        pass
+    return found
+
+
+def _children_by_scan(parent: int) -> list[int]:
+    """Do without ``/proc/PID/task/TID/children``, which some kernels lack."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            facts = stat_of(int(name))
+            if facts is not None and facts[1] == parent:
+                found.append(int(name))
+    return found
+
+
+def stat_of(pid: int) -> tuple[str, int, int, int] | None:
+    """Read (state, parent, session, start time in ticks since boot) of a process, or None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            rest = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return rest[0].decode(), int(rest[1]), int(rest[3]), int(rest[19])
+
+
+def descendants_of(pid: int) -> list[int]:
+    """List all descendants, children before grandchildren; a moving tree may hide some: call again until empty."""
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        below = children_of(queue.pop())
+        found += below
+        queue += below
+    return found
+
+
+def send(pid: int, signum: int, *, parent_or_ancestor: int | None = None) -> bool:
+    """Signal a process, through a pidfd where the kernel grants one.
+
+    With ``parent_or_ancestor`` the process must still descend from it when the pidfd is held: this closes the gap in
+    which its pid could have been given to a stranger. Own unreaped children need no such check.
+    Returns False if the process is gone or not ours to signal.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        descriptor = -1
+    try:
+        if parent_or_ancestor is not None and not _descends(pid, parent_or_ancestor):
+            return False
+        if descriptor >= 0:
+            signal.pidfd_send_signal(descriptor, signum)
+        else:
+            os.kill(pid, signum)
+    except OSError:
+        return False
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    return True
+
+
+def _descends(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        facts = stat_of(pid)
+        if facts is None:
+            return False
+        pid = facts[1]
+        if pid == ancestor:
+            return True
+    return False
+
+
+def signal_tree(root: int, signum: int, *, include_root: bool) -> None:
+    """Send KILL, STOP or CONT to a whole tree, again for what appears meanwhile; the root last."""
+    sent: set[int] = set()
+    for _ in range(_MAX_PASSES):
+        new = [pid for pid in descendants_of(root) if pid not in sent]
+        if not new:
+            break
+        for pid in new:
+            send(pid, signum, parent_or_ancestor=root)
+        sent.update(new)
+    if include_root:
+        send(root, signum)
+
+
+def kill_each_tree(roots: Iterable[int]) -> None:
+    """KILL several trees: first stop every process of a tree, so that none forks on while the others die."""
+    for root in roots:
+        signal_tree(root, signal.SIGSTOP, include_root=True)
+        signal_tree(root, signal.SIGKILL, include_root=True)
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Tell whether a process has a handler for a signal."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"SigCgt:"):
+                    return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return False
+
+
+def cookie_rank(pid: int, cookie: str) -> int | None:
+    """Read which worker of ours a process stems from, by its initial environment; None if it does not tell."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+    except OSError:
+        return None
+    if b"DISTLAUNCH_COOKIE=" + cookie.encode() not in variables:
+        return None
+    for variable in variables:
+        if variable.startswith(b"RANK=") and variable[5:].isdigit():
+            return int(variable[5:])
+    return None

@@ -1,0 +1,83 @@
+"""Layer core.model: a launch plan, complete but for what only the nodes can settle (ports)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from distlaunch.core.model.topology import Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan:
+    """One worker: its place, the variables that only it has, its CPUs."""
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    env: Mapping[str, str]
+    cpus: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """What is to run where. ``master_port`` is None until ``bind``.
+
+    ``env`` holds what we set for all workers; ``base_env`` is what they inherit, and ``given_env`` what the user gave
+    by --env: of the last two, neither values nor events ever show.
+    """
+
+    job_id: str
+    backend: str
+    nodes: tuple[Node, ...]
+    workers: tuple[WorkerPlan, ...]
+    argv: tuple[str, ...]
+    workdir: str
+    env: Mapping[str, str]
+    base_env: Mapping[str, str] = field(repr=False)
+    given_env: Mapping[str, str] = field(repr=False)
+    run_dir: str
+    master_addr: str
+    wanted_port: int
+    """0: any that is free."""
+    master_port: int | None = None
+    attempt: int = 0
+    signal_group: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers over all nodes."""
+        return len(self.workers)
+
+    def record(self) -> dict[str, object]:
+        """Give the plan as data for people and files: no inherited and no user-given values."""
+        nodes = [
+            {"node_rank": index, "host": node.host, "slots": node.slots, "devices": list(node.devices)}
+            for index, node in enumerate(self.nodes)
+        ]
+        workers = [
+            {
+                "rank": worker.rank,
+                "local_rank": worker.local_rank,
+                "node_rank": worker.node_rank,
+                "argv": list(self.argv),
+                "env": {**self.env, **worker.env},
+                "cpus": None if worker.cpus is None else list(worker.cpus),
+            }
+            for worker in self.workers
+        ]
+        return {
+            "job_id": self.job_id,
+            "backend": self.backend,
+            "attempt": self.attempt,
+            "world_size": self.world_size,
+            "master_addr": self.master_addr,
+            "master_port": self.master_port,
+            "workdir": self.workdir,
+            "run_dir": self.run_dir,
+            "nodes": nodes,
+            "workers": workers,
+            "env_given": sorted(self.given_env),
+            "notes": list(self.notes),
+        }

@@ -1,0 +1,36 @@
+"""Layer core.model: which nodes a job has, and what each gives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node in topology order. ``masks`` has one entry per worker: what its device mask is to say."""
+
+    host: str
+    slots: int
+    mask_variable: str | None = None
+    masks: tuple[tuple[str, ...], ...] = ()
+    devices: tuple[str, ...] = ()
+    """For people: the node's selected devices, in LOCAL_RANK order."""
+    numa: tuple[int | None, ...] = ()
+    """The NUMA node of each of ``devices``, where it is known."""
+    isolated: bool = False
+    """Each worker sees one device, as LOCAL_RANK 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """All nodes of a job; ``notes`` is what the user should be told about how they were found."""
+
+    nodes: tuple[Node, ...]
+    device: str
+    """``cuda`` or ``cpu``: what the workers compute on."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers over all nodes."""
+        return sum(node.slots for node in self.nodes)

@@ -1,0 +1,35 @@
+"""Layer core.model: names of variables, once.
+
+Sources: what torchrun 2.13 sets and reads, Open MPI's, MPICH's and Horovod's worker variables, TF_CONFIG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SET_FOR_WORKERS = frozenset({
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
+    "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_ERROR_FILE", "DISTLAUNCH_JOB_ID", "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_BACKEND", "DISTLAUNCH_RUN_DIR",
+    "DISTLAUNCH_COOKIE",
+})  # fmt: skip
+"""Always ours: --env may not name them."""
+
+_OF_OUTER_LAUNCHERS = SET_FOR_WORKERS | {
+    "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_TIMER_FILE", "TORCHELASTIC_HEALTH_CHECK_PORT", "TF_CONFIG",
+    "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE", "NNODES", "NPROC_PER_NODE",
+    "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_GLOO_IFACE",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_ELASTIC",
+}  # fmt: skip
+_PREFIXES_OF_OUTER_LAUNCHERS = ("PET_", "OMPI_", "PMI_", "PMIX_", "MV2_COMM_WORLD_", "PALS_", "DISTLAUNCH_")
+
+
+def without_outer_launchers(environ: Mapping[str, str]) -> dict[str, str]:
+    """Drop what a launcher around us set for its own worker, and our own options: none of it is meant for ours."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _OF_OUTER_LAUNCHERS and not name.startswith(_PREFIXES_OF_OUTER_LAUNCHERS)
+    }

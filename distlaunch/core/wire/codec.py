@@ -1,0 +1,145 @@
+"""Layer core.wire: frames, and messages as frozen dataclasses with checked fields. No sockets here.
+
+A frame is two big-endian 32-bit lengths, then a JSON object, then raw bytes. The object's ``t`` names the message;
+its other keys are the message's fields; a field annotated ``bytes`` is the raw part. What arrives is checked field
+by field and size-capped: a peer can send numbers and text, never code.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any, Generic, TypeVar
+
+from distlaunch.core.errors import ProtocolError
+
+VERSION = 1
+MAX_OBJECT_BYTES = 64 << 20
+MAX_RAW_BYTES = 1 << 20
+
+_LENGTHS = struct.Struct(">II")
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
+
+M = TypeVar("M")
+
+
+def encode(message: Any) -> bytes:
+    """Turn a message into one frame."""
+    raw = b""
+    record: dict[str, object] = {"t": type(message).__name__}
+    for field in fields(message):
+        value = getattr(message, field.name)
+        if field.type == "bytes":
+            raw = value
+        else:
+            record[field.name] = _plain(value)
+    body = _dumps(record).encode("ascii")
+    return _LENGTHS.pack(len(body), len(raw)) + body + raw
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, (str, int, float, type(None))):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}  # type: ignore[arg-type]  # a nested message part
+
+
+class Decoder(Generic[M]):
+    """Reassembles messages of a closed set of types from a byte stream."""
+
+    def __init__(self, types: tuple[type[M], ...], parts: tuple[type[Any], ...] = ()) -> None:
+        self._types = {cls.__name__: cls for cls in types}
+        self._parts = {cls.__name__: cls for cls in parts}
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[M]:
+        """Yield each message that ``data`` completes. Raises ProtocolError; the stream is useless after that."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTHS.size:
+            body_size, raw_size = _LENGTHS.unpack_from(self._buffer)
+            if body_size > MAX_OBJECT_BYTES or raw_size > MAX_RAW_BYTES:
+                raise ProtocolError(f"a frame of {body_size}+{raw_size} bytes is over the size allowed")
+            end = _LENGTHS.size + body_size + raw_size
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTHS.size : _LENGTHS.size + body_size])
+            raw = bytes(self._buffer[_LENGTHS.size + body_size : end])
+            del self._buffer[:end]
+            yield self._message(body, raw)
+
+    def _message(self, body: bytes, raw: bytes) -> M:
+        try:
+            record = json.loads(body)
+        except (ValueError, RecursionError) as exc:
+            raise ProtocolError("a frame does not hold JSON") from exc
+        name = record.pop("t", None) if isinstance(record, dict) else None
+        cls = self._types.get(name) if isinstance(name, str) else None
+        if cls is None:
+            raise ProtocolError(f"unknown message {name!r}")
+        return self._build(cls, record, raw)
+
+    def _build(self, cls: type[Any], record: dict[str, object], raw: bytes) -> Any:
+        values: dict[str, object] = {}
+        for field in fields(cls):
+            kind = str(field.type)
+            if kind == "bytes":
+                values[field.name] = raw
+                continue
+            if field.name not in record:
+                raise ProtocolError(f"{cls.__name__} lacks {field.name}")
+            try:
+                values[field.name] = self._value(kind, record[field.name])
+            except (TypeError, ValueError) as exc:
+                raise ProtocolError(f"{cls.__name__}.{field.name} is not {kind}") from exc
+        if len(record) > len(values):
+            raise ProtocolError(f"{cls.__name__} has unknown fields")
+        return cls(**values)
+
+    def _value(self, kind: str, value: object) -> object:
+        if kind.endswith(" | None"):
+            return None if value is None else self._value(kind[:-7], value)
+        if kind.startswith("tuple["):
+            inner = kind[len("tuple[") : -len(", ...]")]
+            if not isinstance(value, list):
+                raise TypeError(kind)
+            part = self._parts.get(inner)
+            if part is not None:
+                return tuple(self._build(part, item, b"") for item in value)
+            return tuple(self._value(inner, item) for item in value)
+        return _CHECKS[kind](value)
+
+
+def _exact(*allowed: type) -> Callable[[object], object]:
+    def check(value: object) -> object:
+        if type(value) not in allowed:
+            raise TypeError
+        return value
+
+    return check
+
+
+def _text_map(value: object) -> object:
+    if not isinstance(value, dict) or not all(type(item) is str for item in value.values()):
+        raise TypeError
+    return value
+
+
+def _int_map(value: object) -> object:
+    if not isinstance(value, dict) or not all(type(item) is int for item in value.values()):
+        raise TypeError
+    return {int(key): item for key, item in value.items()}
+
+
+_CHECKS: dict[str, Callable[[object], object]] = {
+    "int": _exact(int),
+    "float": _exact(int, float),
+    "str": _exact(str),
+    "bool": _exact(bool),
+    "Mapping[str, str]": _text_map,
+    "Mapping[int, int]": _int_map,
+}

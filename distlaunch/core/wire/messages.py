@@ -1,0 +1,160 @@
+"""Layer core.wire: messages between the coordinator and the agent of one node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """One worker of a node. ``argv`` is None where it is the attempt's common one."""
+
+    rank: int
+    local_rank: int
+    argv: tuple[str, ...] | None
+    env: Mapping[str, str]
+    cpus: tuple[int, ...] | None
+    error_file: str | None
+
+
+# --- coordinator to agent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Settle what only the node knows; ``port`` is None (not the master's node), 0 (any) or a number."""
+
+    attempt: int
+    port: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Start the node's workers of this attempt."""
+
+    attempt: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    workers: tuple[WorkerSpec, ...]
+    signal_group: bool
+    """Signals go to each worker's process group (``--no-python``), not to its own process only."""
+    terminal: bool
+    """The one worker gets a pseudo-terminal."""
+    rows: int
+    columns: int
+    stdin_rank: int | None
+    """The rank that inherits the agent's stdin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Ask all workers to end by ``signum``; after ``grace_s`` their trees get KILL (at once if it is 0)."""
+
+    attempt: int
+    signum: int
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """Pass a signal on to the workers that catch it."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Stop (SIGSTOP) all trees, or let them go on."""
+
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """Keystrokes for the worker's pseudo-terminal."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resize:
+    """The user's terminal has this size now."""
+
+    rows: int
+    columns: int
+
+
+# --- agent to coordinator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Answer to ``Prepare``: the port held for rank 0's store, or what stands in the way."""
+
+    attempt: int
+    port: int | None
+    problem: str | None
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """Processes exist for these ranks."""
+
+    attempt: int
+    pids: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExited:
+    """A worker ended. ``told_to_stop``: a stop had been sent to it before. ``tail`` is its last stderr."""
+
+    attempt: int
+    rank: int
+    pid: int
+    returncode: int
+    uptime_s: float
+    told_to_stop: bool
+    oom_kills: int
+    error_file: str | None
+    """What it left in its error file (text, capped)."""
+    tail: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHalted:
+    """A worker with a pseudo-terminal was stopped from it (Ctrl-Z)."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """Of this attempt nothing is left on the node, but for pids that KILL did not end."""
+
+    attempt: int
+    left: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """The agent can no longer do its work; all its workers have been killed."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Bytes that a worker wrote to stdout (1) or stderr (2); at most 1 MiB."""
+
+    rank: int
+    stream: int
+    data: bytes
+
+
+ToAgent = Prepare | Start | Stop | Forward | Pause | Input | Resize
+FromAgent = Prepared | Started | WorkerExited | WorkerHalted | Gone | Fault | Output
+TO_AGENT: tuple[type, ...] = (Prepare, Start, Stop, Forward, Pause, Input, Resize)
+FROM_AGENT: tuple[type, ...] = (Prepared, Started, WorkerExited, WorkerHalted, Gone, Fault, Output)

@@ -1,0 +1,100 @@
+"""Layer core.wire: messages between an agent and its spawner (the parent of the node's workers)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+SCOPE_PROCESS = "process"
+SCOPE_GROUP = "group"
+SCOPE_TREE = "tree"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What all workers of an attempt share."""
+
+    env: Mapping[str, str]
+    cwd: str
+    cookie: str
+    nofile: int
+    """Soft limit of open files to give them: the one the launcher was started with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawn:
+    """Start one worker; its stdin, stdout and stderr travel beside the frame as three descriptors."""
+
+    rank: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cpus: tuple[int, ...] | None
+    terminal: bool
+    """Its descriptors are a terminal that it is to have as controlling terminal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """Send a signal to workers: their own process, their process group, or (KILL, STOP, CONT) their whole tree."""
+
+    ranks: tuple[int, ...]
+    signum: int
+    scope: str
+    caught_only: bool
+    """Only to processes that catch it: an uncaught USR1 would kill."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Kill whatever is left of all workers, wait until it is gone, answer ``Swept``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dismiss:
+    """End in good order: sweep, then exit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawned:
+    """A worker's process exists."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnFailed:
+    """A worker could not be started: ``step`` (fork, chdir, exec, ...) failed with ``errno``. No ``Exited`` follows."""
+
+    rank: int
+    step: str
+    errno: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """A worker ended; ``returncode`` is its exit code, or -N for signal N."""
+
+    rank: int
+    returncode: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halted:
+    """A worker was stopped by a job-control signal."""
+
+    rank: int
+    signum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """Nothing is left, except these pids that KILL did not end (a process wedged in the kernel)."""
+
+    left: tuple[int, ...]
+
+
+ToSpawner = Setup | Spawn | Signal | Sweep | Dismiss
+FromSpawner = Spawned | SpawnFailed | Exited | Halted | Swept
+TO_SPAWNER: tuple[type, ...] = (Setup, Spawn, Signal, Sweep, Dismiss)
+FROM_SPAWNER: tuple[type, ...] = (Spawned, SpawnFailed, Exited, Halted, Swept)

@@ -1,0 +1,401 @@
+"""Layer job: the job policy, a pure state machine: ``step(event, now) -> actions``, no clock, no I/O.
+
+It decides when an attempt starts, when all are told to stop, whether there is another attempt, and the exit code.
+Work per event does not grow with the number of workers, except at the turns of an attempt.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_USAGE
+from distlaunch.core.wire import messages as m
+from distlaunch.job import restarts
+from distlaunch.job.diagnose.model import Diagnosis, WorkerEnd
+
+CAUSE_S = 0.8
+"""How long the others run on when the first failure looks like a consequence, so that its cause can show."""
+DOUBLE_S = 0.1
+"""Two signals closer than this are one: a wrapper that passes Ctrl-C on, or a scheduler that sends twice."""
+TAILS_KEPT = 256
+"""Of how many failed workers the last words are kept; of the rest only how they ended."""
+
+_INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)
+
+Phase = Literal["new", "preparing", "starting", "running", "stopping", "ended"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySettings:
+    """What does not change during a job. Times are seconds."""
+
+    hosts: tuple[str, ...]
+    """By node rank."""
+    first_ranks: tuple[int, ...]
+    """The lowest rank of each node, by node rank."""
+    world_size: int
+    master_port: int = 0
+    max_restarts: int = 0
+    restart_window_s: float | None = None
+    min_uptime_s: float = 10.0
+    grace_s: float = 25.0
+    failure_grace_s: float = 5.0
+    terminal: bool = False
+    """The one worker has a pseudo-terminal: Ctrl-C reaches it without us, and shows in how it ends."""
+    repeated_term_kills: bool = True
+    """False under a scheduler, which sends TERM again and again."""
+
+
+# --- events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Start the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromNode:
+    """A message came from the agent of a node."""
+
+    node: int
+    message: m.FromAgent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signalled:
+    """The launcher got a signal (or the user typed one into the worker's terminal)."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """The deadline has come."""
+
+
+# --- actions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToNode:
+    """Send a message to the agent of a node."""
+
+    node: int
+    message: m.ToAgent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAttempt:
+    """Bind the plan for an attempt and start its workers on all nodes; ``port`` is held on the master's node."""
+
+    attempt: int
+    port: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Say:
+    """Tell the user."""
+
+    text: str
+    level: Literal["info", "warning", "error"] = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Add an event to the job's record."""
+
+    type: str
+    fields: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """An attempt failed. ``final``: the job ends with it; else a restart follows."""
+
+    diagnosis: Diagnosis
+    attempt: int
+    final: bool
+    why_final: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspend:
+    """The worker stopped from its terminal (Ctrl-Z): stop the launcher as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The job is over."""
+
+    exit_code: int
+
+
+Event = Begin | FromNode | Signalled | Tick
+Action = ToNode | StartAttempt | Say | Record | Failed | Suspend | End
+
+
+@dataclass(slots=True)
+class JobPolicy:
+    """One job, from ``Begin`` to ``End``."""
+
+    settings: PolicySettings
+    phase: Phase = "new"
+    attempt: int = 0
+    port: int | None = None
+    up: int = 0
+    ended: int = 0
+    failures: list[WorkerEnd] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    first_failure: float | None = None
+    cause_at: float | None = None
+    told: int | None = None
+    """The signal that told us to stop."""
+    told_at: float = 0.0
+    fault: str | None = None
+    began: float = 0.0
+    waiting: set[int] = field(default_factory=set)  # nodes that owe Prepared or Gone
+    restart_times: deque[float] = field(default_factory=deque)
+    previous: restarts.Outcome | None = None
+
+    def deadline(self) -> float | None:
+        """Give the time at which ``Tick`` is due."""
+        return self.cause_at
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        """Take in an event that happened at ``now``; give what is to be done, in order."""
+        if self.phase == "ended":
+            return []
+        match event:
+            case Begin():
+                return self._prepare(now)
+            case Signalled():
+                return self._signalled(event.signum, now)
+            case Tick():
+                return self._tick(now)
+            case FromNode():
+                return self._from_node(event.node, event.message, now)
+
+    def _from_node(self, node: int, message: m.FromAgent, now: float) -> list[Action]:
+        match message:
+            case m.Prepared():
+                return self._prepared(node, message)
+            case m.Started():
+                return self._started(message)
+            case m.WorkerExited():
+                return self._exited(node, message, now)
+            case m.WorkerHalted():
+                return [Suspend()]
+            case m.Gone():
+                return self._gone(node, message, now)
+            case m.Fault():
+                return self._faulted(node, message)
+            case m.Output():
+                return []  # goes to files and console without passing here
+
+    # --- the turns of an attempt
+
+    def _prepare(self, now: float) -> list[Action]:
+        self.phase = "preparing"
+        self.began = now
+        self.up = self.ended = 0
+        self.failures = []
+        self.first_failure = self.cause_at = None
+        self.waiting = set(range(len(self.settings.hosts)))
+        return [
+            ToNode(node=node, message=m.Prepare(attempt=self.attempt, port=None if node else self.settings.master_port))
+            for node in range(len(self.settings.hosts))
+        ]
+
+    def _prepared(self, node: int, message: m.Prepared) -> list[Action]:
+        if message.attempt != self.attempt or self.phase != "preparing":
+            return []
+        if message.problem is not None:
+            text = message.problem + (f"\n  hint: {message.hint}" if message.hint else "")
+            return [Say(text=text, level="error"), *self._end(EXIT_USAGE)]
+        if message.port is not None:
+            self.port = message.port
+        self.waiting.discard(node)
+        if self.waiting:
+            return []
+        self.phase = "starting"
+        self.waiting = set(range(len(self.settings.hosts)))
+        return [
+            Record(type="attempt_started", fields={"attempt": self.attempt, "master_port": self.port}),
+            StartAttempt(attempt=self.attempt, port=self.port),
+        ]
+
+    def _started(self, message: m.Started) -> list[Action]:
+        if message.attempt != self.attempt:
+            return []
+        self.up += len(message.pids)
+        actions: list[Action] = [
+            Record(type="workers_started", fields={"attempt": self.attempt, "pids": dict(message.pids)})
+        ]
+        if self.phase == "starting" and self.up == self.settings.world_size:
+            self.phase = "running"
+        return actions
+
+    def _exited(self, node: int, message: m.WorkerExited, now: float) -> list[Action]:
+        if message.attempt != self.attempt:
+            return []
+        self.ended += 1
+        actions: list[Action] = [
+            Record(
+                type="worker_exited",
+                fields={
+                    "attempt": self.attempt,
+                    "rank": message.rank,
+                    "pid": message.pid,
+                    "returncode": message.returncode,
+                    "uptime_s": round(message.uptime_s, 3),
+                    "told_to_stop": message.told_to_stop,
+                },
+            )
+        ]
+        if self.settings.terminal and self.told is None and message.returncode in _INTERRUPTED:
+            self.told, self.told_at = signal.SIGINT, now
+        if message.returncode != 0:
+            actions += self._failed(node, message, now)
+        return actions
+
+    def _failed(self, node: int, message: m.WorkerExited, now: float) -> list[Action]:
+        end = self._worker_end(node, message, now)
+        self.failures.append(end)
+        if self.told is not None or message.told_to_stop or self.phase == "stopping":
+            return []
+        first = self.first_failure is None
+        if first:
+            self.first_failure = now
+        if first and self.ended < self.settings.world_size and restarts.looks_like_consequence(end):
+            self.cause_at = now + CAUSE_S
+            return []
+        if self.cause_at is not None and restarts.looks_like_consequence(end):
+            return []
+        return self._stop_after_failure()
+
+    def _worker_end(self, node: int, message: m.WorkerExited, now: float) -> WorkerEnd:
+        keep = len(self.failures) < TAILS_KEPT
+        return WorkerEnd(
+            rank=message.rank,
+            local_rank=message.rank - self.settings.first_ranks[node],
+            host=self.settings.hosts[node],
+            pid=message.pid,
+            returncode=message.returncode,
+            ended_s=now - self.began,
+            uptime_s=message.uptime_s,
+            told_to_stop=message.told_to_stop,
+            stderr_tail=message.tail if keep else b"",
+            error_file=message.error_file.encode() if keep and message.error_file is not None else None,
+            oom_kills=message.oom_kills,
+        )
+
+    def _stop_after_failure(self) -> list[Action]:
+        self.cause_at = None
+        self.phase = "stopping"
+        return self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)
+
+    def _stop_all(self, signum: int, grace_s: float) -> list[Action]:
+        stop = m.Stop(attempt=self.attempt, signum=int(signum), grace_s=grace_s)
+        return [ToNode(node=node, message=stop) for node in range(len(self.settings.hosts))]
+
+    def _gone(self, node: int, message: m.Gone, now: float) -> list[Action]:
+        if message.attempt != self.attempt:
+            return []
+        self.left += message.left
+        self.waiting.discard(node)
+        if self.waiting:
+            return []
+        actions: list[Action] = []
+        if self.left:
+            pids = ", ".join(map(str, self.left))
+            actions.append(Say(text=f"not even KILL ended these processes: pid {pids}", level="warning"))
+        return actions + self._conclude(now)
+
+    def _conclude(self, now: float) -> list[Action]:
+        if self.fault is not None:
+            return self._end(EXIT_SOFTWARE)
+        if self.told is not None and not self._failed_before_told():
+            return self._end(128 + self.told)
+        if not self.failures:
+            return self._end(0)
+        diagnosis = restarts.diagnose(self.failures, world_size=self.settings.world_size)
+        outcome = restarts.Outcome.of(diagnosis, self.failures, min_uptime_s=self.settings.min_uptime_s)
+        why = "told to stop" if self.told is not None else self._why_not_again(outcome, now)
+        failed = Failed(diagnosis=diagnosis, attempt=self.attempt, final=why is not None, why_final=why)
+        if why is not None:
+            code = 128 + self.told if self.told is not None else diagnosis.exit_code
+            return [failed, *self._end(code)]
+        self.previous = outcome
+        self.restart_times.append(now)
+        self.attempt += 1
+        return [
+            failed,
+            Record(type="restarting", fields={"attempt": self.attempt, "of": self.settings.max_restarts}),
+            *self._prepare(now),
+        ]
+
+    def _failed_before_told(self) -> bool:
+        return self.first_failure is not None and self.first_failure <= self.told_at
+
+    def _why_not_again(self, outcome: restarts.Outcome, now: float) -> str | None:
+        window = self.settings.restart_window_s
+        while window is not None and self.restart_times and now - self.restart_times[0] > window:
+            self.restart_times.popleft()
+        return restarts.why_final(
+            outcome, self.previous, used=len(self.restart_times), allowed=self.settings.max_restarts, window_s=window
+        )
+
+    # --- signals, time, faults
+
+    def _signalled(self, signum: int, now: float) -> list[Action]:
+        if signum in (signal.SIGUSR1, signal.SIGUSR2):
+            return [
+                Record(type="signal", fields={"signal": signal.Signals(signum).name}),
+                *(ToNode(node=node, message=m.Forward(signum=signum)) for node in range(len(self.settings.hosts))),
+            ]
+        if self.told is not None and now - self.told_at < DOUBLE_S:
+            return []
+        record = Record(type="signal", fields={"signal": signal.Signals(signum).name})
+        if self.told is not None:
+            if signum == signal.SIGTERM and not self.settings.repeated_term_kills:
+                return [record]
+            return [record, Say(text="killing all workers", level="warning"), *self._stop_all(signal.SIGKILL, 0)]
+        self.told, self.told_at = signum, now
+        if self.phase in ("new", "preparing"):
+            return [record, *self._end(128 + signum)]
+        name = signal.Signals(signum).name
+        at_once = signum == signal.SIGQUIT or self.phase == "stopping"  # impatient with a job that is failing
+        self.phase = "stopping"
+        self.cause_at = None
+        if at_once:
+            return [record, Say(text=f"{name}: killing all workers"), *self._stop_all(signal.SIGKILL, 0)]
+        grace_s = self.settings.grace_s
+        ask = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
+        again = "; once more kills" if signum == signal.SIGINT else ""
+        text = f"{name}: asking {self.up - self.ended} workers to end, within {grace_s:g} s{again}"
+        return [record, Say(text=text), *self._stop_all(ask, grace_s)]
+
+    def _tick(self, now: float) -> list[Action]:
+        if self.cause_at is not None and now >= self.cause_at:
+            return self._stop_after_failure()
+        return []
+
+    def _faulted(self, node: int, message: m.Fault) -> list[Action]:
+        self.fault = message.text
+        host = self.settings.hosts[node]
+        text = f"internal error on {host}: {message.text}; all workers have been killed"
+        self.phase = "stopping"
+        self.waiting.discard(node)
+        actions: list[Action] = [Say(text=text, level="error"), Record(type="fault", fields={"text": message.text})]
+        if self.waiting:
+            return [*actions, *self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)]
+        return [*actions, *self._end(EXIT_SOFTWARE)]
+
+    def _end(self, exit_code: int) -> list[Action]:
+        self.phase = "ended"
+        return [Record(type="job_ended", fields={"exit_code": exit_code}), End(exit_code=exit_code)]

@@ -1,0 +1,58 @@
+"""Layer job: whether a failed attempt is worth another. Pure; diagnosis is imported when something has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distlaunch.job.diagnose.model import Diagnosis, RepeatKind, WorkerEnd
+
+
+def diagnose(failures: Sequence[WorkerEnd], *, world_size: int) -> Diagnosis:
+    """Find the first cause among the workers that ended badly."""
+    from distlaunch.job.diagnose.judge import diagnose as find
+
+    return find(failures, world_size=world_size)
+
+
+def looks_like_consequence(end: WorkerEnd) -> bool:
+    """Tell whether this failure is more likely a symptom of another worker's."""
+    from distlaunch.job.diagnose.judge import looks_like_consequence as looks
+
+    return looks(end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the restart rule keeps of a failed attempt."""
+
+    signature: tuple[str, str] | None
+    repeats: RepeatKind | None
+    progressed: bool
+    """Some worker had run for --min-uptime when the first cause struck."""
+
+    @staticmethod
+    def of(diagnosis: Diagnosis, failures: Sequence[WorkerEnd], *, min_uptime_s: float) -> Outcome:
+        """Sum up an attempt."""
+        first = diagnosis.cause.ranks[0]
+        uptime_s = next((end.uptime_s for end in failures if end.rank == first), 0.0)
+        return Outcome(
+            signature=diagnosis.signature, repeats=diagnosis.repeats, progressed=uptime_s >= min_uptime_s
+        )
+
+
+def why_final(
+    outcome: Outcome, previous: Outcome | None, *, used: int, allowed: int, window_s: float | None
+) -> str | None:
+    """Say why there is no further attempt, or None if there is one. An empty text: nothing was asked for."""
+    if allowed == 0:
+        return ""
+    if outcome.repeats is not None and not outcome.progressed:
+        return f"not restarted: a {outcome.repeats} would repeat"
+    if used >= allowed:
+        within = f" within {window_s:g} s" if window_s is not None else ""
+        return f"all {allowed} restarts are used up{within}"
+    same = previous is not None and outcome.signature is not None and outcome.signature == previous.signature
+    if same and not outcome.progressed:
+        return "not restarted: the same failure twice without progress"
+    return None

@@ -1,0 +1,57 @@
+"""Layer job: the launcher's own signals, turned into bytes on a pipe that the loop reads."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+_OWN = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
+
+
+def _noted(signum: int, frame: FrameType | None) -> None:
+    """Do nothing: the wakeup descriptor has the number."""
+
+
+class SignalPipe:
+    """Signals as they come. One that we were started with ignored (nohup, a shell's background job) stays ignored."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        for descriptor in (self._read, self._write):
+            os.set_blocking(descriptor, False)
+        self._before: dict[int, object] = {}
+        for number in (*_ENDING, *_PASSED_ON, *_OWN):
+            before = signal.getsignal(number)
+            if before != signal.SIG_IGN or number in (signal.SIGCONT, signal.SIGTERM):
+                self._before[number] = before
+                signal.signal(number, _noted)
+        self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+
+    def fileno(self) -> int:
+        """Give the descriptor to poll for reading."""
+        return self._read
+
+    def read(self) -> bytes:
+        """Give the numbers of the signals that have come since, in order."""
+        try:
+            return os.read(self._read, 4096)
+        except BlockingIOError:
+            return b""
+
+    def close(self) -> None:
+        """Give every signal back to whom it belonged."""
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, before in self._before.items():
+            signal.signal(number, before)  # type: ignore[arg-type]  # what getsignal gave
+        os.close(self._read)
+        os.close(self._write)
+
+
+def stop_self() -> None:
+    """Stop this process until it is continued; like Ctrl-Z by default, not where no shell could continue it."""
+    handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTSTP)
+    signal.signal(signal.SIGTSTP, handler)

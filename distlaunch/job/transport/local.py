@@ -1,0 +1,71 @@
+"""Layer job.transport: the agent of this machine, in the launcher's own process, behind the same messages."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from distlaunch.core.agent.agent import Agent
+from distlaunch.core.agent.channel import Channel
+from distlaunch.core.agent.output import Taker
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire.codec import Decoder, encode
+from distlaunch.core.wire.spawning import FromSpawner
+
+
+class LocalTransport:
+    """Carries encoded messages to the in-process agent and back, as a socket would; output bytes skip the codec."""
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        cookie: str,
+        nofile: int,
+        spawner: tuple[Channel[FromSpawner], int],
+        taker: Taker,
+        clock: Callable[[], float],
+    ) -> None:
+        self._to_agent: Decoder[m.ToAgent] = Decoder(m.TO_AGENT, (m.WorkerSpec,))
+        self._from_agent: Decoder[m.FromAgent] = Decoder(m.FROM_AGENT)
+        self._received: deque[m.FromAgent] = deque()
+        channel, pid = spawner
+        self._agent = Agent(
+            job_id=job_id, cookie=cookie, nofile=nofile, channel=channel, spawner_pid=pid, taker=taker,
+            send=self._from, clock=clock,
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Be ready for messages."""
+        self._agent.start()
+
+    def send(self, node: int, message: m.ToAgent) -> None:
+        """Give a message to the agent of a node (there is only node 0)."""
+        del node
+        for received in self._to_agent.feed(encode(message)):
+            self._agent.handle(received)
+
+    def _from(self, message: m.FromAgent) -> None:
+        self._received.extend(self._from_agent.feed(encode(message)))
+
+    def descriptors(self) -> dict[int, int]:
+        """Give what to poll, with the poll events."""
+        return self._agent.descriptors()
+
+    def deadline(self) -> float | None:
+        """Give when ``receive`` is due even if nothing is ready."""
+        return self._agent.deadline()
+
+    def receive(self) -> list[tuple[int, m.FromAgent]]:
+        """Let the agent work, without waiting; give what it says, with its node rank."""
+        self._agent.on_ready()
+        self._agent.tick()
+        received = [(0, message) for message in self._received]
+        self._received.clear()
+        return received
+
+    def close(self) -> None:
+        """End the agent; nothing of its workers is left after this."""
+        self._agent.close()
+
+

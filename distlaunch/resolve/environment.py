@@ -1,0 +1,68 @@
+"""Layer resolve: the environment that workers inherit, and what the user adds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.variables import SET_FOR_WORKERS, without_outer_launchers
+from distlaunch.resolve.facts import Facts
+from distlaunch.resolve.options import TrainOptions
+
+
+def base_environment(facts: Facts) -> dict[str, str]:
+    """Give what workers inherit: the launcher's environment without what another launcher set for it."""
+    return without_outer_launchers(facts.environ)
+
+
+def given_environment(options: TrainOptions, facts: Facts) -> dict[str, str]:
+    """Collect --env-file and --env, in this order. Raises ConfigError with file and line."""
+    given: dict[str, str] = {}
+    for path in options.env_file:
+        given.update(_parse_file(path, facts.texts[path]))
+    for item in options.env:
+        name, equals, value = item.partition("=")
+        _check_name(name, f"--env {name or item}")
+        if not equals:
+            if name not in facts.environ:
+                raise ConfigError(f"--env {name}: not set in this environment", hint=f"give a value: --env {name}=VALUE")
+            value = facts.environ[name]
+        given[name] = value
+    return given
+
+
+def _parse_file(path: str, text: str) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for number, line in enumerate(text.lstrip("\ufeff").splitlines(), 1):
+        entry = line.strip()
+        if not entry or entry.startswith("#"):
+            continue
+        entry = entry.removeprefix("export ").lstrip()
+        name, equals, value = entry.partition("=")
+        where = f"{path}:{number}"
+        if not equals:
+            raise ConfigError(f"{where}: expected NAME=VALUE, found {name[:40]!r}")
+        name = name.strip()
+        _check_name(name, where)
+        values[name] = _unquote(value.strip())
+    return values
+
+
+def _unquote(value: str) -> str:
+    if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1]
+    return value
+
+
+def _check_name(name: str, where: str) -> None:
+    if not name or not (name[0].isalpha() or name[0] == "_") or not name.replace("_", "a").isalnum() or not name.isascii():
+        raise ConfigError(
+            f"{where}: {name!r} is not a variable name", hint="letters, digits and _ only, not starting with a digit"
+        )
+    if name in SET_FOR_WORKERS:
+        raise ConfigError(f"{where}: {name} is set by distlaunch for each worker and cannot be given")
+
+
+def unless_set(defaults: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str, str]:
+    """Keep of ``defaults`` what none of the layers sets."""
+    return {name: value for name, value in defaults.items() if not any(name in layer for layer in layers)}

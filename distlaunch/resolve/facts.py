@@ -1,0 +1,29 @@
+"""Layer resolve: all of the outside world that resolving and planning may know, read once by ``launch``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from distlaunch.core.model.gpus import GpuInventory
+from distlaunch.core.model.node import CpuInventory
+
+PathKind = Literal["file", "directory", "missing", "unreadable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What was found. ``paths`` answers for each path that the options name; ``texts`` holds files that were read."""
+
+    environ: Mapping[str, str] = field(repr=False)
+    cwd: str
+    hostname: str
+    python: str
+    """The launcher's interpreter."""
+    cpus: CpuInventory
+    gpus: GpuInventory
+    paths: Mapping[str, PathKind]
+    texts: Mapping[str, str] = field(repr=False)
+    programs: Mapping[str, str | None]
+    """Where PATH has each program that the options name; None if nowhere."""

@@ -1,0 +1,169 @@
+"""Layer resolve: Topology -> LaunchPlan, and ``bind``, which fills in what the nodes report. Pure."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Mapping
+from dataclasses import replace
+
+from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
+from distlaunch.core.model.topology import Topology
+from distlaunch.resolve import variables as v
+from distlaunch.resolve.binding import bind_cpus, pinned_note, threads_per_worker
+from distlaunch.resolve.environment import base_environment, given_environment, unless_set
+from distlaunch.resolve.facts import Facts
+from distlaunch.resolve.options import TrainOptions
+
+_SETUP = 'eval "$1" || exit; shift; exec "$@"'
+LOOPBACK = "127.0.0.1"
+
+
+def build_plan(
+    options: TrainOptions, facts: Facts, topology: Topology, backend: v.BackendVariables, *, job_id: str, run_dir: str
+) -> LaunchPlan:
+    """Plan the first attempt. Raises ConfigError for whatever could not start."""
+    base = base_environment(facts)
+    given = given_environment(options, facts)
+    workdir = _workdir(options, facts)
+    job = v.job_variables(
+        topology, job_id=job_id, max_restarts=options.max_restarts, run_dir=run_dir, backend=backend.name
+    )
+    defaults = unless_set({**v.DEFAULTS, **backend.default_variables(topology)}, base, given)
+    env = {**defaults, **job, **backend.job_variables(topology)}
+    plan = LaunchPlan(
+        job_id=job_id,
+        backend=backend.name,
+        nodes=topology.nodes,
+        workers=tuple(_workers(options, facts, topology, counted="OMP_NUM_THREADS" not in {**base, **given})),
+        argv=_command(options, facts, workdir),
+        workdir=workdir,
+        env=env,
+        base_env=base,
+        given_env=given,
+        run_dir=run_dir,
+        master_addr=options.master_addr or LOOPBACK,
+        wanted_port=options.master_port or 0,
+        signal_group=options.no_python,
+        notes=(*topology.notes, *filter(None, [pinned_note(facts.cpus), _interpreter_note(options, facts)])),
+    )
+    return bind(plan, attempt=0, master_port=options.master_port)
+
+
+def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None) -> LaunchPlan:
+    """Fill in what an attempt settles: its number, the port that rank 0's node holds, the workers' error files."""
+    settled = v.attempt_variables(attempt=attempt, master_addr=plan.master_addr, master_port=master_port)
+    workers = tuple(
+        replace(worker, env={**worker.env, "TORCHELASTIC_ERROR_FILE": error_file(plan.run_dir, attempt, worker.rank)})
+        for worker in plan.workers
+    )
+    return replace(plan, attempt=attempt, master_port=master_port, env={**plan.env, **settled}, workers=workers)
+
+
+def attempt_dir(run_dir: str, attempt: int) -> str:
+    """Name the folder of one attempt's files."""
+    return os.path.join(run_dir, f"attempt-{attempt}")
+
+
+def error_file(run_dir: str, attempt: int, rank: int) -> str:
+    """Name the file that torch's ``@record`` writes a worker's exception to."""
+    return os.path.join(attempt_dir(run_dir, attempt), f"rank-{rank}.error.json")
+
+
+def _workers(options: TrainOptions, facts: Facts, topology: Topology, *, counted: bool) -> list[WorkerPlan]:
+    workers: list[WorkerPlan] = []
+    for node_rank, node in enumerate(topology.nodes):
+        near = [node.numa[index] if index < len(node.numa) else None for index in range(node.slots)]
+        bound = bind_cpus(facts.cpus, node.slots, mode=options.bind, gpu_numa=near)
+        for local_rank in range(node.slots):
+            rank = len(workers)
+            env = v.worker_variables(topology, node_rank, local_rank, rank)
+            cpus = bound[local_rank]
+            if counted:
+                env["OMP_NUM_THREADS"] = str(threads_per_worker(facts.cpus, node.slots, bound=cpus, granted=None))
+            workers.append(WorkerPlan(rank=rank, local_rank=local_rank, node_rank=node_rank, env=env, cpus=cpus))
+    return workers
+
+
+def _workdir(options: TrainOptions, facts: Facts) -> str:
+    if options.workdir is None:
+        return facts.cwd
+    path = os.path.join(facts.cwd, options.workdir)
+    kind = facts.paths[path]
+    if kind != "directory":
+        raise ConfigError(f"--workdir {options.workdir}: {_not_a(kind, 'directory')}")
+    return path
+
+
+def _not_a(kind: str, wanted: str) -> str:
+    words = {"missing": "there is no such " + wanted, "unreadable": "not readable by this user"}
+    return words.get(kind, f"is a {kind}, a {wanted} is needed")
+
+
+def _command(options: TrainOptions, facts: Facts, workdir: str) -> tuple[str, ...]:
+    if options.script is None:
+        raise UsageError("SCRIPT is missing", hint="distlaunch train [OPTIONS] SCRIPT [ARGS]...")
+    python = _interpreter(options, facts)
+    if options.module:
+        argv = (python, "-m", options.script, *options.script_args)
+    elif options.no_python:
+        argv = (_program(options.script, facts, workdir), *options.script_args)
+    else:
+        argv = (python, _script(options.script, facts, workdir), *options.script_args)
+    if options.setup is not None:
+        argv = ("bash", "-l", "-c", _SETUP, "distlaunch-setup", options.setup, *argv)
+    return argv
+
+
+def script_places(script: str, facts_cwd: str, workdir: str) -> tuple[str, ...]:
+    """List where a relative script may be: in the workers' directory, else where the command was typed."""
+    return tuple(dict.fromkeys(os.path.join(base, script) for base in (workdir, facts_cwd)))
+
+
+def _script(script: str, facts: Facts, workdir: str) -> str:
+    places = script_places(script, facts.cwd, workdir)
+    kinds = [facts.paths[place] for place in places]
+    for place, kind in zip(places, kinds, strict=True):
+        if kind == "file":
+            return script if os.path.dirname(place) == os.path.dirname(os.path.join(workdir, script)) else place
+    kind = next((kind for kind in kinds if kind != "missing"), "missing")
+    if kind == "directory" and facts.paths.get(os.path.join(places[0], "__main__.py")) == "file":
+        return script
+    hint = f"looked in {' and '.join(os.path.dirname(place) for place in places)}" if kind == "missing" else None
+    raise ConfigError(f"{script}: {_not_a(kind, 'file')}", hint=hint)
+
+
+def _program(name: str, facts: Facts, workdir: str) -> str:
+    found = facts.programs.get(name)
+    if found is not None:
+        return name if os.sep not in name else found
+    if os.sep in name:
+        kind = facts.paths.get(os.path.join(workdir, name), "missing")
+        said = "is not executable" if kind == "file" else _not_a(kind, "file")
+        raise ConfigError(f"{name}: {said}", hint=f"chmod +x {name}" if kind == "file" else None)
+    raise ConfigError(f"{name}: no such command on PATH")
+
+
+def _interpreter(options: TrainOptions, facts: Facts) -> str:
+    if options.python is None:
+        return facts.python
+    if facts.programs.get(options.python) is None:
+        raise ConfigError(f"--python {options.python}: no such executable")
+    return options.python
+
+
+def _interpreter_note(options: TrainOptions, facts: Facts) -> str | None:
+    """Tell of the trap of a launcher that lives in another environment than the one that is active."""
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        prefix = facts.environ.get(variable)
+        if prefix and not options.python and not options.no_python:
+            if facts.python.startswith(os.path.join(prefix, "")):
+                return None
+            active = os.path.join(prefix, "bin", "python")
+            return f"workers run {facts.python}, not the active environment's; for that: --python {active}"
+    return None
+
+
+def environment_of(plan: LaunchPlan, worker: WorkerPlan) -> Mapping[str, str]:
+    """Put together all variables of one worker, as the agent will."""
+    return {**plan.base_env, **plan.env, **plan.given_env, **worker.env}

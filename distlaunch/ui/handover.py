@@ -1,0 +1,133 @@
+"""Layer ui: the user's terminal handed over to the one worker, so that a debugger or progress bar has it whole.
+
+The worker gets a pseudo-terminal; keys go to it unread, its bytes come to the screen unchanged (and to its file).
+"""
+
+from __future__ import annotations
+
+import os
+import termios
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from distlaunch.job.sink import STDERR, STDOUT, StatusView
+from distlaunch.ui.console.writer import Writer
+
+_STDIN = 0
+_KEYS = 4096
+_CC = 6  # index of the control characters in termios attributes
+
+
+def user_terminal() -> UserTerminal | None:
+    """Give the terminal if stdin, stdout and stderr all are it, and we are its foreground job; else None."""
+    if not all(os.isatty(descriptor) for descriptor in (_STDIN, STDOUT, STDERR)):
+        return None
+    try:
+        if os.tcgetpgrp(_STDIN) != os.getpgrp():
+            return None
+    except OSError:
+        return None
+    return UserTerminal()
+
+
+class UserTerminal:
+    """Descriptors 0 to 2 as one terminal, with the modes that it had."""
+
+    def __init__(self) -> None:
+        self._before: list[object] | None = None
+
+    def fileno(self) -> int:
+        """Give the descriptor to poll for keystrokes."""
+        return _STDIN
+
+    def keys(self) -> bytes:
+        """Read what was typed; empty if the terminal has gone away."""
+        try:
+            return os.read(_STDIN, _KEYS)
+        except OSError:
+            return b""
+
+    def size(self) -> tuple[int, int]:
+        """Give rows and columns."""
+        try:
+            size = os.get_terminal_size(_STDIN)
+        except OSError:
+            return 24, 80
+        return size.lines, size.columns
+
+    def take(self) -> None:
+        """Switch to passing every key on, none interpreted here."""
+        try:
+            modes = termios.tcgetattr(_STDIN)
+            self._before = list(modes)
+            iflag, oflag, cflag, lflag, ispeed, ospeed, _ = modes
+            iflag &= ~(termios.BRKINT | termios.ICRNL | termios.INPCK | termios.ISTRIP | termios.IXON)
+            lflag &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN | termios.ISIG)
+            special = list(modes[_CC])
+            special[termios.VMIN], special[termios.VTIME] = 1, 0
+            raw = [iflag, oflag & ~termios.OPOST, cflag, lflag, ispeed, ospeed, special]
+            termios.tcsetattr(_STDIN, termios.TCSADRAIN, raw)
+        except (termios.error, OSError):
+            self._before = None
+
+    def give_back(self) -> None:
+        """Restore the modes that it had."""
+        if self._before is not None:
+            try:
+                termios.tcsetattr(_STDIN, termios.TCSADRAIN, self._before)  # type: ignore[arg-type]  # as it was read
+            except (termios.error, OSError):
+                pass  # it has gone away
+            self._before = None
+
+
+class Passthrough:
+    """The sink of a job whose one worker has the terminal: its bytes unchanged, our own lines between them."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._writer = Writer(STDOUT)
+        self._quiet = quiet
+
+    def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Pass a chunk on."""
+        del rank, stream, now
+        self._writer.put(data)
+
+    def rank_ended(self, rank: int, now: float) -> None:
+        """Hold nothing, so there is nothing to show."""
+
+    def tick(self, now: float) -> float | None:
+        """Hold nothing."""
+        del now
+        return None
+
+    def has_room(self) -> bool:
+        """Tell whether the terminal keeps up."""
+        return self._writer.has_room()
+
+    def on_room(self, wake: Callable[[], None]) -> None:
+        """Set what to call when it does again."""
+        self._writer.on_room = wake
+
+    def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
+        """Show our own lines; the terminal may be raw, so each begins at the left by itself."""
+        if level == "info" and self._quiet:
+            return
+        lines = "".join(f"\r{line}\r\n" for line in text.splitlines())
+        self._writer.put(lines.encode("utf-8", "replace"))
+
+    def event(self, record: Mapping[str, object]) -> None:
+        """Show no events."""
+
+    def status(self, view: StatusView) -> None:
+        """Show no status line: the screen is the worker's."""
+
+    def suspend(self) -> None:
+        """Leave the screen as it is."""
+
+    def resume(self) -> None:
+        """Leave the screen as it is."""
+
+    def close(self, *, timeout_s: float | None) -> int:
+        """Flush; give how many bytes could not be shown."""
+        self._writer.begin_close()
+        return self._writer.finish_close(timeout_s)
