@@ -148,8 +148,8 @@ def test_every_rank_keeps_its_lines_and_their_order(steps):
     fold, shown = folder(3)
     written: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
     now = 0.0
-    for rank, lines, wait, times in steps:
-        lines = lines * times
+    for rank, some, wait, times in steps:
+        lines = some * times
         fold.add(rank, b"\n".join(lines), now)
         written[rank] += lines
         now += 0.06 if wait else 0.0

@@ -81,14 +81,16 @@ def test_a_long_line_is_split_into_pieces_that_do_not_cut_a_character(memory):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 2), st.binary(max_size=40), st.floats(0, 0.6)), max_size=20))
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(1, 2), st.binary(max_size=40), st.floats(0, 0.6)), max_size=20)
+)
 def test_every_stream_can_be_put_together_again(memory, chunks):
     some = memory(world_size=2, format="jsonl")
     written: dict[tuple[int, str], bytes] = {}
     now = 0.0
-    for rank, stream, data, wait in chunks:
+    for rank, stream, raw, wait in chunks:
         now += wait
-        data = data.replace(b"\r", b"")  # a line end may have one
+        data = raw.replace(b"\r", b"")  # a line end may have one
         some.console.output(rank, stream, data, now)
         some.console.tick(now)
         key = (rank, {1: "stdout", 2: "stderr"}[stream])

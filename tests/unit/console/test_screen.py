@@ -50,6 +50,28 @@ def test_unprefixed_output_is_what_each_rank_wrote(memory, chunks):
     assert lines_of(some.stdout(), 3) == expected
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from([b"a", b"bc", b"\n", b"d\n", b"e\nf"]), st.floats(0, 1)),
+        max_size=30,
+    )
+)
+def test_partial_lines_lose_nothing_whoever_interrupts_them(memory, chunks):
+    some = memory(world_size=3)
+    written = [b""] * 3
+    now = 0.0
+    for rank, data, wait in chunks:
+        now += wait
+        some.console.tick(now)
+        some.console.output(rank, 1, data, now)
+        due = some.console.tick(now)
+        assert due is None or due > now
+        written[rank] += data
+    shown = lines_of(some.stdout(), 3)
+    assert [b"".join(lines) for lines in shown] == [text.replace(b"\n", b"") for text in written]
+
+
 def test_streams_go_to_their_own_descriptors(memory):
     both = memory(world_size=1)
     both.console.output(0, 1, b"out\n", 0.0)
