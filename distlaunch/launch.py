@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
+from distlaunch.core.model.record import replace
 from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import GpuInventory

@@ -9,9 +9,9 @@ from __future__ import annotations
 import signal
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
 
+from distlaunch.core.model.record import Record
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_USAGE
 from distlaunch.core.wire import messages as m
 from distlaunch.job import restarts
@@ -29,8 +29,7 @@ _INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)
 Phase = Literal["new", "preparing", "starting", "running", "stopping", "ended"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicySettings:
+class PolicySettings(Record):
     """What does not change during a job. Times are seconds."""
 
     hosts: tuple[str, ...]
@@ -53,68 +52,59 @@ class PolicySettings:
 # --- events
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class Begin(Record):
     """Start the job."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromNode:
+class FromNode(Record):
     """A message came from the agent of a node."""
 
     node: int
     message: m.FromAgent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signalled:
+class Signalled(Record):
     """The launcher got a signal (or the user typed one into the worker's terminal)."""
 
     signum: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class Tick(Record):
     """The deadline has come."""
 
 
 # --- actions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToNode:
+class ToNode(Record):
     """Send a message to the agent of a node."""
 
     node: int
     message: m.ToAgent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartAttempt:
+class StartAttempt(Record):
     """Bind the plan for an attempt and start its workers on all nodes; ``port`` is held on the master's node."""
 
     attempt: int
     port: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Say:
+class Say(Record):
     """Tell the user."""
 
     text: str
     level: Literal["info", "warning", "error"] = "info"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Entry(Record):
     """Add an event to the job's record."""
 
     type: str
     fields: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class Failed(Record):
     """An attempt failed. ``final``: the job ends with it; else a restart follows."""
 
     diagnosis: Diagnosis
@@ -123,48 +113,47 @@ class Failed:
     why_final: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspend:
+class Suspend(Record):
     """The worker stopped from its terminal (Ctrl-Z): stop the launcher as well."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class End(Record):
     """The job is over."""
 
     exit_code: int
 
 
 Event = Begin | FromNode | Signalled | Tick
-Action = ToNode | StartAttempt | Say | Record | Failed | Suspend | End
+Action = ToNode | StartAttempt | Say | Entry | Failed | Suspend | End
 
 
-@dataclass(slots=True)
 class JobPolicy:
     """One job, from ``Begin`` to ``End``."""
 
-    settings: PolicySettings
-    phase: Phase = "new"
-    attempt: int = 0
-    port: int | None = None
-    up: int = 0
-    ended: int = 0
-    failures: list[WorkerEnd] = field(default_factory=list)
-    left: list[int] = field(default_factory=list)
-    first_failure: float | None = None
-    cause_at: float | None = None
-    told: int | None = None
-    """The signal that told us to stop."""
-    told_at: float = 0.0
-    fault: str | None = None
-    began: float = 0.0
-    waiting: set[int] = field(default_factory=set)  # nodes that owe Prepared or Gone
-    restart_times: deque[float] = field(default_factory=deque)
-    previous: restarts.Outcome | None = None
+    def __init__(self, settings: PolicySettings) -> None:
+        self.settings = settings
+        self.phase: Phase = "new"
+        self.attempt = 0
+        self.up = 0
+        """Workers of this attempt that have been started."""
+        self.ended = 0
+        self.told: int | None = None
+        """The signal that told us to stop."""
+        self._told_at = 0.0
+        self._port: int | None = None
+        self._failures: list[WorkerEnd] = []
+        self._left: list[int] = []
+        self._first_failure: float | None = None
+        self._cause_at: float | None = None
+        self._fault: str | None = None
+        self._began = 0.0
+        self._waiting: set[int] = set()  # nodes that owe Prepared or Gone
+        self._restart_times: deque[float] = deque()
+        self._previous: restarts.Outcome | None = None
 
     def deadline(self) -> float | None:
         """Give the time at which ``Tick`` is due."""
-        return self.cause_at
+        return self._cause_at
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Take in an event that happened at ``now``; give what is to be done, in order."""
@@ -201,11 +190,11 @@ class JobPolicy:
 
     def _prepare(self, now: float) -> list[Action]:
         self.phase = "preparing"
-        self.began = now
+        self._began = now
         self.up = self.ended = 0
-        self.failures = []
-        self.first_failure = self.cause_at = None
-        self.waiting = set(range(len(self.settings.hosts)))
+        self._failures = []
+        self._first_failure = self._cause_at = None
+        self._waiting = set(range(len(self.settings.hosts)))
         return [
             ToNode(node=node, message=m.Prepare(attempt=self.attempt, port=None if node else self.settings.master_port))
             for node in range(len(self.settings.hosts))
@@ -218,15 +207,15 @@ class JobPolicy:
             text = message.problem + (f"\n  hint: {message.hint}" if message.hint else "")
             return [Say(text=text, level="error"), *self._end(EXIT_USAGE)]
         if message.port is not None:
-            self.port = message.port
-        self.waiting.discard(node)
-        if self.waiting:
+            self._port = message.port
+        self._waiting.discard(node)
+        if self._waiting:
             return []
         self.phase = "starting"
-        self.waiting = set(range(len(self.settings.hosts)))
+        self._waiting = set(range(len(self.settings.hosts)))
         return [
-            Record(type="attempt_started", fields={"attempt": self.attempt, "master_port": self.port}),
-            StartAttempt(attempt=self.attempt, port=self.port),
+            Entry(type="attempt_started", fields={"attempt": self.attempt, "master_port": self._port}),
+            StartAttempt(attempt=self.attempt, port=self._port),
         ]
 
     def _started(self, message: m.Started) -> list[Action]:
@@ -234,7 +223,7 @@ class JobPolicy:
             return []
         self.up += len(message.pids)
         actions: list[Action] = [
-            Record(type="workers_started", fields={"attempt": self.attempt, "pids": dict(message.pids)})
+            Entry(type="workers_started", fields={"attempt": self.attempt, "pids": dict(message.pids)})
         ]
         if self.phase == "starting" and self.up == self.settings.world_size:
             self.phase = "running"
@@ -245,7 +234,7 @@ class JobPolicy:
             return []
         self.ended += 1
         actions: list[Action] = [
-            Record(
+            Entry(
                 type="worker_exited",
                 fields={
                     "attempt": self.attempt,
@@ -258,35 +247,35 @@ class JobPolicy:
             )
         ]
         if self.settings.terminal and self.told is None and message.returncode in _INTERRUPTED:
-            self.told, self.told_at = signal.SIGINT, now
+            self.told, self._told_at = signal.SIGINT, now
         if message.returncode != 0:
             actions += self._failed(node, message, now)
         return actions
 
     def _failed(self, node: int, message: m.WorkerExited, now: float) -> list[Action]:
         end = self._worker_end(node, message, now)
-        self.failures.append(end)
+        self._failures.append(end)
         if self.told is not None or message.told_to_stop or self.phase == "stopping":
             return []
-        first = self.first_failure is None
+        first = self._first_failure is None
         if first:
-            self.first_failure = now
+            self._first_failure = now
         if first and self.ended < self.settings.world_size and restarts.looks_like_consequence(end):
-            self.cause_at = now + CAUSE_S
+            self._cause_at = now + CAUSE_S
             return []
-        if self.cause_at is not None and restarts.looks_like_consequence(end):
+        if self._cause_at is not None and restarts.looks_like_consequence(end):
             return []
         return self._stop_after_failure()
 
     def _worker_end(self, node: int, message: m.WorkerExited, now: float) -> WorkerEnd:
-        keep = len(self.failures) < TAILS_KEPT
+        keep = len(self._failures) < TAILS_KEPT
         return WorkerEnd(
             rank=message.rank,
             local_rank=message.rank - self.settings.first_ranks[node],
             host=self.settings.hosts[node],
             pid=message.pid,
             returncode=message.returncode,
-            ended_s=now - self.began,
+            ended_s=now - self._began,
             uptime_s=message.uptime_s,
             told_to_stop=message.told_to_stop,
             stderr_tail=message.tail if keep else b"",
@@ -295,7 +284,7 @@ class JobPolicy:
         )
 
     def _stop_after_failure(self) -> list[Action]:
-        self.cause_at = None
+        self._cause_at = None
         self.phase = "stopping"
         return self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)
 
@@ -306,48 +295,48 @@ class JobPolicy:
     def _gone(self, node: int, message: m.Gone, now: float) -> list[Action]:
         if message.attempt != self.attempt:
             return []
-        self.left += message.left
-        self.waiting.discard(node)
-        if self.waiting:
+        self._left += message.left
+        self._waiting.discard(node)
+        if self._waiting:
             return []
         actions: list[Action] = []
-        if self.left:
-            pids = ", ".join(map(str, self.left))
+        if self._left:
+            pids = ", ".join(map(str, self._left))
             actions.append(Say(text=f"not even KILL ended these processes: pid {pids}", level="warning"))
         return actions + self._conclude(now)
 
     def _conclude(self, now: float) -> list[Action]:
-        if self.fault is not None:
+        if self._fault is not None:
             return self._end(EXIT_SOFTWARE)
         if self.told is not None and not self._failed_before_told():
             return self._end(128 + self.told)
-        if not self.failures:
+        if not self._failures:
             return self._end(0)
-        diagnosis = restarts.diagnose(self.failures, world_size=self.settings.world_size)
-        outcome = restarts.Outcome.of(diagnosis, self.failures, min_uptime_s=self.settings.min_uptime_s)
+        diagnosis = restarts.diagnose(self._failures, world_size=self.settings.world_size)
+        outcome = restarts.Outcome.of(diagnosis, self._failures, min_uptime_s=self.settings.min_uptime_s)
         why = "told to stop" if self.told is not None else self._why_not_again(outcome, now)
         failed = Failed(diagnosis=diagnosis, attempt=self.attempt, final=why is not None, why_final=why)
         if why is not None:
             code = 128 + self.told if self.told is not None else diagnosis.exit_code
             return [failed, *self._end(code)]
-        self.previous = outcome
-        self.restart_times.append(now)
+        self._previous = outcome
+        self._restart_times.append(now)
         self.attempt += 1
         return [
             failed,
-            Record(type="restarting", fields={"attempt": self.attempt, "of": self.settings.max_restarts}),
+            Entry(type="restarting", fields={"attempt": self.attempt, "of": self.settings.max_restarts}),
             *self._prepare(now),
         ]
 
     def _failed_before_told(self) -> bool:
-        return self.first_failure is not None and self.first_failure <= self.told_at
+        return self._first_failure is not None and self._first_failure <= self._told_at
 
     def _why_not_again(self, outcome: restarts.Outcome, now: float) -> str | None:
         window = self.settings.restart_window_s
-        while window is not None and self.restart_times and now - self.restart_times[0] > window:
-            self.restart_times.popleft()
+        while window is not None and self._restart_times and now - self._restart_times[0] > window:
+            self._restart_times.popleft()
         return restarts.why_final(
-            outcome, self.previous, used=len(self.restart_times), allowed=self.settings.max_restarts, window_s=window
+            outcome, self._previous, used=len(self._restart_times), allowed=self.settings.max_restarts, window_s=window
         )
 
     # --- signals, time, faults
@@ -355,23 +344,23 @@ class JobPolicy:
     def _signalled(self, signum: int, now: float) -> list[Action]:
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
             return [
-                Record(type="signal", fields={"signal": signal.Signals(signum).name}),
+                Entry(type="signal", fields={"signal": signal.Signals(signum).name}),
                 *(ToNode(node=node, message=m.Forward(signum=signum)) for node in range(len(self.settings.hosts))),
             ]
-        if self.told is not None and now - self.told_at < DOUBLE_S:
+        if self.told is not None and now - self._told_at < DOUBLE_S:
             return []
-        record = Record(type="signal", fields={"signal": signal.Signals(signum).name})
+        record = Entry(type="signal", fields={"signal": signal.Signals(signum).name})
         if self.told is not None:
             if signum == signal.SIGTERM and not self.settings.repeated_term_kills:
                 return [record]
             return [record, Say(text="killing all workers", level="warning"), *self._stop_all(signal.SIGKILL, 0)]
-        self.told, self.told_at = signum, now
+        self.told, self._told_at = signum, now
         if self.phase in ("new", "preparing"):
             return [record, *self._end(128 + signum)]
         name = signal.Signals(signum).name
         at_once = signum == signal.SIGQUIT or self.phase == "stopping"  # impatient with a job that is failing
         self.phase = "stopping"
-        self.cause_at = None
+        self._cause_at = None
         if at_once:
             return [record, Say(text=f"{name}: killing all workers"), *self._stop_all(signal.SIGKILL, 0)]
         grace_s = self.settings.grace_s
@@ -381,21 +370,21 @@ class JobPolicy:
         return [record, Say(text=text), *self._stop_all(ask, grace_s)]
 
     def _tick(self, now: float) -> list[Action]:
-        if self.cause_at is not None and now >= self.cause_at:
+        if self._cause_at is not None and now >= self._cause_at:
             return self._stop_after_failure()
         return []
 
     def _faulted(self, node: int, message: m.Fault) -> list[Action]:
-        self.fault = message.text
+        self._fault = message.text
         host = self.settings.hosts[node]
         text = f"internal error on {host}: {message.text}; all workers have been killed"
         self.phase = "stopping"
-        self.waiting.discard(node)
-        actions: list[Action] = [Say(text=text, level="error"), Record(type="fault", fields={"text": message.text})]
-        if self.waiting:
+        self._waiting.discard(node)
+        actions: list[Action] = [Say(text=text, level="error"), Entry(type="fault", fields={"text": message.text})]
+        if self._waiting:
             return [*actions, *self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)]
         return [*actions, *self._end(EXIT_SOFTWARE)]
 
     def _end(self, exit_code: int) -> list[Action]:
         self.phase = "ended"
-        return [Record(type="job_ended", fields={"exit_code": exit_code}), End(exit_code=exit_code)]
+        return [Entry(type="job_ended", fields={"exit_code": exit_code}), End(exit_code=exit_code)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from distlaunch.core.model.record import Record
 from distlaunch.job.diagnose.model import Diagnosis, RepeatKind, WorkerEnd
 
 
@@ -22,8 +22,7 @@ def looks_like_consequence(end: WorkerEnd) -> bool:
     return looks(end)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Record):
     """What the restart rule keeps of a failed attempt."""
 
     signature: tuple[str, str] | None

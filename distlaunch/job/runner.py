@@ -9,9 +9,9 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Protocol
 
+from distlaunch.core.model.record import replace
 from distlaunch.core.model.ids import format_ranks
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.wire import messages as m
@@ -165,7 +165,7 @@ class Runner:
                 self._start_attempt(action.attempt, action.port)
             case p.Say():
                 self._sink.say(action.text, level=action.level)
-            case p.Record():
+            case p.Entry():
                 self._events.write(action.type, action.fields)
             case p.Failed():
                 self._report(action)

@@ -7,15 +7,15 @@ Threads: ``output``, ``rank_ended`` and ``tick`` are called by the output pump's
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from distlaunch.core.model.record import Record
 
 STDOUT = 1
 STDERR = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusView:
+class StatusView(Record):
     """What the live status line shows. ``phase`` is starting, running, stopping, restarting or ended."""
 
     phase: Literal["starting", "running", "stopping", "restarting", "ended"]

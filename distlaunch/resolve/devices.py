@@ -6,8 +6,8 @@ A mask that is already set (by a scheduler, a container or the user) is narrowed
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
+from distlaunch.core.model.record import Record, replace
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.ids import format_ranks
@@ -17,8 +17,7 @@ CUDA, HIP, ROCR, ZE = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIB
 _CPU_HINT = "--num-procs N starts workers on the CPU"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSelection:
+class DeviceSelection(Record):
     """The devices for this node's workers, in the order in which they are handed out."""
 
     mask_variable: str

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
 
+from distlaunch.core.model.record import Record
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
 
 PathKind = Literal["file", "directory", "missing", "unreadable"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(Record, hide=("environ", "texts")):
     """What was found. ``paths`` answers for each path that the options name; ``texts`` holds files that were read."""
 
-    environ: Mapping[str, str] = field(repr=False)
+    environ: Mapping[str, str]
     cwd: str
     hostname: str
     python: str
@@ -24,6 +23,6 @@ class Facts:
     cpus: CpuInventory
     gpus: GpuInventory
     paths: Mapping[str, PathKind]
-    texts: Mapping[str, str] = field(repr=False)
+    texts: Mapping[str, str]
     programs: Mapping[str, str | None]
     """Where PATH has each program that the options name; None if nowhere."""

@@ -7,16 +7,15 @@ twice leaves nothing visible (CUDA C++ Programming Guide, "Environment variables
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
+from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 
 _HIDES_ALL = ("", "-1", "NoDevFiles")
 """Masks that mean "no GPU" on purpose; the last is what Slurm sets for a step without GPUs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(Record):
     """Something that one entry of a mask can stand for: a GPU or a MIG slice."""
 
     id: str
@@ -27,8 +26,7 @@ class Device:
     mig: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Catalog:
+class Catalog(Record):
     """What indices and UUIDs mean here. A GPU cut into slices means its slices."""
 
     numbered: dict[int, list[Device]]

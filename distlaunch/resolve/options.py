@@ -5,16 +5,16 @@ Every field that is an option on the command line has a row in ``ui/options.py``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from distlaunch.core.model.record import Record
 
 Bind = Literal["none", "cores", "numa"]
 Device = Literal["auto", "cuda", "cpu"]
 OutputFormat = Literal["rich", "plain", "jsonl"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainOptions:
+class TrainOptions(Record):
     """One ``train`` (or ``plan``) command, parsed but not yet resolved. ``None`` means "not given"."""
 
     # what runs

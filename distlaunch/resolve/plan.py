@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Mapping
-from dataclasses import replace
 
+from distlaunch.core.model.record import replace
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.topology import Topology

@@ -7,9 +7,10 @@ a launcher that is started by a worker never takes its parent's settings for a w
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.record import Record, defaults_of
 from distlaunch.resolve.options import TrainOptions
 
 Kind = Literal["text", "count", "count or auto", "whole", "port", "seconds", "choice", "flag"]
@@ -25,6 +26,7 @@ GROUP_TITLES: dict[Group, str] = {
     "output": "Output",
 }
 
+_DEFAULTS = defaults_of(TrainOptions)
 HELP_FLAGS = ("--help", "-h")
 MOST_COUNTED = 1_000_000
 LONGEST_S = 1e9
@@ -32,11 +34,10 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
-class Option(NamedTuple):
+class Option(Record):
     """One option: how it is written, what it takes, which ``TrainOptions`` field it fills.
 
-    A named tuple, since making one more dataclass takes 1 ms of every start. The last of ``flags`` is the long one,
-    written with dashes; the same with underscores is accepted everywhere.
+    The last of ``flags`` is the long one, written with dashes; the same with underscores is accepted everywhere.
     """
 
     flags: tuple[str, ...]
@@ -76,7 +77,7 @@ def _row(
         flags=words,
         field=field,
         kind=kind,
-        default=TrainOptions.__dataclass_fields__[field].default,
+        default=_DEFAULTS[field],
         help=help,
         group=group,
         variable="DISTLAUNCH_" + stem.upper() if variable == "" else variable,

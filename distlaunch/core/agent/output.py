@@ -13,9 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
+from distlaunch.core.model.record import Record
 from distlaunch.core.wire.codec import MAX_RAW_BYTES
 
 TAIL_BYTES = 65536
@@ -46,25 +46,23 @@ class Taker(Protocol):
         """Set what is to be called when there is room again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drained:
+class Drained(Record):
     """All that an ended worker had written has been taken; ``tail`` is the last of its stderr."""
 
     rank: int
     tail: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputsClosed:
+class OutputsClosed(Record):
     """No stream is left."""
 
 
-@dataclass(slots=True)
 class _Stream:
-    rank: int
-    number: int
-    descriptor: int
-    keeps_tail: bool
+    def __init__(self, rank: int, number: int, descriptor: int, *, keeps_tail: bool) -> None:
+        self.rank = rank
+        self.number = number
+        self.descriptor = descriptor
+        self.keeps_tail = keeps_tail
 
 
 class _Tail:
@@ -110,7 +108,7 @@ class Pump(threading.Thread):
     def add(self, rank: int, number: int, descriptor: int, *, keeps_tail: bool) -> None:
         """Read a stream from now on; the pump owns the descriptor."""
         os.set_blocking(descriptor, False)
-        self._order(lambda: self._add(_Stream(rank, number, descriptor, keeps_tail)))
+        self._order(lambda: self._add(_Stream(rank, number, descriptor, keeps_tail=keeps_tail)))
 
     def drain(self, rank: int) -> None:
         """Take what an ended worker has written so far, room or not, and post Drained."""

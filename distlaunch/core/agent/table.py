@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
+from distlaunch.core.model.record import Record
 from distlaunch.core.agent.output import Drained, OutputsClosed
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import spawning as w
@@ -23,32 +23,27 @@ KILL_S = 5.0
 _EXEC_EXIT = {2: 127, 20: 127}  # ENOENT, ENOTDIR: not found, as shells have it; anything else is 126
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class Launch(Record):
     """Open a worker's streams and have it spawned."""
 
     spec: m.WorkerSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
+class Drain(Record):
     """Read an ended worker's output; answered by Drained."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CloseOutputs:
+class CloseOutputs(Record):
     """Read and close what is left of all outputs; answered by OutputsClosed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class Tick(Record):
     """The deadline has come."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(Record):
     """What an ended worker left beside its stderr; the edge adds it to Drained."""
 
     drained: Drained
@@ -60,30 +55,31 @@ Event = m.ToAgent | w.FromSpawner | Evidence | OutputsClosed | Tick
 Action = Launch | Drain | CloseOutputs | m.FromAgent | w.ToSpawner
 
 
-@dataclass(slots=True)
 class _Worker:
-    spec: m.WorkerSpec
-    started: float
-    pid: int = 0
-    returncode: int | None = None
-    ended: float = 0.0
-    told_to_stop: bool = False
-    reported: bool = False
-    failure: bytes = b""  # why it could not be started
+    def __init__(self, spec: m.WorkerSpec, started: float) -> None:
+        self.spec = spec
+        self.started = started
+        self.pid = 0
+        self.returncode: int | None = None
+        self.ended = 0.0
+        self.told_to_stop = False
+        self.reported = False
+        self.failure = b""
+        """Why it could not be started."""
 
 
-@dataclass(slots=True)
 class WorkerTable:
     """The workers of one attempt on one node, from ``Start`` to ``Gone``."""
 
-    attempt: int = -1
-    workers: dict[int, _Worker] = field(default_factory=dict)
-    argv0: str = ""
-    signal_scope: str = w.SCOPE_PROCESS
-    kill_at: float | None = None
-    wedged_at: float | None = None
-    sweeping: bool = False
-    left: tuple[int, ...] = ()
+    def __init__(self) -> None:
+        self.attempt = -1
+        self.workers: dict[int, _Worker] = {}
+        self.argv0 = ""
+        self.signal_scope = w.SCOPE_PROCESS
+        self.kill_at: float | None = None
+        self.wedged_at: float | None = None
+        self.sweeping = False
+        self.left: tuple[int, ...] = ()
 
     @property
     def running(self) -> list[int]:

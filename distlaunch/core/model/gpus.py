@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from distlaunch.core.model.record import Record
 
 Vendor = Literal["nvidia", "amd"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigDevice:
+class MigDevice(Record):
     """One MIG slice of an NVIDIA GPU; ``uuid`` is what CUDA_VISIBLE_DEVICES takes (``MIG-...``)."""
 
     uuid: str
     profile: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Record):
     """One physical GPU. ``index`` is the PCI-bus-order index that CUDA_DEVICE_ORDER=PCI_BUS_ID gives."""
 
     index: int
@@ -29,8 +28,7 @@ class Gpu:
     mig: tuple[MigDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuInventory:
+class GpuInventory(Record):
     """What was found and how; ``problem`` says why there may be more than could be listed (driver broken)."""
 
     gpus: tuple[Gpu, ...] = ()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from distlaunch.core.model.record import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuInventory:
+
+class CpuInventory(Record):
     """What may run where. CPU numbers are the kernel's, groups are ascending."""
 
     allowed: tuple[int, ...]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+from distlaunch.core.model.record import Record
 from distlaunch.core.model.topology import Node
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPlan:
+class WorkerPlan(Record):
     """One worker: its place, the variables that only it has, its CPUs."""
 
     rank: int
@@ -19,8 +18,7 @@ class WorkerPlan:
     cpus: tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchPlan:
+class LaunchPlan(Record, hide=("base_env", "given_env")):
     """What is to run where. ``master_port`` is None until ``bind``.
 
     ``env`` holds what we set for all workers; ``base_env`` is what they inherit, and ``given_env`` what the user gave
@@ -34,8 +32,8 @@ class LaunchPlan:
     argv: tuple[str, ...]
     workdir: str
     env: Mapping[str, str]
-    base_env: Mapping[str, str] = field(repr=False)
-    given_env: Mapping[str, str] = field(repr=False)
+    base_env: Mapping[str, str]
+    given_env: Mapping[str, str]
     run_dir: str
     master_addr: str
     wanted_port: int

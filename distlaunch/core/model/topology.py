@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from distlaunch.core.model.record import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+
+class Node(Record):
     """One node in topology order. ``masks`` has one entry per worker: what its device mask is to say."""
 
     host: str
@@ -21,8 +21,7 @@ class Node:
     """Each worker sees one device, as LOCAL_RANK 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
+class Topology(Record):
     """All nodes of a job; ``notes`` is what the user should be told about how they were found."""
 
     nodes: tuple[Node, ...]

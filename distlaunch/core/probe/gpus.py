@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Literal, cast
 
+from distlaunch.core.model.record import replace
 from distlaunch.core.model.gpus import Gpu, GpuInventory, MigDevice
 from distlaunch.core.probe.files import parse_int, read_int, under
 

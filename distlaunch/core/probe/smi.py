@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.gpus import Gpu, MigDevice
 from distlaunch.core.probe.files import parse_int, under
 
@@ -23,8 +23,7 @@ class SmiError(Exception):
     """nvidia-smi cannot list the GPUs; the message says what it said."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class Ran(Record):
     """What a finished command printed (both streams) and its exit code."""
 
     text: str

@@ -1,4 +1,4 @@
-"""Layer core.wire: frames, and messages as frozen dataclasses with checked fields. No sockets here.
+"""Layer core.wire: frames, and messages as records with checked fields. No sockets here.
 
 A frame is two big-endian 32-bit lengths, then a JSON object, then raw bytes. The object's ``t`` names the message;
 its other keys are the message's fields; a field annotated ``bytes`` is the raw part. What arrives is checked field
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from distlaunch.core.errors import ProtocolError
+from distlaunch.core.model.record import Record, fields_of, plain
 
 VERSION = 1
 MAX_OBJECT_BYTES = 64 << 20
@@ -25,28 +25,18 @@ _dumps = json.JSONEncoder(separators=(",", ":")).encode
 M = TypeVar("M")
 
 
-def encode(message: Any) -> bytes:
+def encode(message: Record) -> bytes:
     """Turn a message into one frame."""
     raw = b""
     record: dict[str, object] = {"t": type(message).__name__}
-    for field in fields(message):
-        value = getattr(message, field.name)
-        if field.type == "bytes":
+    for field, kind in fields_of(type(message)).items():
+        value = getattr(message, field)
+        if kind == "bytes":
             raw = value
         else:
-            record[field.name] = _plain(value)
+            record[field] = plain(value)
     body = _dumps(record).encode("ascii")
     return _LENGTHS.pack(len(body), len(raw)) + body + raw
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, (str, int, float, type(None))):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}  # type: ignore[arg-type]  # a nested message part
 
 
 class Decoder(Generic[M]):
@@ -85,18 +75,19 @@ class Decoder(Generic[M]):
 
     def _build(self, cls: type[Any], record: dict[str, object], raw: bytes) -> Any:
         values: dict[str, object] = {}
-        for field in fields(cls):
-            kind = str(field.type)
+        raw_fields = 0
+        for field, kind in fields_of(cls).items():
             if kind == "bytes":
-                values[field.name] = raw
+                values[field] = raw
+                raw_fields = 1
                 continue
-            if field.name not in record:
-                raise ProtocolError(f"{cls.__name__} lacks {field.name}")
+            if field not in record:
+                raise ProtocolError(f"{cls.__name__} lacks {field}")
             try:
-                values[field.name] = self._value(kind, record[field.name])
-            except (TypeError, ValueError) as exc:
-                raise ProtocolError(f"{cls.__name__}.{field.name} is not {kind}") from exc
-        if len(record) > len(values):
+                values[field] = self._value(kind, record[field])
+            except (KeyError, TypeError, ValueError) as exc:
+                raise ProtocolError(f"{cls.__name__}.{field} is not {kind}") from exc
+        if len(record) + raw_fields > len(values):
             raise ProtocolError(f"{cls.__name__} has unknown fields")
         return cls(**values)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from distlaunch.core.model.record import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec:
+class WorkerSpec(Record):
     """One worker of a node. ``argv`` is None where it is the attempt's common one."""
 
     rank: int
@@ -21,16 +21,14 @@ class WorkerSpec:
 # --- coordinator to agent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepare:
+class Prepare(Record):
     """Settle what only the node knows; ``port`` is None (not the master's node), 0 (any) or a number."""
 
     attempt: int
     port: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(Record):
     """Start the node's workers of this attempt."""
 
     attempt: int
@@ -48,8 +46,7 @@ class Start:
     """The rank that inherits the agent's stdin."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class Stop(Record):
     """Ask all workers to end by ``signum``; after ``grace_s`` their trees get KILL (at once if it is 0)."""
 
     attempt: int
@@ -57,29 +54,25 @@ class Stop:
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forward:
+class Forward(Record):
     """Pass a signal on to the workers that catch it."""
 
     signum: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pause:
+class Pause(Record):
     """Stop (SIGSTOP) all trees, or let them go on."""
 
     paused: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
+class Input(Record):
     """Keystrokes for the worker's pseudo-terminal."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resize:
+class Resize(Record):
     """The user's terminal has this size now."""
 
     rows: int
@@ -89,8 +82,7 @@ class Resize:
 # --- agent to coordinator
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(Record):
     """Answer to ``Prepare``: the port held for rank 0's store, or what stands in the way."""
 
     attempt: int
@@ -99,16 +91,14 @@ class Prepared:
     hint: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class Started(Record):
     """Processes exist for these ranks."""
 
     attempt: int
     pids: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerExited:
+class WorkerExited(Record):
     """A worker ended. ``told_to_stop``: a stop had been sent to it before. ``tail`` is its last stderr."""
 
     attempt: int
@@ -123,30 +113,26 @@ class WorkerExited:
     tail: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerHalted:
+class WorkerHalted(Record):
     """A worker with a pseudo-terminal was stopped from it (Ctrl-Z)."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gone:
+class Gone(Record):
     """Of this attempt nothing is left on the node, but for pids that KILL did not end."""
 
     attempt: int
     left: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(Record):
     """The agent can no longer do its work; all its workers have been killed."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class Output(Record):
     """Bytes that a worker wrote to stdout (1) or stderr (2); at most 1 MiB."""
 
     rank: int

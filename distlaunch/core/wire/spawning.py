@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from distlaunch.core.model.record import Record
 
 SCOPE_PROCESS = "process"
 SCOPE_GROUP = "group"
 SCOPE_TREE = "tree"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class Setup(Record):
     """What all workers of an attempt share."""
 
     env: Mapping[str, str]
@@ -21,8 +21,7 @@ class Setup:
     """Soft limit of open files to give them: the one the launcher was started with."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spawn:
+class Spawn(Record):
     """Start one worker; its stdin, stdout and stderr travel beside the frame as three descriptors."""
 
     rank: int
@@ -33,8 +32,7 @@ class Spawn:
     """Its descriptors are a terminal that it is to have as controlling terminal."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signal:
+class Signal(Record):
     """Send a signal to workers: their own process, their process group, or (KILL, STOP, CONT) their whole tree."""
 
     ranks: tuple[int, ...]
@@ -44,26 +42,22 @@ class Signal:
     """Only to processes that catch it: an uncaught USR1 would kill."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class Sweep(Record):
     """Kill whatever is left of all workers, wait until it is gone, answer ``Swept``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dismiss:
+class Dismiss(Record):
     """End in good order: sweep, then exit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spawned:
+class Spawned(Record):
     """A worker's process exists."""
 
     rank: int
     pid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpawnFailed:
+class SpawnFailed(Record):
     """A worker could not be started: ``step`` (fork, chdir, exec, ...) failed with ``errno``. No ``Exited`` follows."""
 
     rank: int
@@ -71,24 +65,21 @@ class SpawnFailed:
     errno: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exited:
+class Exited(Record):
     """A worker ended; ``returncode`` is its exit code, or -N for signal N."""
 
     rank: int
     returncode: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Halted:
+class Halted(Record):
     """A worker was stopped by a job-control signal."""
 
     rank: int
     signum: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
+class Swept(Record):
     """Nothing is left, except these pids that KILL did not end (a process wedged in the kernel)."""
 
     left: tuple[int, ...]

@@ -6,8 +6,8 @@ Pure. A consequence (a peer is gone, a collective timed out) never wins over a c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from distlaunch.core.model.record import replace
 from distlaunch.core.model.ids import format_ranks
 from distlaunch.job.diagnose.consequence import Standing
 from distlaunch.job.diagnose.evidence import Evidence, read, was_stopped
@@ -59,8 +59,9 @@ def diagnose(
     same = _same(best, seen, eligible)
     cause_seen = best.standing < Standing.TIMED_OUT
     cause = _cause(best, same, cause_seen=cause_seen)
-    others = [end for end in ends if end.rank not in cause.ranks]
-    hint = hint_for(best, python=python) if cause_seen else _hint_without_cause(best, others, running)
+    named = set(cause.ranks)
+    others = [end for end in ends if end.rank not in named]
+    hint = hint_for(best, python=python) if cause_seen else _hint_without_cause(best, ends, running, world_size)
     return Diagnosis(
         cause=cause,
         exit_code=exit_end.returncode if exit_end.returncode > 0 else 128 - exit_end.returncode,
@@ -123,15 +124,23 @@ def _signature(best: Evidence) -> tuple[str, str] | None:
     return (name, best.frame) if name and best.frame else None
 
 
-def _hint_without_cause(best: Evidence, others: Sequence[WorkerEnd], running: Sequence[int]) -> str | None:
-    early = [end.rank for end in others if end.returncode == 0 and not end.told_to_stop]
+def _hint_without_cause(
+    best: Evidence, ends: Sequence[WorkerEnd], running: Sequence[int], world_size: int
+) -> str | None:
+    """Point at the ranks that did not fail: one of them ended too early, or hangs."""
+    early = [end.rank for end in ends if end.returncode == 0 and not end.told_to_stop]
     if early:
         return f"{_ranks(early)} had already ended with exit code 0: do all ranks run the same number of steps?"
-    late = sorted({end.rank for end in others if was_stopped(end)} | set(running))
+    late = sorted({end.rank for end in ends if was_stopped(end)} | set(running))
     if late:
         if len(late) == 1:
             return f"rank {late[0]} was still running and had not failed: its log shows where it hung"
         return f"{_ranks(late)} were still running and had not failed: their logs show where they hung"
+    known = {end.rank for end in ends}
+    if missing := [rank for rank in range(world_size) if rank not in known]:
+        return (
+            f"{_ranks(missing)} did not fail: the log{'s' if len(missing) > 1 else ''} may show an early end or a hang"
+        )
     if best.standing is Standing.TIMED_OUT:
         return "ranks waited for each other: do all of them call the same collectives in the same order?"
     return hint_for(best, python=None) or "a connection broke while all ranks ran: look at the nodes' network"

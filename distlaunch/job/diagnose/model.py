@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from distlaunch.core.model.record import Record
 
 RepeatKind = Literal["syntax error", "import error", "missing script", "usage error"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerEnd:
+class WorkerEnd(Record):
     """How one worker ended, with the evidence its agent kept."""
 
     rank: int
@@ -32,8 +32,7 @@ class WorkerEnd:
     log_path: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Cause(Record):
     """The first cause of a failed attempt."""
 
     ranks: tuple[int, ...]
@@ -53,8 +52,7 @@ class Cause:
     log_path: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
+class Diagnosis(Record):
     """What the report says and what the restart rule needs."""
 
     cause: Cause

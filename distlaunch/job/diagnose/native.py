@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from distlaunch.core.model.record import Record
 from distlaunch.job.diagnose.tracebacks import Frame
 
 _MEANING = {
@@ -44,8 +44,7 @@ _CHECK = re.compile(r"F(?:\d{4} \d\d:|\d{8} ).*\] (.+)")
 _DUMP = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NativeEnd:
+class NativeEnd(Record):
     """The last words of native code."""
 
     type: str | None

@@ -16,24 +16,6 @@ _BREAK = re.compile(r"\r\n|\n|\r")
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch.distributed's excepthook puts this before every line of a traceback once a group exists."""
 
-_INVISIBLE = dict.fromkeys(
-    [
-        *range(9),
-        *range(0x0B, 0x20),
-        *range(0x7F, 0xA0),
-        0xAD,
-        0x61C,
-        *range(0x200B, 0x2010),
-        *range(0x2028, 0x202F),
-        *range(0x2060, 0x2070),
-        *range(0xD800, 0xE000),
-        0xFEFF,
-        *range(0xFFF9, 0xFFFC),
-    ]
-)
-"""C0 and C1 controls but tab and newline; soft hyphen; marks that reorder or hide text; lone surrogates."""
-_INVISIBLE[0x0A] = None
-
 _NOISE = re.compile(
     r"\[[WI]\d{4} "  # C++ warnings of torch: [W1128 00:45:12.3 file.cpp:1]
     r"|[WI]\d{4} \d\d:"  # the same of glog
@@ -44,10 +26,18 @@ _NOISE = re.compile(
 
 
 def clean(text: str) -> str:
-    """Take escape sequences, control and invisible characters out of one line; tabs become spaces."""
+    """Take escape sequences and all that is not printable out of one line; tabs become spaces."""
     if text.isascii() and text.isprintable():
         return text
-    return _ESCAPES.sub("", text).translate(_INVISIBLE).replace("\t", "    ")
+    shown = []
+    for char in _ESCAPES.sub("", text):
+        if char.isprintable():
+            shown.append(char)
+        elif char == "\t":
+            shown.append("    ")
+        elif char.isspace() and char > "\x9f":
+            shown.append(" ")
+    return "".join(shown)
 
 
 def to_lines(data: bytes) -> list[str]:

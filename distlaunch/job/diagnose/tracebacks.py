@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from distlaunch.core.model.record import Record
 from distlaunch.job.diagnose.text import is_noise
 
 Kind = Literal["main", "thread", "process", "ignored"]
@@ -52,8 +53,7 @@ LIBRARY_PARTS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class Frame(Record):
     """One frame of a traceback."""
 
     file: str
@@ -118,7 +118,7 @@ def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
         kind = _kind(lines, index)
         chain: list[Raised] = []
         while True:
-            raised, index = _one(lines, index)
+            raised, index = _one(lines, index, bare=kind == "ignored")
             if raised is not None:
                 chain.append(raised)
             following = _after_chain_line(lines, index)
@@ -153,8 +153,11 @@ def _after_chain_line(lines: Sequence[str], index: int) -> int | None:
     return None
 
 
-def _one(lines: Sequence[str], index: int) -> tuple[Raised | None, int]:
-    """Read one exception that starts at ``index`` (its header or, torn, a frame); return it and the next index."""
+def _one(lines: Sequence[str], index: int, *, bare: bool = False) -> tuple[Raised | None, int]:
+    """Read one exception that starts at ``index`` (its header or, torn, a frame); return it and the next index.
+
+    ``bare``: without what follows the exception's first line, which is then no part of it.
+    """
     if "Exception Group " + _HEADER in lines[index]:
         return _group(lines, index)
     raised = Raised()
@@ -176,7 +179,7 @@ def _one(lines: Sequence[str], index: int) -> tuple[Raised | None, int]:
             raised.type = match[1].removeprefix("__main__.")
             raised.message = match[2] or ""
             raised.lines.append(line)
-            return raised, _message(raised, lines, at + 1)
+            return raised, at + 1 if bare else _message(raised, lines, at + 1)
         else:
             foreign += 1
         at += 1

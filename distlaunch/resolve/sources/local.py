@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 
+from distlaunch.core.model.record import replace
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.resolve.devices import CUDA, DeviceSelection, select_devices, split_devices

@@ -18,7 +18,8 @@ LINE_COST = 48
 _BULK_CHUNK = 16 << 10
 _BULK_PENDING = 64 << 10
 """A chunk or a backlog of this weight is compared in blocks, without Python work for each line."""
-_CAPACITY_PER_RANK = 160 << 10
+_CAPACITY_PER_RANK = 512 << 10
+"""What may wait for other ranks: a chunk of the pump's from each, and some."""
 _CAPACITY = (1 << 20, 8 << 20)
 
 

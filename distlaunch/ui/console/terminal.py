@@ -36,7 +36,7 @@ class TerminalScreen(Screen):
     def _add(self, rank: int, block: bytes, now: float) -> None:
         if b"\r" in block:
             block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
-        if len(block) > PIECE or not is_clean(block):
+        if not is_clean(block) or (len(block) > PIECE and max(map(len, block.split(b"\n"))) > PIECE):
             block = b"\n".join(map(_tidy, block.split(b"\n")))
         super()._add(rank, block, now)
 

@@ -21,9 +21,10 @@ from distlaunch.core.probe.nvml import NvmlError, read_nvml
 
 DATA = Path(__file__).parents[2] / "data" / "gpus"
 PROBE = """
-import dataclasses, json, sys
+import json, sys
+from distlaunch.core.model.record import plain
 from distlaunch.core.probe.gpus import probe_gpus
-print(json.dumps(dataclasses.asdict(probe_gpus(sys.argv[1], {"PATH": ""}, deadline_s=float(sys.argv[2])))))
+print(json.dumps(plain(probe_gpus(sys.argv[1], {"PATH": ""}, deadline_s=float(sys.argv[2])))))
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.record import fields_of
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, OPTION_VARIABLES, PLAN_OPTIONS, TRAIN_OPTIONS, convert
 
@@ -24,7 +24,7 @@ SET_FOR_WORKERS = {
 
 
 def test_every_field_that_is_an_option_has_exactly_one_row():
-    fields = [field.name for field in dataclasses.fields(TrainOptions) if field.name != "script_args"]
+    fields = [field for field in fields_of(TrainOptions) if field != "script_args"]
     assert sorted(option.field for option in TRAIN_OPTIONS) == sorted(fields)
 
 
