@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distlaunch.core.model.record import replace
 from distlaunch.core.model.ids import format_ranks
+from distlaunch.core.model.record import replace
 from distlaunch.job.diagnose.consequence import Standing
 from distlaunch.job.diagnose.evidence import Evidence, read, was_stopped
 from distlaunch.job.diagnose.hints import hint_for

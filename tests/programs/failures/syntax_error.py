@@ -1,12 +1,12 @@
 # expect-rank: all
 # expect-exit: 1
-# expect-cause: SyntaxError
-# expect-frame: syntax_error.py:11
+# expect-cause: SyntaxError: 'return' outside function
+# expect-frame: syntax_error.py:12
 # expect-repeats: syntax error
-# ruff: noqa
 """The script cannot be compiled: every rank fails at once, and a restart would not help."""
 
+epochs = 3
+for epoch in range(epochs):
+    print(epoch)
 
-def train(epochs):
-    if epochs > 3
-        return epochs
+return epochs

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from distlaunch.job.diagnose.model import WorkerEnd
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def scores() -> ModuleType:
+    """Load the scoring of scripts/explain-scores, which has no .py ending."""
+    loader = SourceFileLoader("explain_scores", str(HERE.parents[2] / "scripts" / "explain-scores"))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    sys.modules[loader.name] = module
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    try:
+        loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = before
+    return module
+
+
+@pytest.fixture
+def end_of():
+    """Build a WorkerEnd: only what the test is about has to be said."""
+
+    def build(rank: int = 0, tail: str | bytes = b"", **fields) -> WorkerEnd:
+        data = tail.encode() if isinstance(tail, str) else tail
+        defaults = {
+            "local_rank": rank,
+            "host": "node1",
+            "pid": 100 + rank,
+            "returncode": 1,
+            "ended_s": 5.0,
+            "uptime_s": 5.0,
+            "told_to_stop": False,
+        }
+        return WorkerEnd(rank=rank, stderr_tail=data, **(defaults | fields))
+
+    return build
+
+
+@pytest.fixture
+def recorded(end_of):
+    """Load the ends that a program of tests/programs/failures left when it was recorded."""
+
+    def load(program: str) -> list[WorkerEnd]:
+        text = (HERE / "recorded" / f"{program}.json").read_text(encoding="utf-8")
+        return [
+            end_of(
+                end["rank"],
+                end["stderr_tail"].encode("latin-1"),
+                returncode=end["returncode"],
+                ended_s=end["ended_s"],
+                uptime_s=end["ended_s"],
+                told_to_stop=end["told_to_stop"],
+                error_file=end["error_file"].encode("latin-1") if end["error_file"] else None,
+            )
+            for end in json.loads(text)
+        ]
+
+    return load

@@ -1,0 +1,221 @@
+"""Ends without a Python exception: signals, native messages, usage errors, last words, error files."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from distlaunch.job.diagnose.errorfile import read_error_file
+from distlaunch.job.diagnose.judge import diagnose
+
+
+def one(end_of, tail="", **fields):
+    return diagnose([end_of(0, tail, **fields)], world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("number", "says", "hint"),
+    [
+        (signal.SIGSEGV, "SIGSEGV (segmentation fault)", "PYTHONFAULTHANDLER"),
+        (signal.SIGBUS, "SIGBUS (bus error)", "/dev/shm"),
+        (signal.SIGFPE, "SIGFPE (arithmetic error)", None),
+        (signal.SIGILL, "SIGILL (illegal instruction)", "another CPU"),
+        (signal.SIGXCPU, "SIGXCPU (CPU time limit reached)", "ulimit -t"),
+        (signal.SIGPIPE, "SIGPIPE (wrote to a closed pipe)", "reader was gone"),
+        (signal.SIGTERM, "SIGTERM (from outside", None),
+        (signal.SIGKILL, "SIGKILL (from outside", "dmesg"),
+        (signal.SIGRTMIN + 3, "signal 37", None),
+    ],
+)
+def test_signals_are_named_with_their_meaning(end_of, number, says, hint):
+    diagnosis = one(end_of, returncode=-number)
+    assert says in diagnosis.cause.summary
+    assert diagnosis.exit_code == 128 + number
+    assert (hint in (diagnosis.hint or "")) if hint else diagnosis.hint is None
+
+
+def test_sigkill_with_an_oom_kill_is_the_kernels(end_of):
+    diagnosis = one(end_of, returncode=-9, oom_kills=1)
+    assert "killed by the kernel, out of host memory" in diagnosis.cause.summary
+    assert "memory" in (diagnosis.hint or "")
+
+
+def test_shell_codes_are_translated(end_of):
+    assert "SIGSEGV" in one(end_of, returncode=139).cause.summary
+
+
+def test_cpp_exception_gives_type_and_what(end_of):
+    cause = one(
+        end_of,
+        "terminate called after throwing an instance of 'c10::Error'\n  what():  invalid tag\nException raised from f\n",
+        returncode=-6,
+    ).cause
+    assert (cause.exception_type, cause.message) == ("c10::Error", "invalid tag")
+
+
+def test_handled_python_exception_before_a_native_crash_is_not_the_cause(end_of):
+    tail = 'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\nKeyError: 1\n'
+    cause = one(
+        end_of, tail + "".join(f"step {n}\n" for n in range(40)) + "free(): invalid pointer\n", returncode=-6
+    ).cause
+    assert (cause.exception_type, cause.message) == (None, "free(): invalid pointer")
+
+
+def test_python_exception_followed_by_a_crash_at_exit_is_the_cause(end_of):
+    tail = 'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\nKeyError: 1\n'
+    cause = one(end_of, tail, returncode=-11).cause
+    assert (cause.exception_type, cause.frame) == ("KeyError", "t.py:1 in f")
+    assert "SIGSEGV" in cause.summary
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "double free or corruption (!prev)",
+        "*** stack smashing detected ***: terminated",
+        "python: /src/a.c:12: run: Assertion `x > 0' failed.",
+        "F1128 00:45:12.345678 123 check.cc:12] Check failed: a == b",
+    ],
+)
+def test_fatal_lines_of_native_code_are_quoted(end_of, line):
+    cause = one(end_of, f"step 1\n{line}\n", returncode=-6).cause
+    assert cause.message in line
+    assert line in cause.excerpt
+
+
+def test_faulthandler_gives_the_current_threads_innermost_user_frame(end_of):
+    diagnosis = one(
+        end_of,
+        "Fatal Python error: Segmentation fault\n\n"
+        'Thread 0x00007f01 (most recent call first):\n  File "/p/other.py", line 1 in wait\n\n'
+        "Current thread 0x00007f02 [python] (most recent call first):\n"
+        '  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at\n  File "/p/train.py", line 14 in kernel\n'
+        '  File "/p/train.py", line 21 in <module>\n\nExtension modules: numpy (total: 1)\n',
+        returncode=-11,
+    )
+    assert diagnosis.cause.frame == "train.py:14 in kernel"
+    assert diagnosis.signature == ("SIGSEGV", "train.py:14 in kernel")
+
+
+@pytest.mark.parametrize(
+    ("tail", "code", "message", "repeats"),
+    [
+        ("usage: t.py [-h] --data DATA\nt.py: error: unrecognized arguments: --lrr\n", 2, "unrecognized arguments: --lrr", "usage error"),
+        ("Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\nError: No such option: --lrr\n", 2, "No such option: --lrr", "usage error"),
+        ("FATAL Flags parsing error: Unknown command line flag 'lrr'\n", 1, "Unknown command line flag 'lrr'", "usage error"),
+        ("/usr/bin/python3: can't open file '/p/x.py': [Errno 2] No such file or directory\n", 2, "cannot open /p/x.py: No such file or directory", "missing script"),
+        ("/usr/bin/python3: No module named trainer\n", 1, "No module named trainer", "import error"),
+        ("/usr/bin/python3.11: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')\n", 1, "ModuleNotFoundError: No module named 'a'", "import error"),
+        ("warming up\nno data in /data\n", 1, "no data in /data", None),
+        ("bash: line 1: trainn: command not found\n", 127, "bash: line 1: trainn: command not found", None),
+        ("sh: 1: ./run: Permission denied\n", 126, "sh: 1: ./run: Permission denied", None),
+    ],
+)  # fmt: skip
+def test_ends_without_an_exception(end_of, tail, code, message, repeats):
+    diagnosis = one(end_of, tail, returncode=code)
+    assert (diagnosis.cause.message, diagnosis.repeats, diagnosis.exit_code) == (message, repeats, code)
+
+
+def test_text_of_sys_exit_is_found_before_warnings(end_of):
+    tail = "no data in /data\n/p/t.py:3: ResourceWarning: unclosed file\n[W1128 00:45:12.3 ProcessGroup.cpp:1] Warning: not destroyed\n"
+    assert one(end_of, tail).cause.message == "no data in /data"
+
+
+def test_silent_end_says_so(end_of):
+    assert one(end_of, returncode=3).cause.summary == "exit code 3, and it wrote nothing to stderr"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has", "GPU memory is full"),
+        ("RuntimeError: CUDA error: out of memory", "GPU memory is full"),
+        ("MemoryError", "host memory (not GPU memory)"),
+        ("RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory", "host memory"),
+        ("RuntimeError: CUDA error: device-side assert triggered", "CUDA_LAUNCH_BLOCKING"),
+        ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "get_arch_list"),
+        ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled system error", "NCCL_DEBUG"),
+        ("OSError: [Errno 28] No space left on device", "df -h"),
+        (
+            "torch.distributed.DistNetworkError: The server socket has failed to listen. port: 29500, EADDRINUSE",
+            "ss -ltnp",
+        ),
+        ("RuntimeError: DataLoader worker (pid 5) is killed by signal: Bus error. It is possible that", "/dev/shm"),
+        ("OSError: [Errno 24] Too many open files", "ulimit -n"),
+        ("ImportError: libcudart.so.12: cannot open shared object file: No such file or directory", "LD_LIBRARY_PATH"),
+        ("ValueError: anything", None),
+    ],
+)
+def test_hints_are_concrete(end_of, text, hint):
+    tail = f'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\n{text}\n'
+    got = one(end_of, tail).hint
+    assert (hint in (got or "")) if hint else got is None
+
+
+def test_missing_module_names_the_interpreter(end_of):
+    tail = "Traceback (most recent call last):\n  File \"/p/t.py\", line 1, in <module>\n    import X\nModuleNotFoundError: No module named 'X.y'\n"
+    diagnosis = diagnose([end_of(0, tail)], world_size=1, python="/opt/py/bin/python3")
+    assert diagnosis.hint is not None
+    assert diagnosis.hint.startswith("/opt/py/bin/python3 has no module X.y")
+
+
+def error_file(message, stack=None):
+    extra = {"timestamp": "1795826773"} | ({"py_callstack": stack} if stack else {})
+    return json.dumps({"message": {"message": message, "extraInfo": extra, "errorCode": 1}}).encode()
+
+
+def test_error_file_speaks_where_stderr_is_silent(end_of):
+    stack = "Traceback (most recent call last):\n  File \"/p/t.py\", line 8, in main\n    f()\nKeyError: 'x'\n"
+    cause = one(end_of, error_file=error_file("KeyError: 'x'", stack)).cause
+    assert (cause.exception_type, cause.message, cause.frame) == ("KeyError", "'x'", "t.py:8 in main")
+
+
+@pytest.mark.parametrize("message", ["KeyError: 'x'", {"message": "KeyError: 'x'"}])
+def test_error_file_without_a_stack(message):
+    (raised,) = read_error_file(json.dumps({"message": message}).encode())
+    assert (raised.type, raised.message) == ("KeyError", "'x'")
+
+
+def test_error_file_wins_over_an_unrelated_traceback_on_stderr(end_of):
+    tail = 'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\nOSError: handled\n'
+    assert one(end_of, tail, error_file=error_file("KeyError: 'x'")).cause.exception_type == "KeyError"
+
+
+def test_chain_on_stderr_tells_more_than_the_error_file_of_the_same_exception(end_of):
+    frame = 'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\n'
+    tail = f"{frame}OSError: first\n\nThe above exception was the direct cause of the following exception:\n\n{frame}KeyError: 'x'\n"
+    assert one(end_of, tail, error_file=error_file("KeyError: 'x'")).cause.original == "OSError: first (t.py:1 in f)"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"\x00\xff\xfe",
+        b"[" * 100_000,
+        b"null",
+        b"3",
+        b'"text"',
+        b"{}",
+        b'{"message": null}',
+        b'{"message": 3}',
+        b'{"message": []}',
+        b'{"message": {"message": {"message": 1}}}',
+        b'{"message": {"extraInfo": 5}}',
+        b'{"message": {"extraInfo": {"py_callstack": [1]}}}',
+        b'{"message": ""}',
+        b'{"message": "' + b"x" * 300_000 + b'"}',
+    ],
+)
+def test_malformed_error_file_is_as_good_as_none(end_of, data):
+    assert read_error_file(data) == []
+    tail = 'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\nOSError: real\n'
+    assert one(end_of, tail, error_file=data).cause.message == "real"
+
+
+def test_error_file_with_lone_surrogates_and_escapes_is_cleaned(end_of):
+    cause = one(end_of, error_file=b'{"message": "ValueError: a\\ud800\\u001b[2Jb"}').cause
+    assert cause.message == "ab"

@@ -1,0 +1,191 @@
+"""The report on the screen and in events.jsonl, and what hostile output can do to it."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distlaunch.job.diagnose.errorfile import read_error_file
+from distlaunch.job.diagnose.judge import diagnose, looks_like_consequence
+from distlaunch.job.diagnose.model import WorkerEnd
+from distlaunch.job.diagnose.report import diagnosis_record, render_report
+from distlaunch.job.diagnose.text import clean
+
+TAIL = """\
+Traceback (most recent call last):
+  File "/home/user/train.py", line 50, in <module>
+    step()
+  File "/home/user/train.py", line 42, in step
+    raise ValueError("bad batch")
+ValueError: bad batch
+"""
+
+
+def shown(diagnosis, **fields):
+    defaults = {
+        "job_id": "ab12",
+        "world_size": 4,
+        "attempt": 0,
+        "max_restarts": 0,
+        "elapsed_s": 12.34,
+        "run_dir": "/jobs/ab12",
+        "many_hosts": False,
+    }
+    return render_report(diagnosis, **(defaults | fields))
+
+
+def is_safe(text):
+    return all(char == "\n" or char.isprintable() for char in text)
+
+
+def test_whole_report(end_of):
+    ends = [
+        end_of(2, TAIL, log_path="/jobs/ab12/attempt-0/rank-2.log"),
+        end_of(0, returncode=-15, told_to_stop=True, ended_s=5.2),
+        end_of(1, returncode=-15, told_to_stop=True, ended_s=5.2),
+        end_of(3, returncode=-15, told_to_stop=True, ended_s=5.2),
+    ]
+    assert shown(diagnose(ends, world_size=4)) == (
+        "distlaunch: rank 2 of 4 failed: exit code 1\n"
+        "  ValueError: bad batch\n"
+        "  at train.py:42 in step\n"
+        "\n"
+        '      File "/home/user/train.py", line 50, in <module>\n'
+        "        step()\n"
+        '      File "/home/user/train.py", line 42, in step\n'
+        '        raise ValueError("bad batch")\n'
+        "\n"
+        "  ranks 0-1,3: stopped by us\n"
+        "  log: /jobs/ab12/attempt-0/rank-2.log\n"
+        "  job ab12, after 12.3 s\n"
+    )
+
+
+def test_host_and_attempt_are_said_where_there_are_several(end_of):
+    text = shown(diagnose([end_of(2, TAIL)], world_size=4), many_hosts=True, attempt=1, max_restarts=3, elapsed_s=3725)
+    assert text.startswith("distlaunch: rank 2 of 4 on node1 failed: exit code 1\n")
+    assert text.endswith("  log: /jobs/ab12\n  job ab12, after 1 h 02 min, attempt 2 of 4\n")
+
+
+def test_same_failure_everywhere_is_all_ranks(end_of):
+    text = shown(diagnose([end_of(rank, TAIL) for rank in range(4)], world_size=4))
+    assert text.startswith("distlaunch: all 4 ranks failed: exit code 1\n")
+    assert text.count("ValueError: bad batch") == 1
+
+
+def test_some_ranks_name_the_first(end_of):
+    ends = [end_of(rank, TAIL, ended_s=9.0 - rank) for rank in (0, 1)]
+    assert shown(diagnose(ends, world_size=4)).startswith(
+        "distlaunch: ranks 0-1 of 4 failed (rank 1 first): exit code 1\n"
+    )
+
+
+def test_missing_cause_is_the_first_thing_said(end_of):
+    lost = TAIL.replace("ValueError: bad batch", "RuntimeError: [/x/gloo/pair.cc:1] Connection closed by peer [::1]:3")
+    text = shown(diagnose([end_of(0, lost)], world_size=2), world_size=2)
+    assert text.startswith("distlaunch: rank 0 of 2 failed: exit code 1; no rank shows the original cause\n")
+
+
+def test_record_is_json_and_names_the_cause(end_of):
+    record = json.loads(json.dumps(diagnosis_record(diagnose([end_of(2, TAIL)], world_size=4))))
+    assert (record["ranks"], record["exit_code"], record["cause_seen"]) == ([2], 1, True)
+    assert record["signature"] == ["ValueError", "train.py:42 in step"]
+
+
+def test_escape_sequences_are_taken_out_whole():
+    assert clean("a\x1b]0;title\x07b\x1b[2Jc\x9b31md\u202ee\x1bPq\x1b\\f\tg\x00") == "abcdef    g"
+
+
+@given(st.text())
+def test_cleaned_text_is_printable_and_stays_as_it_is(text):
+    once = clean(text)
+    assert not any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 for char in once)
+    assert clean(once) == once
+
+
+PIECES = st.sampled_from(
+    [
+        b"Traceback (most recent call last):\n",
+        b'  File "/p/t.py", line 3, in f\n',
+        b'  File "/p/t.py", line 99999999999999999999\n',
+        b"    code()\n",
+        b"    ~~~^^^\n",
+        b"ValueError: x\n",
+        b"RuntimeError: Connection closed by peer\n",
+        b"\n",
+        b"During handling of the above exception, another exception occurred:\n",
+        b"The above exception was the direct cause of the following exception:\n",
+        b"  + Exception Group Traceback (most recent call last):\n",
+        b"  | ExceptionGroup: g (1 sub-exception)\n",
+        b"  +-+---------------- 1 ----------------\n",
+        b"    | ValueError: 1\n",
+        b"    | Traceback (most recent call last):\n",
+        b'    |   File "/p/t.py", line 3, in f\n',
+        b"Original Traceback (most recent call last):\n",
+        b"ValueError: Caught ValueError in DataLoader worker process 0.\n",
+        b"torch.multiprocessing.spawn.ProcessRaisedException: \n",
+        b"Exception in thread Thread-1:\n",
+        b"Exception ignored in: f\n",
+        b"Process Process-1:\n",
+        b"Fatal Python error: Aborted\n",
+        b"Current thread 0x01 (most recent call first):\n",
+        b'  File "/p/t.py", line 3 in f\n',
+        b"terminate called after throwing an instance of 'E'\n",
+        b"  what():  w\n",
+        b"usage: x\n",
+        b"x: error: y\n",
+        b"\x1b[2J\x1b]0;t\x07\r\x9b",
+        b"[rank0]: ",
+        b" 10%|# | 1/2",
+    ]
+)
+
+
+@given(
+    st.lists(st.one_of(PIECES, st.binary(max_size=30)), max_size=30).map(b"".join),
+    st.sampled_from([1, 2, 3, 127, 137, -6, -9, -11, -15]),
+    st.one_of(st.none(), st.binary(max_size=200)),
+    st.booleans(),
+)
+@settings(max_examples=400, deadline=None)
+def test_whatever_a_worker_writes_the_report_is_short_and_safe(tail, returncode, error_file, told):
+    end = WorkerEnd(
+        rank=0,
+        local_rank=0,
+        host="h",
+        pid=1,
+        returncode=returncode,
+        ended_s=1.0,
+        uptime_s=1.0,
+        told_to_stop=told,
+        stderr_tail=tail,
+        error_file=error_file,
+    )
+    looks_like_consequence(end)
+    diagnosis = diagnose([end], world_size=2)
+    json.dumps(diagnosis_record(diagnosis))
+    text = shown(diagnosis)
+    assert is_safe(text)
+    assert len(text.splitlines()) < 50
+    assert len(diagnosis.cause.excerpt) <= 20
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=True), st.text()),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["message", "extraInfo", "py_callstack", "timestamp", "x"]), inner, max_size=4),
+    ),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+@settings(max_examples=300, deadline=None)
+def test_error_file_of_any_shape_does_no_harm(value):
+    data = json.dumps(value).encode()
+    for raised in read_error_file(data):
+        assert clean(raised.text) == raised.text
+    read_error_file(data[:-1])
