@@ -44,7 +44,10 @@ class Sink(Protocol):
         """Tell whether the pump may go on reading; False while a pipe or file is slow (never for a terminal)."""
 
     def on_room(self, wake: Callable[[], None]) -> None:
-        """Set what to call, from any thread, when ``has_room`` has become true again."""
+        """Set what to call, from any thread, when ``has_room`` has become true again.
+
+        Also called when the next ``tick`` is due earlier than it has said (a status line has appeared).
+        """
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
         """Show lines of our own (stderr; under jsonl as an event). ``text`` may have several lines."""
