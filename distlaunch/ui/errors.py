@@ -12,7 +12,8 @@ from collections.abc import Callable
 from distlaunch.core.errors import EXIT_SOFTWARE, LaunchError
 
 EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
+EXIT_BROKEN_PIPE = 1
+"""What typer and rich exit with when they meet it first."""
 
 
 def repair_standard_streams() -> None:

@@ -27,7 +27,7 @@ _PIPE_COLUMNS = 120
 
 
 def plan_table(plan_record: Mapping[str, Any]) -> None:
-    """Print a plan to stdout; raises BrokenPipeError where nobody reads on."""
+    """Print a plan to stdout; where nobody reads on, raises BrokenPipeError or (newer rich) SystemExit."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
@@ -54,11 +54,20 @@ def _facts(console: Console, record: Mapping[str, Any], workers: Sequence[Mappin
         ("Backend", record.get("backend")),
         ("Size", f"{_count(size, 'worker')} on {_count(nodes, 'node')}"),
         ("Attempt", record.get("attempt")),
+        ("Master", _master(record)),
         ("Directory", record.get("run_dir")),
+        ("Workdir", record.get("workdir")),
     ]
     for name, value in facts:
         if value is not None:
             console.print(f"{name:<10} {visible(str(value))}", soft_wrap=True)
+
+
+def _master(record: Mapping[str, Any]) -> str | None:
+    """Name rank 0's address and port, if the record says anything of them."""
+    if "master_addr" not in record:
+        return None
+    return f"{_value(record['master_addr'])}, port {_value(record.get('master_port'))}"
 
 
 def _nodes(console: Console, nodes: Sequence[Mapping[str, Any]], workers: Sequence[Mapping[str, Any]]) -> None:

@@ -218,7 +218,7 @@ def test_a_reader_that_has_gone_away_is_no_error_to_talk_about(lines, tmp_path):
         )
     finally:
         os.close(writer)
-    assert (done.returncode, done.stderr) == (141, b"")
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_missing_standard_streams_are_replaced_before_anything_is_opened(tmp_path):
@@ -245,6 +245,24 @@ def test_the_command_works_without_any_standard_stream(words):
         check=False,
     )
     assert done.returncode == (0 if words[-1] == "--help" else 2)
+
+
+def test_a_plan_that_nobody_reads_to_its_end_is_no_error_to_talk_about(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = ["plan", "--num-procs", "64", "--no-python", "/bin/true"]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "distlaunch", *words],
+            env={"PATH": os.defpath, "HOME": str(tmp_path)},
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_the_command_prints_an_error_and_exits_with_its_code():

@@ -41,6 +41,9 @@ def record(*, nodes: int = 1, slots: int = 2, cpus: bool = False) -> dict:
         "env_given": ["TOKEN"],
         "notes": ["a note"],
         "run_dir": "/jobs/j1",
+        "workdir": "/work",
+        "master_addr": "10.0.0.1",
+        "master_port": None,
         "of_a_later_version": {"x": 1},
     }
 
@@ -58,7 +61,16 @@ def printed(capsys, monkeypatch):
 
 def test_a_plan_names_job_size_nodes_command_and_notes(printed):
     text = printed(record())
-    for part in ("j1", "pytorch-ddp", "2 workers on 1 node", "host0", "/jobs/j1", "a note"):
+    for part in (
+        "j1",
+        "pytorch-ddp",
+        "2 workers on 1 node",
+        "host0",
+        "/jobs/j1",
+        "a note",
+        "/work",
+        "10.0.0.1, port (settled",
+    ):
         assert part in text
     assert "  python train.py --name 'two words'\n" in text
 
