@@ -147,7 +147,7 @@ class Result:
     """``events.jsonl`` of that directory."""
 
     def of_type(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event.get("event") == kind]
+        return [event for event in self.events if event.get("type") == kind]
 
 
 class Running:
@@ -191,7 +191,7 @@ class Running:
         """Return the ``count``-th event of this kind as soon as it is in ``events.jsonl``."""
 
         def found() -> dict[str, Any] | None:
-            matches = [event for event in self.events if event.get("event") == kind]
+            matches = [event for event in self.events if event.get("type") == kind]
             return matches[count - 1] if len(matches) >= count else None
 
         return self.wait_for(found, f"event {kind!r}", timeout=timeout)
@@ -347,6 +347,10 @@ class Launcher:
         """Return the pids that hold the FIFO open or have its path in their environment, launchers left out."""
         return [pid for pid in self._related() if pid not in {running.pid for running in self._started}]
 
+    def holding(self) -> list[int]:
+        """Return the pids that hold the FIFO open at this moment."""
+        return [pid for pid in self.survivors() if self._has_open(str(pid))]
+
     def _related(self) -> list[int]:
         found = []
         ours = {os.getpid()} | {running.pid for running in self._started if running.process.poll() is None}
@@ -363,13 +367,10 @@ class Launcher:
 
     def _has_open(self, pid: str) -> bool:
         directory = f"/proc/{pid}/fd"
-        for fd in os.listdir(directory):
-            try:
-                if os.readlink(f"{directory}/{fd}") == str(self._fifo):
-                    return True
-            except FileNotFoundError:
-                continue
-        return False
+        try:
+            return any(os.readlink(f"{directory}/{fd}") == str(self._fifo) for fd in os.listdir(directory))
+        except OSError:  # it ended, or closed something, meanwhile
+            return False
 
     def _describe(self) -> str:
         lines = []

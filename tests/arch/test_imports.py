@@ -64,4 +64,14 @@ def test_a_local_train_stays_within_its_budget_of_modules(distlaunch):
 
 
 STANDARD_LIBRARY_BUDGET = 60
-FORBIDDEN_IN_TRAIN = {"inspect", "importlib.metadata", "email", "http", "urllib.request", "logging", "argparse", "ssl", "multiprocessing"}
+FORBIDDEN_IN_TRAIN = {
+    "inspect",
+    "importlib.metadata",
+    "email",
+    "http",
+    "urllib.request",
+    "logging",
+    "argparse",
+    "ssl",
+    "multiprocessing",
+}
