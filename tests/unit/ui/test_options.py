@@ -10,17 +10,11 @@ from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import fields_of
+from distlaunch.core.model.variables import SET_FOR_WORKERS, without_outer_launchers
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, OPTION_VARIABLES, PLAN_OPTIONS, TRAIN_OPTIONS, convert
 
 BY_NAME = {option.name: option for option in TRAIN_OPTIONS}
-SET_FOR_WORKERS = {
-    "DISTLAUNCH_JOB_ID",
-    "DISTLAUNCH_ATTEMPT",
-    "DISTLAUNCH_BACKEND",
-    "DISTLAUNCH_RUN_DIR",
-    "DISTLAUNCH_COOKIE",
-}
 
 
 def test_every_field_that_is_an_option_has_exactly_one_row():
@@ -47,6 +41,11 @@ def test_plan_has_the_options_of_train_and_a_format_of_its_own():
 
 def test_no_variable_that_workers_get_is_read_as_a_default():
     assert not OPTION_VARIABLES & SET_FOR_WORKERS
+
+
+def test_no_variable_of_an_option_reaches_workers():
+    assert OPTION_VARIABLES
+    assert without_outer_launchers(dict.fromkeys(OPTION_VARIABLES, "1")) == {}
 
 
 def test_every_option_but_what_runs_and_dry_run_has_a_variable_named_after_it():
