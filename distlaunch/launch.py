@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+import resource
+import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 
-from distlaunch.core.model.record import replace
 from distlaunch.backends.registry import find_backend
+from distlaunch.core.agent.spawner import start_spawner
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.model.record import replace
 from distlaunch.core.probe.cpus import probe_cpus
+from distlaunch.job.policy import JobPolicy, PolicySettings
+from distlaunch.job.records import EventLog, OutputFiles
 from distlaunch.job.rundir import RunDir, default_log_dir, make_run_dir, new_job_id
-from distlaunch.job.runner import Terminal
+from distlaunch.job.runner import Clock, Runner, Terminal
+from distlaunch.job.signals import SignalPipe
 from distlaunch.job.sink import Sink
+from distlaunch.job.transport.local import LocalTransport
 from distlaunch.resolve.facts import Facts, PathKind
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.resolve.plan import build_plan, script_places
@@ -34,9 +42,6 @@ OpenTerminal = Callable[[], Terminal | None]
 
 def read_facts(options: TrainOptions, environ: Mapping[str, str]) -> Facts:
     """Read what resolving may need of this machine. Raises ConfigError for a file that cannot be read."""
-    import socket
-    import sys
-
     cwd = _cwd()
     workdir = os.path.join(cwd, options.workdir or "")
     wanted = {workdir.rstrip("/") or "/", *((os.path.join(cwd, options.workdir),) if options.workdir else ())}
@@ -131,9 +136,7 @@ def run_job(
     options: TrainOptions, environ: Mapping[str, str], *, open_sink: OpenSink, open_terminal: OpenTerminal
 ) -> int:
     """Run a whole job on this machine; return the exit code of the launcher. Raises LaunchError before the start."""
-    from distlaunch.core.model.plan import LaunchPlan
-
-    plan: LaunchPlan = make_plan(options, environ)
+    plan = make_plan(options, environ)
     nofile = _allow_descriptors(plan.world_size)
     run_dir = make_run_dir(options.log_dir, plan.job_id, dict(environ))
     if run_dir.path != plan.run_dir:
@@ -146,8 +149,6 @@ def run_job(
 
 def _allow_descriptors(workers: int) -> int:
     """Raise our own limit of open files as far as the job needs; give the soft limit that we found."""
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS_OF_OUR_OWN
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -168,13 +169,6 @@ def _run(
     open_sink: OpenSink,
     open_terminal: OpenTerminal,
 ) -> int:
-    from distlaunch.core.agent.spawner import start_spawner
-    from distlaunch.job.policy import JobPolicy
-    from distlaunch.job.records import EventLog, OutputFiles
-    from distlaunch.job.runner import Clock, Runner
-    from distlaunch.job.signals import SignalPipe
-    from distlaunch.job.transport.local import LocalTransport
-
     spawner = start_spawner(orphan_grace_s=options.failure_grace)  # before the first thread
     signal_pipe = SignalPipe()
     clock = Clock()
@@ -222,11 +216,9 @@ def _housekeeping(run_dir: RunDir) -> None:
     run_dir.prune()
 
 
-def _policy_settings(  # noqa: ANN202 - named where it is imported late
+def _policy_settings(
     options: TrainOptions, plan: LaunchPlan, environ: Mapping[str, str], *, terminal: bool
-):
-    from distlaunch.job.policy import PolicySettings
-
+) -> PolicySettings:
     first_ranks, rank = [], 0
     for node in plan.nodes:
         first_ranks.append(rank)

@@ -119,20 +119,22 @@ class Runner:
         """Run the job; call ``when_up`` once, when the first workers have been started. Returns the exit code."""
         self._transport.start()
         self._feed(p.Begin())
-        while self._exit_code is None:
-            while received := self._transport.receive():  # feeding one may bring the next, on one machine
-                for node, message in received:
+        while True:
+            while not self._is_over() and (received := self._transport.receive()):
+                for node, message in received:  # on one machine, feeding one may bring the next
                     self._feed(p.FromNode(node=node, message=message))
-            if self._exit_code is not None:
-                break
-            self._wait()
             deadline = self._policy.deadline()
             if deadline is not None and self._clock() >= deadline:
                 self._feed(p.Tick())
+            if self._exit_code is not None:
+                return self._exit_code
             if not self._settled and self._policy.up:
                 self._settled = True
                 when_up()
-        return self._exit_code
+            self._wait()
+
+    def _is_over(self) -> bool:
+        return self._exit_code is not None
 
     def _wait(self) -> None:
         poll = select.poll()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.record import Record, fields_of, plain
@@ -71,7 +71,7 @@ class Decoder(Generic[M]):
         cls = self._types.get(name) if isinstance(name, str) else None
         if cls is None:
             raise ProtocolError(f"unknown message {name!r}")
-        return self._build(cls, record, raw)
+        return cast("M", self._build(cls, record, raw))
 
     def _build(self, cls: type[Any], record: dict[str, object], raw: bytes) -> Any:
         values: dict[str, object] = {}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-
-from distlaunch.core.model.record import replace
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
-from distlaunch.resolve.devices import CUDA, DeviceSelection, select_devices, split_devices
+from distlaunch.resolve.devices import CUDA, DeviceSelection, first_devices, select_devices, split_devices
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.options import TrainOptions
 
@@ -30,16 +28,12 @@ def local_topology(options: TrainOptions, facts: Facts) -> Topology:
         return _cpu_workers(1 if processes is None else processes, facts, ())
     selection = select_devices(facts.gpus, facts.environ, requested=options.gpus)
     if not selection.ids:
-        return _without_gpus(options, facts, gpus, selection)
+        asked = gpus is not None or options.device == "cuda" or options.gpus is not None
+        return _without_gpus(asked, gpus if isinstance(gpus, int) else 1, facts, selection)
     if processes is not None:
-        return _gpu_workers(processes, selection, facts, options, shared=True)
+        return _gpu_workers(int(processes), selection, facts, options, shared=True)
     wanted = len(selection.ids) if gpus is None or gpus == "auto" else int(gpus)
-    if wanted > len(selection.ids):
-        raise ConfigError(
-            f"{wanted} GPUs asked for, {_count(len(selection.ids))} here ({selection.source})",
-            hint=_USE_CPUS if options.gpus is None else "widen --gpus, or ask for fewer",
-        )
-    return _gpu_workers(wanted, selection, facts, options, shared=False)
+    return _gpu_workers(wanted, first_devices(selection, wanted), facts, options, shared=False)
 
 
 def _one_of(total: int | str | None, per_node: int | None, name: str, per_node_name: str) -> int | str | None:
@@ -48,20 +42,12 @@ def _one_of(total: int | str | None, per_node: int | None, name: str, per_node_n
     return per_node if total is None else total
 
 
-def _count(number: int) -> str:
-    return "there is 1" if number == 1 else f"there are {number}"
-
-
-def _without_gpus(
-    options: TrainOptions, facts: Facts, gpus: int | str | None, selection: DeviceSelection
-) -> Topology:
-    problem = facts.gpus.problem
-    if gpus is not None or options.device == "cuda" or options.gpus is not None:
-        asked = "GPUs are asked for" if gpus in (None, "auto") else f"{gpus} GPU{'s' if gpus != 1 else ''} asked for"
-        found = problem or f"none found here ({selection.source})"
-        raise ConfigError(f"{asked}, {found}", hint=_USE_CPUS)
-    note = f"no GPU here ({problem or selection.source}): one CPU worker; {_USE_CPUS}"
-    return _cpu_workers(1, facts, (note,))
+def _without_gpus(asked: bool, count: int, facts: Facts, selection: DeviceSelection) -> Topology:  # noqa: FBT001 - private
+    if facts.gpus.problem is not None:
+        raise ConfigError(f"the GPUs here cannot be used: {facts.gpus.problem}", hint=_USE_CPUS)
+    if asked:
+        first_devices(selection, count)
+    return _cpu_workers(1, facts, (f"{selection.source}: one CPU worker; {_USE_CPUS}",))
 
 
 def _cpu_workers(count: int | str, facts: Facts, notes: tuple[str, ...]) -> Topology:
@@ -71,18 +57,18 @@ def _cpu_workers(count: int | str, facts: Facts, notes: tuple[str, ...]) -> Topo
 
 
 def _gpu_workers(
-    count: int | str, selection: DeviceSelection, facts: Facts, options: TrainOptions, *, shared: bool
+    count: int, selection: DeviceSelection, facts: Facts, options: TrainOptions, *, shared: bool
 ) -> Topology:
-    number = int(count)
+    """Give each worker a device of its own, or with ``shared`` (more CPU-sized workers than GPUs) one in turn."""
     isolate = options.isolate_gpus or selection.mig
-    if shared:
-        devices = tuple(selection.ids[index % len(selection.ids)] for index in range(number))
-        masks = tuple((device,) for device in devices) if isolate else (selection.ids,) * number
-    else:
-        chosen = replace(selection, ids=selection.ids[:number], gpus=selection.gpus[:number])
-        devices, masks = chosen.ids, split_devices(chosen, number, isolate=isolate)
+    places = [index % len(selection.ids) for index in range(count)]
     node = Node(
-        host=facts.hostname, slots=number, mask_variable=selection.mask_variable, masks=masks, devices=devices,
-        isolated=isolate, numa=tuple(gpu.numa_node if gpu else None for gpu in selection.gpus[:number]),
-    )  # fmt: skip
+        host=facts.hostname,
+        slots=count,
+        mask_variable=selection.mask_variable,
+        masks=split_devices(selection, count, isolate=isolate),
+        devices=tuple(selection.ids[place] for place in places) if shared else selection.ids,
+        isolated=isolate,
+        numa=tuple(gpu.numa_node if (gpu := selection.gpus[place]) else None for place in places),
+    )
     return Topology(nodes=(node,), device="cuda", notes=selection.notes)
