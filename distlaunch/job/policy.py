@@ -208,12 +208,14 @@ class JobPolicy:
             return [Say(text=text, level="error"), *self._end(EXIT_USAGE)]
         if message.port is not None:
             self._port = message.port
+        warned: list[Action] = [Say(text=message.warning, level="warning")] if message.warning else []
         self._waiting.discard(node)
         if self._waiting:
-            return []
+            return warned
         self.phase = "starting"
         self._waiting = set(range(len(self.settings.hosts)))
         return [
+            *warned,
             Entry(type="attempt_started", fields={"attempt": self.attempt, "master_port": self._port}),
             StartAttempt(attempt=self.attempt, port=self._port),
         ]

@@ -209,6 +209,7 @@ class Runner:
                 env=env,
                 cwd=self._plan.workdir,
                 workers=tuple(workers),
+                uses_gpus=bool(self._plan.nodes[node].devices),
                 signal_group=self._plan.signal_group,
                 terminal=self._terminal is not None,
                 rows=rows,

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from distlaunch.core.agent import table as t
 from distlaunch.core.agent import tree
@@ -23,8 +25,17 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import spawning as w
 
+GPU_RELEASE_S = 30.0
+"""How long the driver may take to give back the memory of processes that have ended."""
 ERROR_FILE_BYTES = 256 << 10
 _STDOUT = 1
+
+
+class _GpusFree(NamedTuple):
+    """The wait before an attempt is over; ``holders`` still had memory."""
+
+    prepare: m.Prepare
+    holders: tuple[int, ...]
 
 
 class Agent:
@@ -51,10 +62,11 @@ class Agent:
         self._clock = clock
         self._table = t.WorkerTable()
         self._start: m.Start | None = None
+        self._pids: list[int] = []  # of this attempt's workers
         self._port: HeldPort | None = None
         self._terminal: int | None = None  # our side of the worker's pseudo-terminal
         self._oom_before = 0
-        self._posted: deque[Drained | OutputsClosed] = deque()
+        self._posted: deque[Drained | OutputsClosed | _GpusFree] = deque()
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
@@ -95,7 +107,11 @@ class Agent:
             self._take_from_spawner()
         while self._posted:
             event = self._posted.popleft()
-            self._step(self._with_evidence(event) if isinstance(event, Drained) else event)
+            if isinstance(event, _GpusFree):
+                held = ", ".join(map(str, event.holders))
+                self._hold(event.prepare, warning=f"GPU memory is still held by ended pid {held}" if held else None)
+            else:
+                self._step(self._with_evidence(event) if isinstance(event, Drained) else event)
 
     def _take_from_spawner(self) -> None:
         try:
@@ -166,6 +182,20 @@ class Agent:
                 self._step(message)
 
     def _prepare(self, message: m.Prepare) -> None:
+        """Hold the port; after an attempt on GPUs, first wait (in a thread) until its memory has been given back."""
+        if self._start is None or not self._start.uses_gpus:
+            self._hold(message, warning=None)
+            return
+        from distlaunch.core.probe.gpu_memory import await_release
+
+        pids = frozenset(self._pids)
+
+        def wait() -> None:
+            self._post(_GpusFree(message, await_release(pids, bound_s=GPU_RELEASE_S, environ=os.environ)))
+
+        threading.Thread(target=wait, name="gpu memory", daemon=True).start()
+
+    def _hold(self, message: m.Prepare, *, warning: str | None) -> None:
         self._release_port()
         problem = hint = None
         try:
@@ -174,10 +204,13 @@ class Agent:
         except ConfigError as exc:
             problem, hint = exc.message, exc.hint
         number = self._port.number if self._port else None
-        self._send(m.Prepared(attempt=message.attempt, port=number, problem=problem, hint=hint))
+        self._send(
+            m.Prepared(attempt=message.attempt, port=number, problem=problem, hint=hint, warning=warning)
+        )
 
     def _begin(self, message: m.Start) -> None:
         self._start = message
+        self._pids = []
         self._oom_before = _oom_kills()
         if self._port is not None:
             self._port.share()
@@ -197,7 +230,9 @@ class Agent:
                 case w.Setup() | w.Spawn() | w.Signal() | w.Sweep() | w.Dismiss():
                     self._tell_spawner(action)
                 case _:
-                    if isinstance(action, m.Gone):
+                    if isinstance(action, m.Started):
+                        self._pids += action.pids.values()
+                    elif isinstance(action, m.Gone):
                         self._close_terminal()
                         self._release_port()
                     self._send(action)
@@ -273,7 +308,7 @@ class Agent:
         except OSError:
             self._spawner_lost()
 
-    def _post(self, event: Drained | OutputsClosed) -> None:
+    def _post(self, event: Drained | OutputsClosed | _GpusFree) -> None:
         self._posted.append(event)
         try:
             os.write(self._wake_end, b"\0")

@@ -36,6 +36,8 @@ class Start(Record):
     env: Mapping[str, str]
     cwd: str
     workers: tuple[WorkerSpec, ...]
+    uses_gpus: bool
+    """Before another attempt is prepared, the driver must have taken back these workers' GPU memory."""
     signal_group: bool
     """Signals go to each worker's process group (``--no-python``), not to its own process only."""
     terminal: bool
@@ -89,6 +91,7 @@ class Prepared(Record):
     port: int | None
     problem: str | None
     hint: str | None
+    warning: str | None
 
 
 class Started(Record):
