@@ -5,6 +5,7 @@ import tracemalloc
 import pytest
 
 from distlaunch.job.sink import StatusView
+from distlaunch.ui.console.tty import TerminalWriter
 
 BAR = b"\r\x1b[K[0] "
 
@@ -301,6 +302,18 @@ def test_a_big_block_to_an_idle_terminal_is_shown_as_far_as_there_is_room(screen
     one.console.output(0, 1, b"0123456789\n" * 200_000, 0.0)
     one.terminal.wait_for(b"not shown")
     assert one.read().count(b"0123456789\n") > 10_000
+
+
+def test_the_note_about_skipped_lines_has_a_line_of_its_own(screen):
+    terminal = screen(world_size=1).terminal
+    writer = TerminalWriter(terminal.fd, skipped=lambda lines: b"%d skipped\n" % lines, colour=False, high_water=100)
+    terminal.stop()
+    assert writer.put(b"x" * 90)
+    assert not writer.put(b"y" * 20 + b"\n")
+    terminal.go_on()
+    assert terminal.wait_for(b"skipped\n") == b"x" * 90 + b"\n1 skipped\n"
+    writer.begin_close()
+    assert writer.finish_close(None) == 0
 
 
 def test_closing_does_not_wait_for_a_stopped_terminal_beyond_its_time(screen):
