@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from distlaunch.job.sink import STDERR, STDOUT, StatusView
+from distlaunch.ui.console.console import own_lines
 from distlaunch.ui.console.writer import Writer
 
 _STDIN = 0
@@ -112,8 +113,7 @@ class Passthrough:
         """Show our own lines; the terminal may be raw, so each begins at the left by itself."""
         if level == "info" and self._quiet:
             return
-        lines = "".join(f"\r{line}\r\n" for line in text.splitlines())
-        self._writer.put(lines.encode("utf-8", "replace"))
+        self._writer.put(b"\r" + own_lines(text).replace(b"\n", b"\r\n") + b"\r\n")
 
     def event(self, record: Mapping[str, object]) -> None:
         """Show no events."""

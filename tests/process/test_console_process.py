@@ -58,7 +58,7 @@ def test_streams_of_the_process_are_used(start):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    assert process.communicate(timeout=20) == (b"[0-1] out\n", b"[1] err\nours\n")
+    assert process.communicate(timeout=20) == (b"[0-1] out\n", b"[1] err\ndistlaunch: ours\n")
 
 
 def test_one_pipe_for_both_streams_keeps_their_order(start):
@@ -144,7 +144,7 @@ def test_signals_are_never_delivered_to_a_writer_thread(start):
         stderr=subprocess.PIPE,
     )
     _, err = process.communicate(timeout=20)
-    assert err == b"x\n"
+    assert err == b"distlaunch: x\n"
     assert process.returncode == 0
 
 

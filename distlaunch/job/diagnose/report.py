@@ -30,7 +30,7 @@ def render_report(
     cause = diagnosis.cause
     host = f" on {cause.host}" if many_hosts and cause.host else ""
     first = f" (rank {cause.ranks[0]} first)" if 1 < len(cause.ranks) < world_size else ""
-    lines = _wrapped(f"distlaunch: {_who(cause.ranks, world_size)}{host} failed{first}: {cause.summary}", "")
+    lines = _wrapped(f"{_who(cause.ranks, world_size)}{host} failed{first}: {cause.summary}", "")
     exception = (
         f"{cause.exception_type}: {cause.message or ''}".removesuffix(": ") if cause.exception_type else cause.message
     )

@@ -77,7 +77,7 @@ def test_streams_go_to_their_own_descriptors(memory):
     both.console.output(0, 1, b"out\n", 0.0)
     both.console.output(0, 2, b"err\n", 0.0)
     both.console.say("ours")
-    assert both.read() == (b"[0] out\n", b"[0] err\nours\n")
+    assert both.read() == (b"[0] out\n", b"[0] err\ndistlaunch: ours\n")
 
 
 def test_streams_to_one_file_keep_the_ranks_order(memory):
@@ -101,7 +101,7 @@ def test_no_rank_chosen_shows_nothing_but_our_own_lines(memory):
     none.console.output(0, 1, b"hi\n", 0.0)
     none.console.rank_ended(0, 0.0)
     none.console.say("ours", level="error")
-    assert none.read() == (b"", b"ours\n")
+    assert none.read() == (b"", b"distlaunch: ours\n")
 
 
 def test_lines_of_one_shown_rank_are_not_held(memory):
@@ -147,14 +147,14 @@ def test_our_own_line_does_not_stand_in_a_workers_line(memory):
     one.console.tick(0.5)
     one.console.say("two\nlines\n", level="warning")
     one.console.output(0, 1, b"!\n", 0.6)
-    assert one.stdout() == b"[0] prompt\ntwo\nlines\n[0] !\n"
+    assert one.stdout() == b"[0] prompt\ndistlaunch: two\nlines\n[0] !\n"
 
 
 def test_our_own_line_comes_after_the_whole_lines_held_before_it(memory):
     two = memory(world_size=2, same=True)
     two.console.output(0, 2, b"Traceback\n", 0.0)
     two.console.say("rank 0 failed", level="error")
-    assert two.stdout() == b"[0] Traceback\nrank 0 failed\n"
+    assert two.stdout() == b"[0] Traceback\ndistlaunch: rank 0 failed\n"
 
 
 def test_a_last_line_without_newline_is_shown_when_its_rank_ends(memory):
@@ -189,7 +189,7 @@ def test_quiet_hides_our_information_but_no_warning(memory):
     one.console.say("warning", level="warning")
     one.console.say("error", level="error")
     one.console.output(0, 1, b"output\n", 0.0)
-    assert one.read() == (b"[0] output\n", b"warning\nerror\n")
+    assert one.read() == (b"[0] output\n", b"distlaunch: warning\ndistlaunch: error\n")
 
 
 def test_events_are_not_for_people(memory):
@@ -243,4 +243,4 @@ def test_a_closed_descriptor_is_none_of_the_jobs_business():
     console.output(0, 1, b"x\n", 0.0)
     console.say("y")
     assert console.has_room()
-    assert console.close(timeout_s=None) == len(b"[0] x\ny\n")
+    assert console.close(timeout_s=None) == len(b"[0] x\ndistlaunch: y\n")

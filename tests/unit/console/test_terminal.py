@@ -91,7 +91,7 @@ def test_a_dumb_terminal_gets_no_escapes_from_us(screen):
     one.console.tick(0.5)
     one.console.output(0, 1, b"\r 1%\n", 0.6)
     one.console.say("careful", level="warning")
-    assert one.read() == b"[0]  0%\r[0]  1%\ncareful\n"
+    assert one.read() == b"[0]  0%\r[0]  1%\ndistlaunch: careful\n"
 
 
 # --- hostile output
@@ -172,7 +172,7 @@ def test_prefixes_and_our_own_lines_are_coloured_on_a_terminal(screen):
     one = screen(world_size=1, environ={})
     one.console.output(0, 1, b"x\n", 0.0)
     one.console.say("a\n\nb", level="error")
-    assert one.read() == b"\x1b[36m[0]\x1b[0m x\n\x1b[31ma\x1b[0m\n\n\x1b[31mb\x1b[0m\n"
+    assert one.read() == b"\x1b[36m[0]\x1b[0m x\n\x1b[31mdistlaunch: a\x1b[0m\n\nb\n"
 
 
 @pytest.mark.parametrize("options", [{"environ": {"NO_COLOR": "0"}}, {"format": "plain", "environ": {}}])
@@ -180,19 +180,19 @@ def test_no_colour_when_not_wanted(screen, options):
     one = screen(world_size=1, **options)
     one.console.output(0, 1, b"x\n", 0.0)
     one.console.say("y", level="error")
-    assert one.read() == b"[0] x\ny\n"
+    assert one.read() == b"[0] x\ndistlaunch: y\n"
 
 
 def test_an_empty_no_color_means_nothing(screen):
     one = screen(world_size=1, environ={"NO_COLOR": ""})
     one.console.say("y", level="warning")
-    assert one.read() == b"\x1b[33my\x1b[0m\n"
+    assert one.read() == b"\x1b[33mdistlaunch: y\x1b[0m\n"
 
 
 def test_our_own_text_cannot_carry_escapes_either(screen):
     one = screen(world_size=1)
     one.console.say("path \x1b]0;t\x07")
-    assert one.read() == "path ␛]0;t␇\n".encode()
+    assert one.read() == "distlaunch: path ␛]0;t␇\n".encode()
 
 
 # --- the status line

@@ -48,7 +48,7 @@ def test_whole_report(end_of):
         end_of(3, returncode=-15, told_to_stop=True, ended_s=5.2),
     ]
     assert shown(diagnose(ends, world_size=4)) == (
-        "distlaunch: rank 2 of 4 failed: exit code 1\n"
+        "rank 2 of 4 failed: exit code 1\n"
         "  ValueError: bad batch\n"
         "  at train.py:42 in step\n"
         "\n"
@@ -65,27 +65,25 @@ def test_whole_report(end_of):
 
 def test_host_and_attempt_are_said_where_there_are_several(end_of):
     text = shown(diagnose([end_of(2, TAIL)], world_size=4), many_hosts=True, attempt=1, max_restarts=3, elapsed_s=3725)
-    assert text.startswith("distlaunch: rank 2 of 4 on node1 failed: exit code 1\n")
+    assert text.startswith("rank 2 of 4 on node1 failed: exit code 1\n")
     assert text.endswith("  log: /jobs/ab12\n  job ab12, after 1 h 02 min, attempt 2 of 4\n")
 
 
 def test_same_failure_everywhere_is_all_ranks(end_of):
     text = shown(diagnose([end_of(rank, TAIL) for rank in range(4)], world_size=4))
-    assert text.startswith("distlaunch: all 4 ranks failed: exit code 1\n")
+    assert text.startswith("all 4 ranks failed: exit code 1\n")
     assert text.count("ValueError: bad batch") == 1
 
 
 def test_some_ranks_name_the_first(end_of):
     ends = [end_of(rank, TAIL, ended_s=9.0 - rank) for rank in (0, 1)]
-    assert shown(diagnose(ends, world_size=4)).startswith(
-        "distlaunch: ranks 0-1 of 4 failed (rank 1 first): exit code 1\n"
-    )
+    assert shown(diagnose(ends, world_size=4)).startswith("ranks 0-1 of 4 failed (rank 1 first): exit code 1\n")
 
 
 def test_missing_cause_is_the_first_thing_said(end_of):
     lost = TAIL.replace("ValueError: bad batch", "RuntimeError: [/x/gloo/pair.cc:1] Connection closed by peer [::1]:3")
     text = shown(diagnose([end_of(0, lost)], world_size=2), world_size=2)
-    assert text.startswith("distlaunch: rank 0 of 2 failed: exit code 1; no rank shows the original cause\n")
+    assert text.startswith("rank 0 of 2 failed: exit code 1; no rank shows the original cause\n")
 
 
 def test_record_is_json_and_names_the_cause(end_of):
