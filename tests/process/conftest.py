@@ -1,0 +1,187 @@
+"""Jobs of the programs in ``tests/programs``, which talk to the test by signs: files in their working directory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+SPAWNER = "distlaunch-spwn"
+_DEFAULTS = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "TSTP", "CONT", "CHLD", "TTIN", "TTOU")
+
+
+def as_in_a_fresh_shell() -> None:
+    """Undo what the test run inherited: a background job of a script ignores INT, one under nohup HUP."""
+    for name in _DEFAULTS:
+        signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def until(condition: Callable[[], Any], what: str, *, within_s: float = 30.0) -> Any:
+    """Return ``condition()`` once it is true."""
+    deadline = time.monotonic() + within_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {within_s} s: {what}")
+        time.sleep(0.005)
+    return value
+
+
+def state_of(pid: int) -> str | None:
+    """Give the state letter of a process, or None if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def is_alive(pid: int) -> bool:
+    return state_of(pid) not in (None, "Z", "X")
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [
+            int(child)
+            for task in os.listdir(f"/proc/{pid}/task")
+            for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+        ]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+class Job:
+    """Starts the launcher with a program of ours, and waits for its signs."""
+
+    def __init__(self, distlaunch) -> None:
+        self.launcher = distlaunch
+        self.work: Path = distlaunch.work
+
+    def start(
+        self,
+        program: str | Path,
+        *args: str | os.PathLike[str],
+        procs: int = 2,
+        options: Sequence[str] = (),
+        preexec: Callable[[], None] | None = None,
+        **popen: Any,
+    ):
+        def prepare() -> None:
+            as_in_a_fresh_shell()
+            if preexec is not None:
+                preexec()
+
+        words = ["train", "--num-procs", str(procs), "--format", "plain", *options, self.program(program), *args]
+        return self.launcher.start(words, preexec_fn=prepare, **popen)
+
+    def run(self, program: str | Path, *args: str | os.PathLike[str], timeout: float = 60.0, **kwargs: Any):
+        return self.start(program, *args, **kwargs).wait(timeout)
+
+    @staticmethod
+    def program(name: str | Path) -> str | Path:
+        return PROGRAMS / name if isinstance(name, str) and name.endswith(".py") else name
+
+    def await_signs(self, running, *names: str) -> None:
+        """Wait until the programs have put up all of these; the launcher must not end before."""
+        running.wait_for(lambda: all(map(self.has_sign, names)), f"signs {names}, only {self.signs()}")
+
+    def await_ready(self, running, procs: int = 2) -> list[int]:
+        """Wait for all workers' ``ready-<rank>``; give their pids."""
+        names = [f"ready-{rank}" for rank in range(procs)]
+        self.await_signs(running, *names)
+        return [int(self.sign(name)) for name in names]
+
+    def sign(self, name: str) -> str:
+        return (self.work / name).read_text()
+
+    def has_sign(self, name: str) -> bool:
+        return (self.work / name).exists()
+
+    def signs(self) -> list[str]:
+        return sorted(name for name in os.listdir(self.work) if not name.startswith("."))
+
+    def put_sign(self, name: str) -> None:
+        (self.work / name).touch()
+
+    def spawner_of(self, running) -> int:
+        """Find the parent of the workers."""
+
+        def find() -> int | None:
+            for pid in children_of(running.pid):
+                try:
+                    if Path(f"/proc/{pid}/comm").read_text().strip() == SPAWNER:
+                        return pid
+                except (FileNotFoundError, ProcessLookupError):
+                    continue
+            return None
+
+        return until(find, f"child {SPAWNER} of the launcher")
+
+
+@pytest.fixture
+def job(distlaunch):
+    """Give jobs whose programs sign."""
+    return Job(distlaunch)
+
+
+@pytest.fixture
+def shell_job(distlaunch):
+    """Run the launcher as the foreground job of an interactive shell; give (shell's process, terminal's other side)."""
+    import fcntl
+    import pty
+    import sys
+    import termios
+    import threading
+
+    opened: list[int] = []
+    shells: list[subprocess.Popen[bytes]] = []
+    readers: list[threading.Thread] = []
+
+    def start(*words: str | os.PathLike[str]) -> tuple[subprocess.Popen[bytes], int]:
+        master, slave = pty.openpty()
+        opened.append(master)
+
+        def own_the_terminal() -> None:
+            as_in_a_fresh_shell()
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        shell = subprocess.Popen(
+            [sys.executable, PROGRAMS / "shell.py", sys.executable, "-m", "distlaunch", *words],
+            stdin=slave, stdout=slave, stderr=slave, cwd=distlaunch.work, env={**distlaunch.env, "TERM": "xterm"},
+            start_new_session=True, preexec_fn=own_the_terminal,
+        )  # fmt: skip
+        os.close(slave)
+        shells.append(shell)
+        reader = threading.Thread(target=_read_all, args=(master,))
+        reader.start()
+        readers.append(reader)
+        return shell, master
+
+    yield start
+    for shell in shells:
+        if shell.poll() is None:
+            job = distlaunch.work / "job"
+            if job.exists():  # unreaped by its shell, so the pid is still its own
+                os.kill(int(job.read_text()), signal.SIGKILL)
+            shell.kill()
+        shell.wait()
+    for reader in readers:
+        reader.join(10)
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+def _read_all(descriptor: int) -> None:
+    """Read a terminal to its end, so that nobody who writes to it has to wait."""
+    try:
+        while os.read(descriptor, 65536):
+            pass
+    except OSError:  # EIO: nobody has the other side open any more
+        pass

@@ -1,0 +1,265 @@
+"""What the launcher does when it is told to stop, to pass something on, or to pause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from distlaunch.job.policy import DOUBLE_S
+
+
+def exits(result) -> dict[int, int]:
+    return {event["rank"]: event["returncode"] for event in result.of_type("worker_exited")}
+
+
+def later_than_a_double() -> None:
+    """Let so much time pass that two signals no longer count as one."""
+    time.sleep(DOUBLE_S * 1.5)
+
+
+@pytest.fixture
+def saving(job):
+    """Start two workers that save when they are told to; they wait for the sign ``go`` while they save."""
+
+    def start(name: str, *args: str, **kwargs):
+        running = job.start("waits.py", "--save", name, *args, **kwargs)
+        job.await_ready(running)
+        return running
+
+    return start
+
+
+@pytest.mark.parametrize(("name", "asked"), [("TERM", "TERM"), ("INT", "INT"), ("HUP", "TERM")])
+def test_workers_that_save_and_exit_0_when_told_do_not_hide_that_we_were_told(job, distlaunch, saving, name, asked):
+    running = saving(asked)
+    number = getattr(signal, f"SIG{name}")
+    running.send_signal(number)
+    job.await_signs(running, f"got-{asked}-0", f"got-{asked}-1")
+    job.put_sign("go")
+    result = running.wait()
+    assert result.returncode == 128 + number
+    assert exits(result) == {0: 0, 1: 0}
+    assert job.has_sign("saved-0")
+    assert job.has_sign("saved-1")
+    distlaunch.assert_no_survivors()
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "HUP"])
+def test_workers_that_take_no_notice_are_killed_after_the_grace(job, distlaunch, name):
+    options = ["--grace", "0.3", "--failure-grace", "60"]
+    running = job.start("waits.py", "--ignore", "TERM,INT,HUP", options=options)
+    job.await_ready(running)
+    running.send_signal(getattr(signal, f"SIG{name}"))
+    result = running.wait()
+    assert result.returncode == 128 + getattr(signal, f"SIG{name}")
+    assert exits(result) == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    distlaunch.assert_no_survivors()
+
+
+def test_workers_with_default_handling_end_by_the_signal_that_we_got(job, distlaunch):
+    running = job.start("waits.py")
+    job.await_ready(running)
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    assert exits(result) == {0: -signal.SIGTERM, 1: -signal.SIGTERM}
+    distlaunch.assert_no_survivors()
+
+
+def test_quit_kills_at_once(job, distlaunch):
+    running = job.start("waits.py", "--ignore", "TERM,INT,QUIT", options=["--grace", "100"])
+    job.await_ready(running)
+    running.send_signal(signal.SIGQUIT)
+    result = running.wait()
+    assert result.returncode == 128 + signal.SIGQUIT
+    assert exits(result) == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    distlaunch.assert_no_survivors()
+
+
+# --- nohup
+
+
+def test_under_nohup_neither_launcher_nor_workers_take_notice_of_hup(job):
+    running = job.start("waits.py", preexec=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    workers = job.await_ready(running)
+    running.send_signal(signal.SIGHUP)
+    for pid in workers:
+        os.kill(pid, signal.SIGHUP)
+    later_than_a_double()
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    assert exits(result) == {0: -signal.SIGTERM, 1: -signal.SIGTERM}
+    assert [event["signal"] for event in result.of_type("signal")] == ["SIGTERM"]
+
+
+def test_a_background_job_of_a_script_goes_on_ignoring_int(job):
+    running = job.start("waits.py", preexec=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    workers = job.await_ready(running)
+    running.send_signal(signal.SIGINT)
+    for pid in workers:
+        os.kill(pid, signal.SIGINT)
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    assert exits(result) == {0: -signal.SIGTERM, 1: -signal.SIGTERM}
+
+
+# --- one signal, two signals
+
+
+def test_a_second_int_skips_the_grace(job, distlaunch, saving):
+    running = saving("INT", options=["--grace", "100"])
+    running.send_signal(signal.SIGINT)
+    job.await_signs(running, "got-INT-0", "got-INT-1")
+    later_than_a_double()
+    running.send_signal(signal.SIGINT)
+    result = running.wait()
+    assert result.returncode == 130
+    assert exits(result) == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    distlaunch.assert_no_survivors()
+
+
+def test_two_ints_at_once_are_one(job, saving):
+    running = saving("INT", options=["--grace", "100"])
+    running.send_signal(signal.SIGINT)
+    running.wait_event("signal")
+    running.send_signal(signal.SIGINT)
+    job.await_signs(running, "got-INT-0", "got-INT-1")
+    job.put_sign("go")
+    result = running.wait()
+    assert result.returncode == 130
+    assert exits(result) == {0: 0, 1: 0}
+
+
+def test_a_second_term_kills_where_no_scheduler_sent_it(job, distlaunch, saving):
+    running = saving("TERM", options=["--grace", "100"])
+    running.send_signal(signal.SIGTERM)
+    job.await_signs(running, "got-TERM-0", "got-TERM-1")
+    later_than_a_double()
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    assert exits(result) == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    distlaunch.assert_no_survivors()
+
+
+def test_a_scheduler_may_send_term_again_and_again(job, saving):
+    running = saving("TERM", env={"SLURM_JOB_ID": "4711"})
+    running.send_signal(signal.SIGTERM)
+    job.await_signs(running, "got-TERM-0", "got-TERM-1")
+    for _ in range(3):
+        later_than_a_double()
+        running.send_signal(signal.SIGTERM)
+    running.wait_event("signal", count=4)
+    job.put_sign("go")
+    result = running.wait()
+    assert result.returncode == 143
+    assert exits(result) == {0: 0, 1: 0}
+
+
+def test_int_after_term_kills_even_under_a_scheduler(job, saving):
+    running = saving("TERM", env={"SLURM_JOB_ID": "4711"}, options=["--grace", "100"])
+    running.send_signal(signal.SIGTERM)
+    job.await_signs(running, "got-TERM-0", "got-TERM-1")
+    later_than_a_double()
+    running.send_signal(signal.SIGINT)
+    result = running.wait()
+    assert result.returncode == 143
+    assert exits(result) == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+
+
+def test_a_signal_during_the_stop_after_a_failure_hurries_it_and_keeps_the_cause(job, distlaunch):
+    running = job.start("ends.py", "--ignore", "--rank", "1", "3", options=["--failure-grace", "100"])
+    running.wait_event("worker_exited")
+    later_than_a_double()
+    running.send_signal(signal.SIGINT)
+    result = running.wait()
+    assert result.returncode == 130
+    assert "rank 1" in result.stderr
+    assert exits(result) == {0: -signal.SIGKILL, 1: 3}
+    distlaunch.assert_no_survivors()
+
+
+# --- to whom signals go
+
+
+def test_the_data_loader_lives_while_the_worker_saves(job, saving, distlaunch):
+    running = saving("TERM", "--child")
+    running.send_signal(signal.SIGTERM)
+    job.await_signs(running, "got-TERM-0", "got-TERM-1")
+    job.put_sign("go")
+    result = running.wait()
+    assert exits(result) == {0: 0, 1: 0}, "9: the worker lost its data loader"
+    assert job.has_sign("saved-0")
+    assert job.has_sign("saved-1")
+    assert not job.has_sign("child-got-TERM-0")
+    distlaunch.assert_no_survivors()
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT"])
+def test_under_no_python_the_whole_group_of_the_worker_is_asked(job, name):
+    words = ["--no-python", sys.executable, job.program("waits.py"), "--child", "--note", name]
+    running = job.start(*words, procs=1, options=["--grace", "100"])
+    job.await_ready(running, 1)
+    running.send_signal(getattr(signal, f"SIG{name}"))
+    job.await_signs(running, f"got-{name}-0", f"child-got-{name}-0")
+    later_than_a_double()
+    running.send_signal(signal.SIGINT)
+    assert running.wait().returncode == 128 + getattr(signal, f"SIG{name}")
+
+
+def test_usr1_reaches_the_workers_that_catch_it_and_harms_no_other(job):
+    running = job.start("waits.py", "--ranks", "0,2", "--note", "USR1,USR2", "--child", procs=3)
+    job.await_ready(running, 3)
+    for name in ("USR1", "USR2"):
+        running.send_signal(getattr(signal, f"SIG{name}"))
+        job.await_signs(running, f"got-{name}-0", f"got-{name}-2")
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    assert exits(result) == dict.fromkeys(range(3), -signal.SIGTERM)
+    assert not job.has_sign("child-got-USR1-0"), "signals go to the worker's own process only"
+
+
+def test_usr1_that_no_worker_catches_changes_nothing(job):
+    running = job.start("waits.py")
+    job.await_ready(running)
+    running.send_signal(signal.SIGUSR1)
+    running.send_signal(signal.SIGUSR2)
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert exits(result) == {0: -signal.SIGTERM, 1: -signal.SIGTERM}
+    assert result.returncode == 143
+
+
+def test_a_stopped_worker_is_continued_to_obey(job, distlaunch, saving):
+    running = saving("TERM", options=["--grace", "100"])
+    pid = int(job.sign("ready-1"))
+    os.kill(pid, signal.SIGSTOP)
+    running.send_signal(signal.SIGTERM)
+    job.await_signs(running, "got-TERM-0", "got-TERM-1")
+    job.put_sign("go")
+    result = running.wait()
+    assert exits(result) == {0: 0, 1: 0}
+    assert job.has_sign("saved-1")
+
+
+# --- before and around the start
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT"])
+@pytest.mark.parametrize("delay_ms", range(0, 200, 20))
+def test_a_signal_at_any_moment_of_the_start_ends_the_job_as_told(job, distlaunch, name, delay_ms):
+    number = getattr(signal, f"SIG{name}")
+    running = job.start("waits.py")
+    time.sleep(delay_ms / 1000)
+    running.send_signal(number)
+    result = running.wait()
+    assert result.returncode in (128 + number, -number)
+    until(lambda: not distlaunch.survivors(), "all that was started has ended", within_s=10)
+    assert "internal error" not in result.stderr
