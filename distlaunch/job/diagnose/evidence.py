@@ -71,6 +71,8 @@ def read(end: WorkerEnd) -> Evidence:
         _take_native(evidence, native, lines)
     elif chain:
         _take_chain(evidence, chain, trailing)
+        if number is not None:
+            evidence.summary += " while it ended with an exception"
         if kind == "thread":
             evidence.summary += " (exception in a thread)"
         elif kind == "process":
@@ -109,7 +111,7 @@ def _exception(end: WorkerEnd, lines: list[str], *, fatal: bool) -> tuple[list[t
     recorded = read_error_file(end.error_file)
     mains = [one for one in found if one.kind == "main"]
     main = mains[-1] if mains else None
-    trailing = [line for line in lines[main.end :] if not is_noise(line)] if main else []
+    trailing = _trailing(lines[main.end :]) if main else []
     if main and (len(trailing) > _STALE or (fatal and (trailing or end.returncode in (-9, -15)))):
         main = None
     side = next((one for one in reversed(found) if one.kind in ("thread", "process")), None)
@@ -129,6 +131,12 @@ def _exception(end: WorkerEnd, lines: list[str], *, fatal: bool) -> tuple[list[t
     if ignored and not fatal and not _last_words(lines[ignored.end :], 1):
         return ignored.chain, "ignored", []
     return [], "main", []
+
+
+def _trailing(lines: Sequence[str]) -> list[str]:
+    """Return what a worker said after its traceback, up to a crash on its way out."""
+    crash = next((n for n, line in enumerate(lines) if line.startswith(tb.NATIVE_STARTS)), len(lines))
+    return [line for line in lines[:crash] if not is_noise(line)]
 
 
 def _take_chain(evidence: Evidence, chain: list[tb.Raised], trailing: list[str]) -> None:

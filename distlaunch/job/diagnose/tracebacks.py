@@ -37,6 +37,8 @@ _BEFORE: tuple[tuple[str, Kind], ...] = (
     ("--- Logging error ---", "ignored"),
     ("Process ", "process"),
 )
+NATIVE_STARTS = ("terminate called ", "Fatal Python error: ")
+"""First words of a crash, which may well come while a process ends with its exception (torch's gloo threads do it)."""
 _REACH = 4
 """How many foreign lines in a row a traceback may have between its own."""
 _DETAIL = 12
@@ -225,7 +227,7 @@ def _message(raised: Raised, lines: Sequence[str], at: int) -> int:
                     raised.inner = below
                     raised.lines.extend(below.lines)
             break
-        if line and is_noise(line):
+        if line and (is_noise(line) or line.startswith(NATIVE_STARTS)):
             break
         if any(line.startswith(start) and kind != "process" for start, kind in _BEFORE):
             break

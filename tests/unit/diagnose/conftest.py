@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import json
-import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
+import runpy
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -15,19 +12,9 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def scores() -> ModuleType:
-    """Load the scoring of scripts/explain-scores, which has no .py ending."""
-    loader = SourceFileLoader("explain_scores", str(HERE.parents[2] / "scripts" / "explain-scores"))
-    spec = spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    sys.modules[loader.name] = module
-    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
-    try:
-        loader.exec_module(module)
-    finally:
-        sys.dont_write_bytecode = before
-    return module
+def judge_score():
+    """Return the scoring of scripts/explain-scores."""
+    return runpy.run_path(str(HERE.parents[2] / "scripts" / "explain-scores"))["judge"]
 
 
 @pytest.fixture

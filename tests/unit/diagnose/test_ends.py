@@ -71,6 +71,21 @@ def test_python_exception_followed_by_a_crash_at_exit_is_the_cause(end_of):
 
 
 @pytest.mark.parametrize(
+    "crash",
+    [
+        "terminate called without an active exception\n",
+        'Fatal Python error: Aborted\n\nCurrent thread 0x01 (most recent call first):\n  File "/p/x.py", line 1 in g\n',
+    ],
+)
+def test_abort_of_torchs_threads_at_exit_does_not_hide_the_exception(end_of, crash):
+    tail = 'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\nKeyError: 1\n'
+    diagnosis = one(end_of, tail + crash, returncode=-6)
+    assert (diagnosis.cause.exception_type, diagnosis.cause.frame) == ("KeyError", "t.py:1 in f")
+    assert diagnosis.cause.summary == "killed by SIGABRT (abort) while it ended with an exception"
+    assert diagnosis.exit_code == 134
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "double free or corruption (!prev)",

@@ -13,16 +13,16 @@ PROGRAMS = sorted(path.stem for path in (Path(__file__).parents[2] / "programs" 
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_recorded_failure_is_explained_as_its_program_expects(program, recorded, scores):
+def test_recorded_failure_is_explained_as_its_program_expects(program, recorded, judge_score):
     diagnosis = diagnose(recorded(program), world_size=4)
-    score = scores.judge(program, diagnosis_record(diagnosis), diagnosis.exit_code)
+    score = judge_score(program, diagnosis_record(diagnosis), diagnosis.exit_code)
     assert score.right, score.missed
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_recorded_failure_is_explained_whatever_the_order_of_the_ends(program, recorded, scores):
+def test_recorded_failure_is_explained_whatever_the_order_of_the_ends(program, recorded, judge_score):
     diagnosis = diagnose(recorded(program)[::-1], world_size=4)
-    assert scores.judge(program, diagnosis_record(diagnosis), diagnosis.exit_code).right
+    assert judge_score(program, diagnosis_record(diagnosis), diagnosis.exit_code).right
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
