@@ -142,7 +142,9 @@ def run_job(
     if run_dir.path != plan.run_dir:
         plan = replace(plan, run_dir=run_dir.path, env={**plan.env, "DISTLAUNCH_RUN_DIR": run_dir.path})
     try:
-        return _run(options, plan, run_dir, nofile, environ, open_sink, open_terminal)
+        return _run(
+            options, plan, run_dir, nofile=nofile, environ=environ, open_sink=open_sink, open_terminal=open_terminal
+        )
     finally:
         run_dir.close()
 
@@ -164,6 +166,7 @@ def _run(
     options: TrainOptions,
     plan: LaunchPlan,
     run_dir: RunDir,
+    *,
     nofile: int,
     environ: Mapping[str, str],
     open_sink: OpenSink,

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Literal
 
-from distlaunch.core.model.record import Record
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_USAGE
+from distlaunch.core.model.record import Record
 from distlaunch.core.wire import messages as m
 from distlaunch.job import restarts
 from distlaunch.job.diagnose.model import Diagnosis, WorkerEnd
@@ -22,7 +22,8 @@ CAUSE_S = 0.8
 DOUBLE_S = 0.1
 """Two signals closer than this are one: a wrapper that passes Ctrl-C on, or a scheduler that sends twice."""
 TAILS_KEPT = 256
-"""Of how many failed workers the last words are kept; of the rest only how they ended."""
+SHORT_TAIL_BYTES = 2048
+"""Of so many failed workers all last words are kept, of the rest so many bytes: these tell symptom from cause."""
 
 _INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)
 
@@ -193,6 +194,7 @@ class JobPolicy:
         self._began = now
         self.up = self.ended = 0
         self._failures = []
+        self._left = []
         self._first_failure = self._cause_at = None
         self._waiting = set(range(len(self.settings.hosts)))
         return [
@@ -270,7 +272,7 @@ class JobPolicy:
         return self._stop_after_failure()
 
     def _worker_end(self, node: int, message: m.WorkerExited, now: float) -> WorkerEnd:
-        keep = len(self._failures) < TAILS_KEPT
+        whole = len(self._failures) < TAILS_KEPT
         return WorkerEnd(
             rank=message.rank,
             local_rank=message.rank - self.settings.first_ranks[node],
@@ -280,8 +282,8 @@ class JobPolicy:
             ended_s=now - self._began,
             uptime_s=message.uptime_s,
             told_to_stop=message.told_to_stop,
-            stderr_tail=message.tail if keep else b"",
-            error_file=message.error_file.encode() if keep and message.error_file is not None else None,
+            stderr_tail=message.tail if whole else message.tail[-SHORT_TAIL_BYTES:],
+            error_file=message.error_file.encode() if whole and message.error_file is not None else None,
             oom_kills=message.oom_kills,
         )
 
@@ -380,10 +382,11 @@ class JobPolicy:
         self._fault = message.text
         host = self.settings.hosts[node]
         text = f"internal error on {host}: {message.text}; all workers have been killed"
+        nothing_runs = self.phase in ("new", "preparing")
         self.phase = "stopping"
         self._waiting.discard(node)
         actions: list[Action] = [Say(text=text, level="error"), Entry(type="fault", fields={"text": message.text})]
-        if self._waiting:
+        if self._waiting and not nothing_runs:
             return [*actions, *self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)]
         return [*actions, *self._end(EXIT_SOFTWARE)]
 

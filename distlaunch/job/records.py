@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from distlaunch.job.sink import Sink
 from distlaunch.resolve.plan import attempt_dir
@@ -25,10 +26,8 @@ class EventLog:
     def write(self, kind: str, fields: Mapping[str, object]) -> None:
         """Add an event; what the disk does not take is lost here, never in the job."""
         record = {"time": round(time.time(), 6), "type": kind, **fields}
-        try:
+        with suppress(OSError):
             os.write(self._descriptor, json.dumps(record).encode("ascii") + b"\n")
-        except OSError:
-            pass
         self._sink.event(record)
 
 

@@ -35,9 +35,7 @@ class Outcome(Record):
         """Sum up an attempt."""
         first = diagnosis.cause.ranks[0]
         uptime_s = next((end.uptime_s for end in failures if end.rank == first), 0.0)
-        return Outcome(
-            signature=diagnosis.signature, repeats=diagnosis.repeats, progressed=uptime_s >= min_uptime_s
-        )
+        return Outcome(signature=diagnosis.signature, repeats=diagnosis.repeats, progressed=uptime_s >= min_uptime_s)
 
 
 def why_final(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 
 from distlaunch.core.errors import ConfigError
 
@@ -38,22 +39,18 @@ class RunDir:
         self.events = os.open(
             os.path.join(path, EVENTS), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
         )
-        try:
+        with suppress(OSError):  # a file system without locks: pruning goes by age alone there
             fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            pass  # a file system without locks: pruning goes by age alone there
 
     def link_latest(self) -> None:
         """Point ``latest`` at this run; best effort, atomically."""
         link = os.path.join(self._base, _LATEST)
         fresh = f"{link}.{os.getpid()}"
-        try:
+        with suppress(OSError):
             if os.path.lexists(link) and not os.path.islink(link):
                 return
             os.symlink(os.path.basename(self.path), fresh)
             os.replace(fresh, link)
-        except OSError:
-            pass
 
     def prune(self) -> None:
         """Remove the oldest runs beyond the newest 50; what does not look like a run, or still runs, stays."""

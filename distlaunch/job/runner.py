@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from distlaunch.core.model.record import replace
 from distlaunch.core.model.ids import format_ranks
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
+from distlaunch.core.model.record import replace
 from distlaunch.core.wire import messages as m
 from distlaunch.job import policy as p
 from distlaunch.job import signals
@@ -78,6 +78,7 @@ class Clock:
         self._paused_s = 0.0
 
     def __call__(self) -> float:
+        """Give the time."""
         return time.monotonic() - self._paused_s
 
     def skip(self, seconds: float) -> None:

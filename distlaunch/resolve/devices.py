@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distlaunch.core.model.record import Record, replace
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.ids import format_ranks
+from distlaunch.core.model.record import Record, replace
 from distlaunch.resolve.masks import Catalog, Device, catalog_of, is_amd, kind_of, through_mask, unknown_device
 
 CUDA, HIP, ROCR, ZE = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"

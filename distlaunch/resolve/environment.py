@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.variables import SET_FOR_WORKERS, without_outer_launchers
+from distlaunch.core.model.variables import DEVICE_MASKS, SET_FOR_WORKERS, without_outer_launchers
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.options import TrainOptions
 
@@ -25,7 +25,9 @@ def given_environment(options: TrainOptions, facts: Facts) -> dict[str, str]:
         _check_name(name, f"--env {name or item}")
         if not equals:
             if name not in facts.environ:
-                raise ConfigError(f"--env {name}: not set in this environment", hint=f"give a value: --env {name}=VALUE")
+                raise ConfigError(
+                    f"--env {name}: not set in this environment", hint=f"give a value: --env {name}=VALUE"
+                )
             value = facts.environ[name]
         given[name] = value
     return given
@@ -55,9 +57,18 @@ def _unquote(value: str) -> str:
 
 
 def _check_name(name: str, where: str) -> None:
-    if not name or not (name[0].isalpha() or name[0] == "_") or not name.replace("_", "a").isalnum() or not name.isascii():
+    if (
+        not name
+        or not (name[0].isalpha() or name[0] == "_")
+        or not name.replace("_", "a").isalnum()
+        or not name.isascii()
+    ):
         raise ConfigError(
             f"{where}: {name!r} is not a variable name", hint="letters, digits and _ only, not starting with a digit"
+        )
+    if name in DEVICE_MASKS:
+        raise ConfigError(
+            f"{where}: {name} is set for each worker", hint="choose devices with --gpus, or set it outside"
         )
     if name in SET_FOR_WORKERS:
         raise ConfigError(f"{where}: {name} is set by distlaunch for each worker and cannot be given")

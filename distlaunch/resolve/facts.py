@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from distlaunch.core.model.record import Record
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.record import Record
 
 PathKind = Literal["file", "directory", "missing", "unreadable"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.gpus import Gpu, GpuInventory
+from distlaunch.core.model.record import Record, replace
 
 _HIDES_ALL = ("", "-1", "NoDevFiles")
 """Masks that mean "no GPU" on purpose; the last is what Slurm sets for a step without GPUs."""

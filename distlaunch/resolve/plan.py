@@ -5,9 +5,9 @@ from __future__ import annotations
 import os.path
 from collections.abc import Mapping
 
-from distlaunch.core.model.record import replace
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
+from distlaunch.core.model.record import replace
 from distlaunch.core.model.topology import Topology
 from distlaunch.resolve import variables as v
 from distlaunch.resolve.binding import bind_cpus, pinned_note, threads_per_worker

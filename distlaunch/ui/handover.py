@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import termios
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Literal
 
 from distlaunch.job.sink import STDERR, STDOUT, StatusView
@@ -74,10 +75,8 @@ class UserTerminal:
     def give_back(self) -> None:
         """Restore the modes that it had."""
         if self._before is not None:
-            try:
+            with suppress(termios.error, OSError):  # it has gone away
                 termios.tcsetattr(_STDIN, termios.TCSADRAIN, self._before)  # type: ignore[arg-type]  # as it was read
-            except (termios.error, OSError):
-                pass  # it has gone away
             self._before = None
 
 

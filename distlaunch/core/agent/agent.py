@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from distlaunch.core.agent import table as t
@@ -99,10 +100,8 @@ class Agent:
 
     def on_ready(self) -> None:
         """Take what the spawner and the output thread have to say."""
-        try:
+        with suppress(BlockingIOError):
             os.read(self._wake, 65536)
-        except BlockingIOError:
-            pass
         if not self._lost:
             self._take_from_spawner()
         while self._posted:
@@ -147,7 +146,7 @@ class Agent:
                     os.waitpid(self._spawner_pid, 0)
                     self._channel.close()
                     return True
-            except OSError:
+            except OSError:  # noqa: PERF203 - at most a few turns
                 break
         return self._lost
 
@@ -204,9 +203,7 @@ class Agent:
         except ConfigError as exc:
             problem, hint = exc.message, exc.hint
         number = self._port.number if self._port else None
-        self._send(
-            m.Prepared(attempt=message.attempt, port=number, problem=problem, hint=hint, warning=warning)
-        )
+        self._send(m.Prepared(attempt=message.attempt, port=number, problem=problem, hint=hint, warning=warning))
 
     def _begin(self, message: m.Start) -> None:
         self._start = message
@@ -244,7 +241,9 @@ class Agent:
         if start is None or self._lost:
             return
         try:
-            descriptors = self._open_terminal(start, spec.rank) if start.terminal else self._open_pipes(start, spec.rank)
+            descriptors = (
+                self._open_terminal(start, spec.rank) if start.terminal else self._open_pipes(start, spec.rank)
+            )
         except OSError as exc:
             self._step(w.SpawnFailed(rank=spec.rank, step="pipe", errno=exc.errno or 0))
             return
@@ -277,10 +276,8 @@ class Agent:
 
     def _type(self, data: bytes) -> None:
         if self._terminal is not None:
-            try:
+            with suppress(OSError):  # its input queue is full, or it is gone: as with any terminal, keys are lost
                 os.write(self._terminal, data)
-            except OSError:
-                pass  # its input queue is full, or it is gone: as with any terminal, keys are lost
 
     def _resize(self, rows: int, columns: int) -> None:
         if self._terminal is not None and rows and columns:
@@ -310,10 +307,8 @@ class Agent:
 
     def _post(self, event: Drained | OutputsClosed | _GpusFree) -> None:
         self._posted.append(event)
-        try:
+        with suppress(OSError):
             os.write(self._wake_end, b"\0")
-        except OSError:
-            pass
 
     def _with_evidence(self, drained: Drained) -> t.Evidence:
         worker = self._table.workers.get(drained.rank)
@@ -326,7 +321,7 @@ class Agent:
         )
 
     def _spawner_lost(self) -> None:
-        """The parent of all workers has vanished: they fall to us, and no longer can be supervised. End them."""
+        """End everything: the parent of all workers has vanished, they fall to us and can no longer be supervised."""
         if self._lost:
             return
         self._lost = True
@@ -336,11 +331,9 @@ class Agent:
 
 
 def _reap_ended_children() -> None:
-    try:
+    with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except ChildProcessError:
-        pass
 
 
 def _read_error_file(path: str) -> str | None:

@@ -21,7 +21,7 @@ class Channel(Generic[M]):
     """One end of a Unix socket pair. Descriptors passed to ``send`` are closed here once they are on their way."""
 
     def __init__(self, end: socket.socket, decoder: Decoder[M]) -> None:
-        end.setblocking(False)
+        end.setblocking(False)  # noqa: FBT003 - the standard library's signature
         self._socket = end
         self._decoder = decoder
         self._out: deque[tuple[bytes, tuple[int, ...]]] = deque()

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from distlaunch.core.model.record import Record
@@ -127,10 +128,8 @@ class Pump(threading.Thread):
         self._nudge()
 
     def _nudge(self) -> None:
-        try:
+        with suppress(OSError):  # full: it is awake already; closed: it has ended
             os.write(self._wake_end, b"\0")
-        except OSError:
-            pass  # full: it is awake already; closed: it has ended
 
     # --- the thread
 
@@ -160,10 +159,8 @@ class Pump(threading.Thread):
         os.close(self._wake_end)
 
     def _carry_out(self) -> None:
-        try:
+        with suppress(BlockingIOError):
             os.read(self._wake, 65536)
-        except BlockingIOError:
-            pass
         while self._orders:
             self._orders.popleft()()
 

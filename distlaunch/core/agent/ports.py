@@ -14,6 +14,8 @@ import socket
 
 from distlaunch.core.errors import ConfigError
 
+_TIME_WAIT, _LISTEN = "06", "0A"  # as /proc/net/tcp has states
+
 
 class HeldPort:
     """A port that nobody else can listen on until ``release``."""
@@ -64,10 +66,10 @@ def _bind(number: int) -> socket.socket:
             held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             held.bind(("0.0.0.0", number))  # noqa: S104 - bound, not listening
             return held
-        if exc.errno != errno.EADDRINUSE or _listener(number) is not None:
+        if exc.errno != errno.EADDRINUSE or not _only_time_wait(number):
             held.close()
             raise
-        # Only connections in TIME_WAIT refuse: a server with SO_REUSEADDR may bind, and so may we.
+        # A server with SO_REUSEADDR may bind, and so may we.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             held.bind((address, number))
@@ -114,16 +116,26 @@ def _refused(number: int, exc: OSError) -> ConfigError:
     return ConfigError(f"port {number} cannot be held: {os.strerror(exc.errno or 0)}", hint=hint)
 
 
-def _listener(number: int) -> str | None:
-    """Name the process that listens on a port, as far as /proc shows it; None if nobody listens."""
-    inodes = set()
+def _sockets(number: int) -> list[tuple[str, str]]:
+    """List (state, inode) of the sockets of a local port that the kernel shows; a bound, silent one it does not."""
+    found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(table, encoding="ascii") as file:
                 rows = [line.split() for line in file.readlines()[1:]]
         except OSError:
             continue
-        inodes |= {row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == number}
+        found += [(row[3], row[9]) for row in rows if int(row[1].rpartition(":")[2], 16) == number]
+    return found
+
+
+def _only_time_wait(number: int) -> bool:
+    return {state for state, _ in _sockets(number)} == {_TIME_WAIT}
+
+
+def _listener(number: int) -> str | None:
+    """Name the process that listens on a port, as far as /proc shows it; None if nobody listens."""
+    inodes = {inode for state, inode in _sockets(number) if state == _LISTEN}
     if not inodes:
         return None
     wanted = {f"socket:[{inode}]" for inode in inodes}
@@ -134,6 +146,6 @@ def _listener(number: int) -> str | None:
                     with open(f"/proc/{pid}/cmdline", "rb") as file:
                         command = file.read(400).replace(b"\0", b" ").decode(errors="replace").strip()
                     return f"pid {pid} ({command[:80]})"
-        except OSError:
+        except OSError:  # noqa: PERF203 - each process may be gone or another user's
             continue
     return "a process of another user"

@@ -17,6 +17,7 @@ import signal
 import socket
 import termios
 import time
+from contextlib import suppress
 from typing import NoReturn
 
 from distlaunch.core.agent import tree
@@ -64,10 +65,8 @@ def _run(end: socket.socket, parent: int, orphan_grace_s: float) -> NoReturn:
 def _close_inherited(*, keep: int) -> None:
     for name in os.listdir("/proc/self/fd"):
         if int(name) != keep:
-            try:
+            with suppress(OSError):
                 os.close(int(name))
-            except OSError:
-                pass
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         if descriptor != null:
@@ -134,10 +133,8 @@ class Spawner:
                 pass
 
     def _report(self, message: w.FromSpawner) -> None:
-        try:
+        with suppress(OSError):  # the agent is gone: the read side of the loop sees it
             self._channel.send(message)
-        except OSError:
-            pass  # the agent is gone: the read side of the loop sees it
 
     # --- starting
 
@@ -160,11 +157,9 @@ class Spawner:
     def _failed_starts(self) -> dict[int, tuple[str, int]]:
         """Read what children wrote that could not become workers."""
         text = b""
-        try:
+        with suppress(BlockingIOError):
             while chunk := os.read(self._failures, 65536):
                 text += chunk
-        except BlockingIOError:
-            pass
         failures = {}
         for line in text.decode().splitlines():
             pid, step, number = line.split()
@@ -174,11 +169,9 @@ class Spawner:
     # --- ends
 
     def _drain_wake(self) -> None:
-        try:
+        with suppress(BlockingIOError):
             while os.read(self._wake, 4096):
                 pass
-        except BlockingIOError:
-            pass
 
     def _reap(self) -> None:
         """Reap every child that has ended, workers and adopted orphans alike, and report the workers."""
@@ -271,10 +264,8 @@ class Spawner:
 
 
 def _to_group(pid: int, signum: int) -> None:
-    try:
+    with suppress(OSError):
         os.killpg(pid, signum)
-    except OSError:
-        pass
 
 
 def _ignore_signals() -> tuple[int, ...]:
@@ -315,7 +306,7 @@ def _become_worker(
         os.chdir(setup.cwd)
         step = "exec"
         env = {**setup.env, **order.env}
-        os.execvpe(order.argv[0], order.argv, env)
+        os.execvpe(order.argv[0], order.argv, env)  # noqa: S606 - argv is the plan's, no shell wanted
     except OSError as exc:
         os.write(failures, f"{os.getpid()} {step} {exc.errno or 0}\n".encode())
     finally:

@@ -10,8 +10,8 @@ import os
 import signal
 from collections.abc import Iterable
 
-from distlaunch.core.model.record import Record
 from distlaunch.core.agent.output import Drained, OutputsClosed
+from distlaunch.core.model.record import Record
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import spawning as w
 
@@ -116,7 +116,7 @@ class WorkerTable:
             case w.Halted():
                 return [m.WorkerHalted(rank=event.rank)]
             case Evidence():
-                return self._report(event.drained.rank, event, now)
+                return self._report(event.drained.rank, event)
             case w.Swept():
                 self.left = event.left
                 return [CloseOutputs()]
@@ -133,7 +133,7 @@ class WorkerTable:
         self.signal_scope = w.SCOPE_GROUP if event.signal_group else w.SCOPE_PROCESS
         self.workers = {spec.rank: _Worker(spec, started=now) for spec in event.workers}
         self.kill_at = self.wedged_at = None
-        self.sweeping = False
+        self.sweeping = not event.workers
         self.left = ()
         return [Launch(spec=spec) for spec in event.workers] or [w.Sweep()]
 
@@ -157,7 +157,7 @@ class WorkerTable:
         worker.returncode, worker.ended = returncode, now
         return [Drain(rank=rank)]
 
-    def _report(self, rank: int, evidence: Evidence | None, now: float) -> list[Action]:
+    def _report(self, rank: int, evidence: Evidence | None) -> list[Action]:
         worker = self.workers.get(rank)
         if worker is None or worker.returncode is None or worker.reported:
             return []
@@ -221,10 +221,8 @@ class WorkerTable:
             for rank in self.running:
                 actions += self._ended(rank, -signal.SIGKILL, now)
         for rank in self._overdue(now):
-            actions += self._report(rank, None, now)
+            actions += self._report(rank, None)
         return actions
 
     def _overdue(self, now: float) -> Iterable[int]:
         return [r for r, worker in self.workers.items() if self._awaits_drain(worker) and now >= worker.ended + DRAIN_S]
-
-

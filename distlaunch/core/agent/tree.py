@@ -17,7 +17,7 @@ def children_of(pid: int) -> list[int]:
             with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
                 found += map(int, file.read().split())
     except FileNotFoundError:
-        if os.path.exists(f"/proc/{pid}/stat") and not os.path.exists("/proc/self/task/%d/children" % os.getpid()):
+        if os.path.exists(f"/proc/{pid}/stat") and not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
             return _children_by_scan(pid)
     except (ProcessLookupError, PermissionError):
         pass

@@ -5,7 +5,6 @@ from __future__ import annotations
 from distlaunch.core.model.record import Record
 
 
-
 class CpuInventory(Record):
     """What may run where. CPU numbers are the kernel's, groups are ascending."""
 

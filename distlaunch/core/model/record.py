@@ -30,7 +30,7 @@ class _RecordType(type):
     _defaults: dict[str, object]
     _hidden: frozenset[str]
 
-    def __new__(  # noqa: D102 - as type's
+    def __new__(
         mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], *, hide: tuple[str, ...] = ()
     ) -> _RecordType:
         own: dict[str, str] = namespace.get("__annotations__", {})
@@ -39,8 +39,8 @@ class _RecordType(type):
         cls = super().__new__(mcs, name, bases, namespace)
         parents = [base for base in bases if isinstance(base, _RecordType)]
         cls._fields = {field: kind for base in parents for field, kind in base._fields.items()} | own
-        cls._defaults = {field: value for base in parents for field, value in base._defaults.items()} | defaults
-        cls._hidden = frozenset(hide).union(*(base._hidden for base in parents))
+        cls._defaults = {field: value for base in parents for field, value in base._defaults.items()} | defaults  # noqa: SLF001
+        cls._hidden = frozenset(hide).union(*(base._hidden for base in parents))  # noqa: SLF001
         return cls
 
 
@@ -69,13 +69,15 @@ class Record(metaclass=_RecordType):
         raise AttributeError(f"{type(self).__name__} is frozen")
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and all(a == b for a, b in zip(_values(self), _values(other)))  # noqa: B905
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(a == b for a, b in zip(_values(self), _values(other), strict=True))
 
     def __hash__(self) -> int:
         return hash((type(self), *_values(self)))
 
     def __repr__(self) -> str:
-        hidden = type(self)._hidden
+        hidden = type(self)._hidden  # noqa: SLF001
         shown = (f"{field}={getattr(self, field)!r}" for field in type(self)._fields if field not in hidden)
         return f"{type(self).__name__}({', '.join(shown)})"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from distlaunch.core.model.record import Record
 
 
-
 class Node(Record):
     """One node in topology order. ``masks`` has one entry per worker: what its device mask is to say."""
 

@@ -16,7 +16,7 @@ _STEP_S = 0.2
 def await_release(pids: Collection[int], *, bound_s: float, environ: Mapping[str, str]) -> tuple[int, ...]:
     """Wait until the driver has taken back the memory of these ended processes; give those that still hold some.
 
-    Returns at once where nvidia-smi is missing or does not answer: then nothing can be known, and nothing is waited for.
+    Returns at once where nvidia-smi is missing or does not answer: nothing can be known then.
     """
     path = find_smi("/", environ)
     deadline = time.monotonic() + bound_s
@@ -33,7 +33,7 @@ def _holders(path: str) -> set[int]:
     import subprocess
 
     try:
-        ran = subprocess.run(  # noqa: S603 - a fixed query of the driver's own tool
+        ran = subprocess.run(
             [path, *_QUERY], stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_S, check=False,
             env={**os.environ, "LC_ALL": "C"},
         )  # fmt: skip

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Literal, cast
 
-from distlaunch.core.model.record import replace
 from distlaunch.core.model.gpus import Gpu, GpuInventory, MigDevice
+from distlaunch.core.model.record import replace
 from distlaunch.core.probe.files import parse_int, read_int, under
 
 DEADLINE_S = 8.0

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.gpus import Gpu, MigDevice
+from distlaunch.core.model.record import Record, replace
 from distlaunch.core.probe.files import parse_int, under
 
 if TYPE_CHECKING:

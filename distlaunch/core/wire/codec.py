@@ -87,7 +87,7 @@ class Decoder(Generic[M]):
                 values[field] = self._value(kind, record[field])
             except (KeyError, TypeError, ValueError) as exc:
                 raise ProtocolError(f"{cls.__name__}.{field} is not {kind}") from exc
-        if len(record) + raw_fields > len(values):
+        if len(record) + raw_fields > len(values) or (raw and not raw_fields):
             raise ProtocolError(f"{cls.__name__} has unknown fields")
         return cls(**values)
 
@@ -126,9 +126,15 @@ def _int_map(value: object) -> object:
     return {int(key): item for key, item in value.items()}
 
 
+def _finite(value: object) -> object:
+    if type(value) not in (int, float) or value - value != 0:  # type: ignore[operator]  # NaN and infinity are no times
+        raise TypeError
+    return value
+
+
 _CHECKS: dict[str, Callable[[object], object]] = {
     "int": _exact(int),
-    "float": _exact(int, float),
+    "float": _finite,
     "str": _exact(str),
     "bool": _exact(bool),
     "Mapping[str, str]": _text_map,

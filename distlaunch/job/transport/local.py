@@ -67,5 +67,3 @@ class LocalTransport:
     def close(self) -> None:
         """End the agent; nothing of its workers is left after this."""
         self._agent.close()
-
-

@@ -21,7 +21,11 @@ def local_topology(options: TrainOptions, facts: Facts) -> Topology:
     processes = _one_of(options.num_procs, options.procs_per_node, "--num-procs", "--procs-per-node")
     gpus = _one_of(options.num_gpus, options.gpus_per_node, "--num-gpus", "--gpus-per-node")
     if processes is not None and gpus is not None:
-        raise ConfigError("GPUs and CPU workers are asked for together", hint="give --num-gpus or --num-procs, not both")
+        raise ConfigError(
+            "GPUs and CPU workers are asked for together", hint="give --num-gpus or --num-procs, not both"
+        )
+    if processes is not None and options.gpus is not None and options.device != "cuda":
+        raise ConfigError("--gpus is given for CPU workers", hint="--device cuda lets them share these GPUs")
     if options.device == "cpu" and (gpus is not None or options.gpus is not None):
         raise ConfigError("--device cpu and a choice of GPUs contradict each other", hint=_USE_CPUS)
     if (processes is not None and options.device != "cuda") or options.device == "cpu":
