@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -195,6 +196,8 @@ def _run(
         clock=clock,
         terminal=terminal,
     )
+    workers = "1 worker" if plan.world_size == 1 else f"{plan.world_size} workers"
+    sink.say(f"job {plan.job_id}: {workers} on {plan.nodes[0].host}; logs: {plan.run_dir}")
     for note in plan.notes:
         sink.say(note)
     if run_dir.temporary:
@@ -216,7 +219,7 @@ def _run(
 
 def _housekeeping(run_dir: RunDir) -> None:
     run_dir.link_latest()
-    run_dir.prune()
+    threading.Thread(target=run_dir.prune, name="prune", daemon=True).start()  # old logs may be large, and far away
 
 
 def _policy_settings(

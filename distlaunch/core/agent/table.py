@@ -6,9 +6,9 @@ few things that the edge (``agent.py``) does: opening a worker's streams, draini
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
-from collections.abc import Iterable
 
 from distlaunch.core.agent.output import Drained, OutputsClosed
 from distlaunch.core.model.record import Record
@@ -80,6 +80,8 @@ class WorkerTable:
         self.wedged_at: float | None = None
         self.sweeping = False
         self.left: tuple[int, ...] = ()
+        self._unreported = 0
+        self._draining: dict[int, float] = {}  # ranks that have ended and wait to be reported -> since when, in order
 
     @property
     def running(self) -> list[int]:
@@ -89,12 +91,8 @@ class WorkerTable:
     def deadline(self) -> float | None:
         """Give the time at which ``Tick`` is due."""
         times = [time for time in (self.kill_at, self.wedged_at) if time is not None]
-        times += [worker.ended + DRAIN_S for worker in self.workers.values() if self._awaits_drain(worker)]
+        times += [ended + DRAIN_S for ended in itertools.islice(self._draining.values(), 1)]
         return min(times, default=None)
-
-    @staticmethod
-    def _awaits_drain(worker: _Worker) -> bool:
-        return worker.returncode is not None and not worker.reported
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Take in an event that happened at ``now`` (seconds, any monotonic origin); give what is to be done."""
@@ -132,6 +130,8 @@ class WorkerTable:
         self.argv0 = event.argv[0] if event.argv else ""
         self.signal_scope = w.SCOPE_GROUP if event.signal_group else w.SCOPE_PROCESS
         self.workers = {spec.rank: _Worker(spec, started=now) for spec in event.workers}
+        self._unreported = len(self.workers)
+        self._draining = {}
         self.kill_at = self.wedged_at = None
         self.sweeping = not event.workers
         self.left = ()
@@ -155,6 +155,7 @@ class WorkerTable:
         if worker.returncode is not None:
             return []
         worker.returncode, worker.ended = returncode, now
+        self._draining[rank] = now
         return [Drain(rank=rank)]
 
     def _report(self, rank: int, evidence: Evidence | None) -> list[Action]:
@@ -162,6 +163,8 @@ class WorkerTable:
         if worker is None or worker.returncode is None or worker.reported:
             return []
         worker.reported = True
+        self._unreported -= 1
+        del self._draining[rank]
         tail = evidence.drained.tail if evidence else b""
         actions: list[Action] = [
             m.WorkerExited(
@@ -176,7 +179,7 @@ class WorkerTable:
                 tail=tail + worker.failure,
             )
         ]
-        if all(worker.reported for worker in self.workers.values()) and not self.sweeping:
+        if not self._unreported and not self.sweeping:
             self.sweeping = True
             self.kill_at = self.wedged_at = None
             actions.append(w.Sweep())
@@ -224,5 +227,5 @@ class WorkerTable:
             actions += self._report(rank, None)
         return actions
 
-    def _overdue(self, now: float) -> Iterable[int]:
-        return [r for r, worker in self.workers.items() if self._awaits_drain(worker) and now >= worker.ended + DRAIN_S]
+    def _overdue(self, now: float) -> list[int]:
+        return [rank for rank, ended in self._draining.items() if now >= ended + DRAIN_S]
