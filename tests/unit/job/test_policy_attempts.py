@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from distlaunch.core.wire import messages as m
+from distlaunch.job import policy as p
+
+
+def test_begin_asks_every_node_to_prepare_and_only_the_master_for_a_port(make_job):
+    job = make_job(nodes=3, master_port=29500)
+    job.begin()
+    assert job.sent(m.Prepare) == [
+        (0, m.Prepare(attempt=0, port=29500)),
+        (1, m.Prepare(attempt=0, port=None)),
+        (2, m.Prepare(attempt=0, port=None)),
+    ]
+
+
+def test_workers_start_only_when_the_last_node_is_prepared_and_with_the_masters_port(make_job):
+    job = make_job(nodes=3)
+    job.begin()
+    assert job.prepared(2) == []
+    assert job.prepared(0, port=4711) == []
+    assert job.of(p.StartAttempt, job.prepared(1)) == [p.StartAttempt(attempt=0, port=4711)]
+    assert job.entries("attempt_started") == [{"attempt": 0, "master_port": 4711}]
+
+
+def test_a_node_that_prepares_twice_does_not_stand_in_for_another(make_job):
+    job = make_job(nodes=2)
+    job.begin()
+    job.prepared(0)
+    job.prepared(0)
+    assert job.of(p.StartAttempt) == []
+
+
+def test_a_problem_in_preparing_ends_the_job_with_its_words_and_hint(make_job):
+    job = make_job(nodes=2)
+    job.begin()
+    job.prepared(1, problem="port 80 needs privileges", hint="take one above 1023")
+    assert job.exit_code == 2
+    assert job.of(p.Say) == [p.Say(text="port 80 needs privileges\n  hint: take one above 1023", level="error")]
+    assert job.prepared(0) == []
+
+
+def test_a_problem_without_hint_has_no_hint_line(make_job):
+    job = make_job()
+    job.begin()
+    job.prepared(problem="no")
+    assert job.said == "no"
+
+
+def test_a_warning_of_a_node_is_passed_on_and_stops_nothing(make_job):
+    job = make_job()
+    job.begin()
+    job.prepared(warning="GPU memory is still held")
+    assert p.Say(text="GPU memory is still held", level="warning") in job.actions
+    assert job.phase == "starting"
+
+
+def test_the_job_runs_when_the_last_worker_has_started(make_job):
+    job = make_job(nodes=2, per_node=2)
+    job.begin()
+    for node in range(2):
+        job.prepared(node)
+    for rank in range(3):
+        job.started(rank)
+    assert (job.phase, job.policy.up) == ("starting", 3)
+    job.started(3)
+    assert (job.phase, job.policy.up) == ("running", 4)
+    assert job.entries("workers_started")[3] == {"attempt": 0, "pids": {3: 1003}}
+
+
+def test_all_workers_ending_well_is_exit_code_0_and_nobody_is_told_to_stop(make_job):
+    job = make_job(nodes=2, per_node=2).run()
+    for rank in job.ranks:
+        job.exited(rank)
+    assert job.exit_code is None
+    job.gone(1)
+    assert job.exit_code is None, "node 0 may still have descendants of its workers"
+    job.gone(0)
+    assert job.exit_code == 0
+    assert job.sent(m.Stop) == []
+    assert job.entries("job_ended") == [{"exit_code": 0}]
+
+
+def test_what_is_recorded_of_a_worker_that_ended(make_job):
+    job = make_job().run()
+    job.exited(1, 0, uptime_s=1.23456)
+    assert job.entries("worker_exited") == [
+        {"attempt": 0, "rank": 1, "pid": 1001, "returncode": 0, "uptime_s": 1.235, "told_to_stop": False}
+    ]
+
+
+def test_processes_that_kill_did_not_end_are_named_once_over_all_nodes(make_job):
+    job = make_job(nodes=2, per_node=1).run()
+    for rank in job.ranks:
+        job.exited(rank)
+    job.gone(0, left=(7, 8))
+    job.gone(1, left=(9,))
+    assert [say.text for say in job.of(p.Say)] == ["not even KILL ended these processes: pid 7, 8, 9"]
+    assert job.exit_code == 0
+
+
+def test_processes_left_by_one_attempt_are_not_named_again_after_the_next(make_job):
+    job = make_job(max_restarts=1).run()
+    job.exited(0, 1, tail=job.RAISED)
+    job.exited(1, -9, told=True)
+    job.gone(left=(7,))
+    job.come_up()
+    for rank in job.ranks:
+        job.exited(rank)
+    job.all_gone()
+    assert job.exit_code == 0
+    assert job.said.count("pid 7") == 1
+
+
+def test_nothing_happens_after_the_end(make_job):
+    job = make_job().run()
+    for rank in job.ranks:
+        job.exited(rank)
+    job.all_gone()
+    assert job.phase == "ended"
+    for late in (job.gone, job.tick, job.fault, job.begin, lambda: job.exited(0, 1), lambda: job.signal(signal.SIGINT)):
+        assert late() == []
+
+
+@pytest.mark.parametrize("late", ["prepared", "started", "exited", "gone"])
+def test_messages_of_an_old_attempt_are_ignored(make_job, late):
+    job = make_job(nodes=2, per_node=1, max_restarts=1).run()
+    job.fail()
+    assert (job.attempt, job.phase) == (1, "preparing")
+    for node in range(2):
+        job.prepared(node)
+    before = (job.policy.phase, job.policy.up, job.policy.ended)
+    actions = {
+        "prepared": lambda: job.prepared(0, problem="late", attempt=0),
+        "started": lambda: job.started(1, attempt=0),
+        "exited": lambda: job.exited(1, 1, attempt=0),
+        "gone": lambda: job.gone(1, attempt=0),
+    }[late]()
+    assert actions == []
+    assert (job.policy.phase, job.policy.up, job.policy.ended) == before
+
+
+def test_a_worker_that_ends_before_the_others_have_started_is_a_failure_like_any(make_job):
+    job = make_job(nodes=2, per_node=1)
+    job.begin()
+    job.prepared(0)
+    job.prepared(1)
+    job.started(0)
+    stops = job.sent(m.Stop, job.exited(0, 127))
+    assert [node for node, _ in stops] == [0, 1]
+    job.started(1)
+    assert job.phase == "stopping"
+    job.exited(1, -15, told=True)
+    job.all_gone()
+    assert job.exit_code == 127
+
+
+def test_the_worker_stopped_from_its_terminal_suspends_the_launcher(make_job):
+    job = make_job(per_node=1, terminal=True).run()
+    assert job.say(0, m.WorkerHalted(rank=0)) == [p.Suspend()]
+
+
+def test_output_needs_no_decision(make_job):
+    job = make_job().run()
+    assert job.say(0, m.Output(rank=0, stream=1, data=b"x")) == []
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_fault_ends_the_job_with_70_when_the_other_nodes_are_gone(make_job, nodes):
+    job = make_job(nodes=nodes, per_node=1).run()
+    job.fault(0, "the spawner was killed")
+    assert "internal error on node0: the spawner was killed; all workers have been killed" in job.said
+    assert job.entries("fault") == [{"text": "the spawner was killed"}]
+    for rank in range(1, nodes):
+        assert job.exit_code is None
+        job.exited(rank, -15, told=True)
+        job.gone(rank)
+    assert job.exit_code == 70
+    assert job.of(p.Failed) == [], "no diagnosis of workers that we killed"
+
+
+def test_a_fault_beats_the_restarts(make_job):
+    job = make_job(nodes=2, per_node=1, max_restarts=5).run()
+    job.exited(1, 1, tail=job.RAISED)
+    job.fault(0)
+    job.gone(1)
+    assert job.exit_code == 70
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_fault_before_anything_runs_ends_the_job_at_once(make_job, nodes):
+    job = make_job(nodes=nodes)
+    job.begin()
+    job.fault(nodes - 1)
+    for node in range(nodes - 1):
+        job.prepared(node)
+    assert job.exit_code == 70
+
+
+def test_a_second_fault_is_not_waited_for(make_job):
+    job = make_job(nodes=2, per_node=1).run()
+    job.fault(0)
+    job.fault(1)
+    assert job.exit_code == 70

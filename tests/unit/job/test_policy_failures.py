@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from distlaunch.core.wire import messages as m
+from distlaunch.job import policy as p
+from distlaunch.job.restarts import Outcome, why_final
+
+
+def stops(job, actions) -> list[tuple[int, int, float]]:
+    return [(node, stop.signum, stop.grace_s) for node, stop in job.sent(m.Stop, actions)]
+
+
+def test_the_first_failure_stops_all_workers_on_all_nodes(make_job):
+    job = make_job(nodes=3, per_node=2, failure_grace_s=4.0).run()
+    assert stops(job, job.exited(3, 1, tail=job.RAISED)) == [(node, signal.SIGTERM, 4.0) for node in range(3)]
+    assert job.phase == "stopping"
+
+
+def test_workers_that_fail_while_all_are_stopped_bring_no_second_stop(make_job):
+    job = make_job(per_node=4).run()
+    job.exited(2, 1, tail=job.RAISED)
+    assert stops(job, job.exited(1, 1, tail=job.RAISED)) == []
+    assert stops(job, job.exited(0, -15, told=True)) == []
+    assert stops(job, job.exited(3, -9, told=True)) == []
+
+
+@pytest.mark.parametrize(("returncode", "code"), [(1, 1), (77, 77), (255, 255), (-9, 137), (-11, 139), (-6, 134)])
+def test_a_failed_job_exits_as_the_worker_that_is_named(make_job, returncode, code):
+    job = make_job(per_node=3).run()
+    job.exited(1, returncode, tail=job.RAISED if returncode > 0 else b"")
+    job.exited(0, -15, told=True)
+    job.exited(2, 0, told=True)
+    job.all_gone()
+    assert job.exit_code == code
+    [failed] = job.of(p.Failed)
+    assert failed.diagnosis.cause.ranks == (1,)
+    assert (failed.attempt, failed.final, failed.why_final) == (0, True, "")
+
+
+def test_what_the_report_reads_of_a_worker_is_its_place_and_its_words(make_job):
+    job = make_job(nodes=2, per_node=2).run()
+    job.now = 3.0
+    job.exited(3, 1, tail=job.RAISED, uptime_s=2.5)
+    for rank in range(3):
+        job.exited(rank, -15, told=True)
+    job.all_gone()
+    [failed] = job.of(p.Failed)
+    cause = failed.diagnosis.cause
+    assert (cause.host, cause.exception_type, cause.message) == ("node1", "ValueError", "the cause")
+
+
+def test_the_failure_comes_before_the_end_of_the_job(make_job):
+    job = make_job().run()
+    kinds = [type(action) for action in job.fail()]
+    assert kinds.index(p.Failed) < kinds.index(p.End)
+
+
+# --- a consequence first
+
+
+def test_a_consequence_waits_for_its_cause_which_then_stops_all(make_job):
+    job = make_job(per_node=3).run()
+    job.now = 10.0
+    assert stops(job, job.exited(1, 1, tail=job.LOST)) == []
+    assert job.phase == "running"
+    assert job.policy.deadline() == pytest.approx(10.0 + p.CAUSE_S)
+    job.now += p.CAUSE_S / 2
+    assert len(stops(job, job.exited(0, 3, tail=job.RAISED))) == 1
+    assert job.policy.deadline() is None
+    job.exited(2, -15, told=True)
+    job.all_gone()
+    [failed] = job.of(p.Failed)
+    assert (failed.diagnosis.cause.ranks, job.exit_code) == ((0,), 3)
+
+
+def test_a_second_consequence_neither_stops_nor_prolongs_the_wait(make_job):
+    job = make_job(per_node=3).run()
+    job.exited(1, 1, tail=job.LOST)
+    deadline = job.policy.deadline()
+    job.now += p.CAUSE_S / 2
+    assert stops(job, job.exited(2, 1, tail=job.LOST)) == []
+    assert job.policy.deadline() == deadline
+
+
+def test_all_are_stopped_when_no_cause_shows_in_time(make_job):
+    job = make_job(per_node=2, failure_grace_s=6.0).run()
+    job.exited(1, 1, tail=job.LOST)
+    assert job.tick() == [], "a tick that comes early does nothing"
+    job.now += p.CAUSE_S
+    assert stops(job, job.tick()) == [(0, signal.SIGTERM, 6.0)]
+    assert job.tick() == []
+    job.exited(0, -15, told=True)
+    job.all_gone()
+    [failed] = job.of(p.Failed)
+    assert not failed.diagnosis.cause_seen
+    assert job.exit_code == 1
+
+
+def test_the_stop_comes_within_a_second_of_the_first_failure():
+    assert p.CAUSE_S < 1.0
+
+
+def test_a_cause_that_shows_after_the_stop_is_still_the_one_that_is_named(make_job):
+    job = make_job(per_node=2).run()
+    job.exited(1, 1, tail=job.LOST)
+    job.now += p.CAUSE_S
+    job.tick()
+    job.now += 0.5
+    job.exited(0, 9, tail=job.RAISED, told=True)
+    job.all_gone()
+    [failed] = job.of(p.Failed)
+    assert (failed.diagnosis.cause.ranks, job.exit_code) == ((0,), 9)
+
+
+def test_if_all_have_ended_nothing_is_waited_for(make_job):
+    job = make_job(per_node=2).run()
+    job.exited(0, 0)
+    job.exited(1, 1, tail=job.LOST)
+    assert job.policy.deadline() is None
+    job.all_gone()
+    assert job.exit_code == 1
+
+
+def test_all_ending_within_the_wait_ends_the_attempt_without_a_stop(make_job):
+    job = make_job(per_node=2, max_restarts=1).run()
+    job.exited(0, 1, tail=job.LOST)
+    job.exited(1, 0)
+    job.all_gone()
+    assert job.sent(m.Stop) == []
+    assert (job.attempt, job.policy.deadline()) == (1, None), "the old wait does not reach into the next attempt"
+
+
+def test_a_cause_after_many_consequences_is_named(make_job):
+    ranks = p.TAILS_KEPT + 50
+    job = make_job(per_node=ranks).run()
+    for rank in range(1, ranks):
+        assert stops(job, job.exited(rank, 1, tail=job.LOST)) == [], f"stopped at failure {rank}"
+    job.now += p.CAUSE_S / 2
+    job.exited(0, 3, tail=job.RAISED)
+    job.all_gone()
+    [failed] = job.of(p.Failed)
+    assert failed.diagnosis.cause.ranks == (0,)
+    assert failed.diagnosis.cause.exception_type == "ValueError"
+    assert job.exit_code == 3
+
+
+# --- restarts
+
+
+def test_without_restarts_the_first_failure_is_the_end(make_job):
+    job = make_job().run()
+    job.fail()
+    assert job.exit_code == 1
+    assert job.of(p.StartAttempt) == [p.StartAttempt(attempt=0, port=5000)]
+
+
+def test_a_restart_prepares_all_nodes_again_with_a_fresh_port(make_job):
+    job = make_job(nodes=2, max_restarts=2).run()
+    actions = job.fail()
+    [failed] = job.of(p.Failed, actions)
+    assert (failed.final, failed.why_final, job.exit_code) == (False, None, None)
+    assert job.sent(m.Prepare, actions) == [(0, m.Prepare(attempt=1, port=0)), (1, m.Prepare(attempt=1, port=None))]
+    assert job.entries("restarting") == [{"attempt": 1, "of": 2}]
+    assert (job.policy.up, job.policy.ended) == (0, 0)
+    job.prepared(0, port=6001)
+    assert job.of(p.StartAttempt, job.prepared(1)) == [p.StartAttempt(attempt=1, port=6001)]
+
+
+def test_a_restart_waits_until_every_node_is_gone(make_job):
+    job = make_job(nodes=2, per_node=1, max_restarts=1).run()
+    job.exited(0, 1, tail=job.RAISED)
+    job.exited(1, -15, told=True)
+    job.gone(0)
+    assert job.phase == "stopping"
+    job.gone(1)
+    assert job.phase == "preparing"
+
+
+def test_after_a_restart_that_succeeds_the_job_has_succeeded(make_job):
+    job = make_job(max_restarts=1).run()
+    job.fail()
+    job.come_up()
+    for rank in job.ranks:
+        job.exited(rank)
+    job.all_gone()
+    assert job.exit_code == 0
+
+
+def test_restarts_are_used_up(make_job):
+    job = make_job(max_restarts=2, min_uptime_s=1.0).run()
+    for _ in range(3):
+        job.fail(uptime_s=5.0)
+        if job.exit_code is None:
+            job.come_up()
+    assert [start.attempt for start in job.of(p.StartAttempt)] == [0, 1, 2]
+    assert job.of(p.Failed)[-1].why_final.endswith("2 restarts are used up")
+    assert job.exit_code == 1
+
+
+def test_only_restarts_within_the_window_count(make_job):
+    job = make_job(max_restarts=1, restart_window_s=100.0, min_uptime_s=1.0).run()
+    job.fail(uptime_s=60.0)
+    job.come_up()
+    job.now = 101.0
+    job.fail(uptime_s=60.0)
+    assert job.phase == "preparing", "the first restart lies more than the window back"
+    job.come_up()
+    job.now = 150.0
+    job.fail(uptime_s=60.0)
+    assert job.exit_code == 1
+    assert job.of(p.Failed)[-1].why_final.endswith("used up within 100 s")
+
+
+def test_a_failure_that_would_repeat_is_not_retried(make_job):
+    job = make_job(max_restarts=3).run()
+    job.fail(tail=job.IMPORT, uptime_s=0.3)
+    assert job.exit_code == 1
+    assert job.of(p.Failed)[-1].why_final.endswith("import error would repeat")
+
+
+def test_an_import_error_after_the_minimum_uptime_is_retried(make_job):
+    job = make_job(max_restarts=3, min_uptime_s=10.0).run()
+    job.fail(tail=job.IMPORT, uptime_s=11.0)
+    assert job.phase == "preparing"
+
+
+def test_the_same_failure_twice_without_progress_ends_the_job(make_job):
+    job = make_job(max_restarts=9).run()
+    job.fail(uptime_s=2.0)
+    assert job.phase == "preparing"
+    job.come_up()
+    job.fail(uptime_s=2.0)
+    assert job.exit_code == 1
+    assert job.of(p.Failed)[-1].why_final == "not restarted: the same failure twice without progress"
+
+
+def test_the_same_failure_after_progress_is_retried(make_job):
+    job = make_job(max_restarts=9, min_uptime_s=10.0).run()
+    for _ in range(4):
+        job.fail(uptime_s=12.0)
+        job.come_up()
+    assert job.attempt == 4
+
+
+def test_another_failure_in_between_is_not_the_same_twice(make_job):
+    other = b'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\nKeyError: 1\n'
+    job = make_job(max_restarts=9).run()
+    for tail in (job.RAISED, other, job.RAISED, other):
+        job.fail(tail=tail, uptime_s=2.0)
+        job.come_up()
+    assert job.attempt == 4
+
+
+def outcome(signature=("ValueError", "t.py:1"), repeats=None, *, progressed=False) -> Outcome:
+    return Outcome(signature=signature, repeats=repeats, progressed=progressed)
+
+
+@pytest.mark.parametrize(
+    ("now", "previous", "used", "allowed", "again"),
+    [
+        (outcome(), None, 0, 0, False),
+        (outcome(), None, 0, 1, True),
+        (outcome(), None, 1, 1, False),
+        (outcome(repeats="syntax error"), None, 0, 3, False),
+        (outcome(repeats="usage error", progressed=True), None, 0, 3, True),
+        (outcome(), outcome(), 1, 3, False),
+        (outcome(progressed=True), outcome(), 1, 3, True),
+        (outcome(), outcome(("KeyError", "t.py:1")), 1, 3, True),
+        (outcome(None), outcome(None), 1, 3, True),
+    ],
+)
+def test_when_another_attempt_is_worth_it(now, previous, used, allowed, again):
+    why = why_final(now, previous, used=used, allowed=allowed, window_s=None)
+    assert (why is None) == again
