@@ -45,10 +45,12 @@ def why_final(
     if allowed == 0:
         return ""
     if outcome.repeats is not None and not outcome.progressed:
-        return f"not restarted: a {outcome.repeats} would repeat"
+        article = "an" if outcome.repeats[0] in "aeio" else "a"  # "a usage error"
+        return f"not restarted: {article} {outcome.repeats} would repeat"
     if used >= allowed:
         within = f" within {window_s:g} s" if window_s is not None else ""
-        return f"all {allowed} restarts are used up{within}"
+        used_up = f"all {allowed} restarts are" if allowed > 1 else "the one restart is"
+        return f"{used_up} used up{within}"
     same = previous is not None and outcome.signature is not None and outcome.signature == previous.signature
     if same and not outcome.progressed:
         return "not restarted: the same failure twice without progress"
