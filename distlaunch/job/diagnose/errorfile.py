@@ -37,6 +37,7 @@ def read_error_file(data: bytes | None) -> list[Raised]:
         return []
     first, *rest = (clean(line) for line in message.strip().split("\n"))
     type_, colon, text = first.partition(": ")
-    if colon and type_.replace(".", "").isidentifier():
-        return [Raised(type=type_, message=text, detail=rest, lines=[first])]
-    return [Raised(message=first, detail=rest, lines=[first])]
+    typed = colon and type_.replace(".", "").isidentifier()
+    raised = Raised(type_, text, lines=[first]) if typed else Raised(message=first, lines=[first])
+    raised.detail.extend(rest)
+    return [raised]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from distlaunch.job.diagnose import tracebacks as tb
 from distlaunch.job.diagnose.consequence import Standing, standing_of_chain, standing_of_text
@@ -29,21 +28,20 @@ _LIBRARY_PATH = re.compile(r'File "(?:.*/(?:site|dist)-packages/|.*?/lib/python3
 _STOP_CODES = (130, 143, 137, -2, -9, -15)
 
 
-@dataclass(slots=True, kw_only=True)
 class Evidence:
-    """What one end tells: the same facts as a ``Cause``, with how much they weigh."""
+    """What one end tells: the facts of a ``Cause``, with how much they weigh; hints are looked up in ``text``."""
 
-    end: WorkerEnd
-    standing: Standing
-    summary: str
-    exception_type: str | None = None
-    message: str | None = None
-    original: str | None = None
-    frame: str | None = None
-    excerpt: tuple[str, ...] = ()
-    repeats: RepeatKind | None = None
-    text: str = ""
-    """What hints are looked up in."""
+    def __init__(self, end: WorkerEnd) -> None:
+        self.end = end
+        self.standing = Standing.CAUSE
+        self.summary = _summary(end)
+        self.exception_type: str | None = None
+        self.message: str | None = None
+        self.original: str | None = None
+        self.frame: str | None = None
+        self.excerpt: tuple[str, ...] = ()
+        self.repeats: RepeatKind | None = None
+        self.text = ""
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -64,7 +62,7 @@ def read(end: WorkerEnd) -> Evidence:
     """Read one worker's end: its error file, its stderr, its exit code or signal."""
     lines = to_lines(end.stderr_tail[-65536:])
     number = _signal_of(end)
-    evidence = Evidence(end=end, standing=Standing.CAUSE, summary=_summary(end))
+    evidence = Evidence(end)
     native = find_native_end(lines) if number is not None and signal_name(number) != "SIGKILL" else None
     chain, kind, trailing = _exception(end, lines, fatal=number is not None)
     if native is not None and not chain:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 from distlaunch.core.model.record import Record
@@ -73,18 +72,22 @@ class Frame(Record):
         return f"{name}:{self.line} in {self.function}" if self.function else f"{name}:{self.line}"
 
 
-@dataclass(slots=True, kw_only=True)
 class Raised:
-    """One exception as a traceback shows it."""
+    """One exception as a traceback shows it.
 
-    type: str = ""
-    message: str = ""
-    frames: list[Frame] = field(default_factory=list)
-    detail: list[str] = field(default_factory=list)
-    """Further lines of the message, and notes."""
-    inner: Raised | None = None
-    """What a worker of a data loader or a spawned process raised, or the first leaf of a group."""
-    lines: list[str] = field(default_factory=list)
+    ``detail``: further lines of the message, and notes. ``inner``: what a worker of a data loader or a spawned process
+    raised, or the first leaf of a group. Filled while its lines are read.
+    """
+
+    __slots__ = ("detail", "frames", "inner", "lines", "message", "type")
+
+    def __init__(self, type_: str = "", message: str = "", *, lines: Sequence[str] = ()) -> None:
+        self.type = type_
+        self.message = message
+        self.frames: list[Frame] = []
+        self.detail: list[str] = []
+        self.inner: Raised | None = None
+        self.lines = list(lines)
 
     @property
     def frame(self) -> Frame | None:
@@ -99,8 +102,7 @@ class Raised:
         return f"{self.type}: {self.message}" if self.message else self.type
 
 
-@dataclass(slots=True, kw_only=True)
-class Traceback:
+class Traceback(Record):
     """A whole traceback: exceptions in the order in which they were raised, the outermost last."""
 
     kind: Kind
@@ -256,7 +258,7 @@ def _group(lines: Sequence[str], index: int) -> tuple[Raised | None, int]:
             leaf, _ = _one([line.replace("Exception Group ", "") for line in section], start)
         else:
             match = _EXCEPTION.match(section[0]) if section else None
-            leaf = Raised(type=match[1], message=match[2] or "", lines=section[:1]) if match else None
+            leaf = Raised(match[1], match[2] or "", lines=section[:1]) if match else None
         if leaf is not None and "sub-exception" not in leaf.message:
             raised.inner = leaf
             raised.lines.extend(leaf.lines)
