@@ -19,11 +19,11 @@ WORLD_SIZE = _number("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
 ATTEMPT = _number("TORCHELASTIC_RESTART_COUNT")
 
 
-def stamp(name: str, when_ns: int) -> None:
-    """Write a time under a name that tells attempt and rank; it appears whole or not at all."""
+def stamp(name: str, value: int) -> None:
+    """Write a time (or a pid) under a name that tells attempt and rank; it appears whole or not at all."""
     path = f"{BENCH_DIR}/{name}-{ATTEMPT}-{RANK}"
     with open(f"{path}.tmp", "w", encoding="ascii") as file:
-        file.write(str(when_ns))
+        file.write(str(value))
     os.rename(f"{path}.tmp", path)
 
 

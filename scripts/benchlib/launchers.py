@@ -14,6 +14,7 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 WORKERS = os.path.join(ROOT, "scripts", "bench_workers")
@@ -59,10 +60,9 @@ def prepare(directory: str) -> str:
 
 def _has_setuptools() -> bool:
     try:
-        from setuptools import __version__
-    except ImportError:
+        return int(version("setuptools").split(".")[0]) >= 77
+    except PackageNotFoundError:
         return False
-    return int(__version__.split(".")[0]) >= 77
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,5 +113,6 @@ class Launcher:
         return head if program else [*head, f"{self.bin}/python"]
 
     def help(self) -> tuple[list[str], dict[str, str]]:
+        """Return argv and environment of ``--help``."""
         env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": "/", "LANG": "C.UTF-8"}
         return [f"{self.bin}/{self.name}", "--help"], env

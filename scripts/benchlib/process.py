@@ -47,7 +47,7 @@ def context_switches(pids: Sequence[int]) -> int:
 class Command:
     """One started launcher. All its processes carry BENCH_DIR in their environment, which is how they are found."""
 
-    def __init__(self, argv: Sequence[str], env: dict[str, str], directory: str, *, keep_output: bool = True) -> None:
+    def __init__(self, argv: Sequence[str], env: dict[str, str], directory: str) -> None:
         self.directory = directory
         self._errors_path = f"{directory}/stderr"
         self._marker = f"BENCH_DIR={directory}".encode()
@@ -64,7 +64,7 @@ class Command:
         self.last = dict(self.peaks)
         self._stop = threading.Event()
         self._chunks: list[bytes] = []
-        self._threads = [threading.Thread(target=self._read, args=(keep_output,))]
+        self._threads = [threading.Thread(target=self._read)]
         self._threads[0].start()
 
     def sample(self, every_s: float) -> None:
@@ -87,14 +87,13 @@ class Command:
             self.last[field] = value
             self.peaks[field] = max(self.peaks[field], value)
 
-    def _read(self, keep: bool) -> None:
+    def _read(self) -> None:
         stream = self.process.stdout
         if stream is None:
             raise BenchError("no pipe")
         while chunk := os.read(stream.fileno(), 1 << 20):
             self.last_output_ns = now_ns()
-            if keep:
-                self._chunks.append(chunk)
+            self._chunks.append(chunk)
 
     def stamps(self, name: str, attempt: int, count: int, *, within_s: float) -> list[int]:
         """Wait until ``count`` ranks have written this stamp; return the times."""
@@ -136,7 +135,7 @@ class Command:
         return code
 
     def related(self) -> dict[int, str]:
-        """Return the pids (with command lines) of all processes of this run, the launcher left out."""
+        """Return all processes of this run but the launcher: pids, with their command lines."""
         found = {}
         for name in os.listdir("/proc"):
             if not name.isdigit() or int(name) in {self.pid, os.getpid()}:
@@ -151,11 +150,8 @@ class Command:
                 continue
         return {pid: command for pid, command in found.items() if command}
 
-    def helpers(self, worker: str) -> list[int]:
-        """Return the pids that are neither the launcher nor a worker (recognised by its script's path)."""
-        return [pid for pid, command in self.related().items() if worker not in command]
-
     def errors(self) -> str:
+        """Return what the launcher wrote to stderr."""
         with open(self._errors_path, encoding="utf-8", errors="replace") as file:
             return file.read()
 
@@ -180,14 +176,12 @@ class Command:
 
 
 @contextmanager
-def running(
-    make: Callable[[str], tuple[Sequence[str], dict[str, str]]], *, keep_output: bool = True
-) -> Iterator[Command]:
+def running(make: Callable[[str], tuple[Sequence[str], dict[str, str]]]) -> Iterator[Command]:
     """Start the command that ``make`` builds for a fresh directory, and clean up after it in every case."""
     directory = tempfile.mkdtemp(prefix="distlaunch-bench-")
     try:
         argv, env = make(directory)
-        command = Command(argv, {**env, "BENCH_DIR": directory}, directory, keep_output=keep_output)
+        command = Command(argv, {**env, "BENCH_DIR": directory}, directory)
         try:
             yield command
         finally:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from .launchers import WORKERS, Launcher
+from .launchers import Launcher
 from .process import BenchError, Command, context_switches, running, status_kib
 
 Sample = dict[str, float]
@@ -42,8 +42,9 @@ def idle(launcher: Launcher, scale: Scale) -> Sample:
     """Eight sleeping workers: what the launcher weighs, and how often it is woken."""
     with running(lambda directory: launcher.command(8, ["idle.py"], directory)) as command:
         command.stamps("start", 0, 8, within_s=60)
+        workers = command.stamps("pid", 0, 8, within_s=1)
         time.sleep(1.0)  # whatever follows the start
-        helpers = command.helpers(f"{WORKERS}/idle.py")
+        helpers = [pid for pid in command.related() if pid not in workers]
         before = context_switches([command.pid, *helpers])
         began = time.monotonic()
         time.sleep(scale.idle_s)
@@ -121,13 +122,13 @@ def count_lines(output: bytes) -> tuple[int, int]:
     A line that the launcher folded for both ranks counts twice. Torn lines are those with something written into them.
     """
     whole = re.compile(rb"(\[0[-,]1\])?[^<\n]*(?:<stdout>:?)?[^<\n]*<r[r01]> \d{8} x{115}\r?")
-    arrived = intact = 0
+    intact = folded = 0
     for line in output.split(b"\n"):
-        found = whole.fullmatch(line)
-        copies = 2 if found and found.group(1) else 1
-        intact += copies if found else 0
-        arrived += copies if found or b"xxxxxxxx" in line else 0
-    return arrived, intact
+        if found := whole.fullmatch(line):
+            intact += 2 if found.group(1) else 1
+            folded += 1 if found.group(1) else 0
+    # No prefix of any launcher has an x in it: what is torn still counts as having arrived.
+    return output.count(b"x") // 115 + folded, intact
 
 
 def _log_bytes(directory: str) -> int:
