@@ -18,6 +18,8 @@ Kind = Literal["main", "thread", "process", "ignored"]
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s+File "(.+)", line (\d+)(?:, in (.+))?$')
 _EXCEPTION = re.compile(r"((?:[^\W\d]\w*|<locals>)(?:\.(?:\w+|<locals>|<lambda>))*)(?::(?: (.*))?)?$")
+_DEPTH = 8
+"""How deep a traceback may stand in another one's message."""
 _LIKELY = re.compile(r"(?:Error|Exception|Exit|Interrupt|Warning|Group|Failure|Timeout|Iteration|Failed|Traceback)$")
 _GROUP_LINE = re.compile(r"\s*[|+](?: |-|$)")
 _GROUP_PREFIX = re.compile(r"^(?:\s*\| ?)")
@@ -157,7 +159,7 @@ def _after_chain_line(lines: Sequence[str], index: int) -> int | None:
     return None
 
 
-def _one(lines: Sequence[str], index: int, *, bare: bool = False) -> tuple[Raised | None, int]:
+def _one(lines: Sequence[str], index: int, *, bare: bool = False, depth: int = 0) -> tuple[Raised | None, int]:
     """Read one exception that starts at ``index`` (its header or, torn, a frame); return it and the next index.
 
     ``bare``: without what follows the exception's first line, which is then no part of it.
@@ -183,7 +185,7 @@ def _one(lines: Sequence[str], index: int, *, bare: bool = False) -> tuple[Raise
             raised.type = match[1].removeprefix("__main__.")
             raised.message = match[2] or ""
             raised.lines.append(line)
-            return raised, at + 1 if bare else _message(raised, lines, at + 1)
+            return raised, at + 1 if bare else _message(raised, lines, at + 1, depth=depth)
         else:
             foreign += 1
         at += 1
@@ -202,7 +204,7 @@ def _goes_on(lines: Sequence[str], at: int, *, likely: bool) -> bool:
     return False
 
 
-def _message(raised: Raised, lines: Sequence[str], at: int) -> int:
+def _message(raised: Raised, lines: Sequence[str], at: int, *, depth: int) -> int:
     """Read what follows the exception's first line: more message, notes, a child's traceback."""
     child = raised.message.startswith("Caught ") or raised.type.endswith("ProcessRaisedException")
     last = min(at + _DETAIL, len(lines))
@@ -215,16 +217,16 @@ def _message(raised: Raised, lines: Sequence[str], at: int) -> int:
     while at < last:
         line = lines[at]
         if _HEADER in line:
-            if not (child or line.startswith("Original ")):
+            if depth >= _DEPTH or not (child or line.startswith("Original ")):
                 break
-            below, at = _one(lines, at)
+            below, at = _one(lines, at, depth=depth + 1)
             if below is None:
                 break
             raised.inner = below.inner or below
             child = False
             raised.lines.extend(below.lines)
             while (more := _after_chain_line(lines, at)) is not None:
-                below, at = _one(lines, more)
+                below, at = _one(lines, more, depth=depth + 1)
                 if below is not None:
                     raised.inner = below
                     raised.lines.extend(below.lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -168,6 +169,26 @@ def test_whatever_a_worker_writes_the_report_is_short_and_safe(tail, returncode,
     assert is_safe(text)
     assert len(text.splitlines()) < 50
     assert len(diagnosis.cause.excerpt) <= 20
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b'ValueError: Caught \nOriginal Traceback (most recent call last):\n  File "/a", line 3, in f\n',
+        b"  + Exception Group Traceback (most recent call last):\n",
+        (
+            b'Traceback (most recent call last):\n  File "/a", line 3, in f\nE: x\n\n'
+            b"During handling of the above exception, another exception occurred:\n\n"
+        ),
+        b"\x1b]",
+        b"1",
+        b"Assertion `: ",
+        b"\n",
+    ],
+)
+@pytest.mark.parametrize("returncode", [1, -6])
+def test_a_full_tail_of_one_thing_neither_overflows_nor_takes_long(piece, returncode, end_of):
+    diagnose([end_of(0, piece * (65536 // len(piece)), returncode=returncode)], world_size=1)
 
 
 JSON = st.recursive(
