@@ -1,0 +1,98 @@
+"""A worker table with the edge and the spawner played by the test."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.core.agent import table as t
+from distlaunch.core.agent.output import Drained, OutputsClosed
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import spawning as w
+
+
+def spec(rank: int, **changed) -> m.WorkerSpec:
+    values = {"rank": rank, "local_rank": rank, "argv": None, "env": {}, "cpus": None, "error_file": None, **changed}
+    return m.WorkerSpec(**values)
+
+
+class Node:
+    """One node's table; ``now`` is its clock, ``actions`` all that it has wanted."""
+
+    def __init__(self) -> None:
+        self.table = t.WorkerTable()
+        self.now = 0.0
+        self.actions: list[t.Action] = []
+
+    def step(self, event: t.Event) -> list[t.Action]:
+        actions = self.table.step(event, self.now)
+        self.actions += actions
+        return actions
+
+    def start(self, ranks=2, *, attempt=0, signal_group=False, specs=None) -> list[t.Action]:
+        workers = tuple(spec(rank) for rank in range(ranks)) if specs is None else tuple(specs)
+        start = m.Start(
+            attempt=attempt,
+            argv=("python", "train.py"),
+            env={},
+            cwd="/",
+            workers=workers,
+            uses_gpus=False,
+            signal_group=signal_group,
+            terminal=False,
+            rows=0,
+            columns=0,
+            stdin_rank=None,
+        )
+        return self.step(start)
+
+    def stop(self, *, signum=15, grace_s=10.0, attempt=0) -> list[t.Action]:
+        return self.step(m.Stop(attempt=attempt, signum=signum, grace_s=grace_s))
+
+    def spawned(self, rank: int) -> list[t.Action]:
+        return self.step(w.Spawned(rank=rank, pid=100 + rank))
+
+    def not_spawned(self, rank: int, step: str, errno: int) -> list[t.Action]:
+        return self.step(w.SpawnFailed(rank=rank, step=step, errno=errno))
+
+    def ended(self, rank: int, returncode: int = 0) -> list[t.Action]:
+        return self.step(w.Exited(rank=rank, returncode=returncode))
+
+    def drained(self, rank: int, *, tail=b"", error_file=None, oom_kills=0) -> list[t.Action]:
+        drained = Drained(rank=rank, tail=tail)
+        return self.step(t.Evidence(drained=drained, error_file=error_file, oom_kills=oom_kills))
+
+    def swept(self, *left: int) -> list[t.Action]:
+        return self.step(w.Swept(left=left))
+
+    def closed(self) -> list[t.Action]:
+        return self.step(OutputsClosed())
+
+    def tick(self) -> list[t.Action]:
+        return self.step(t.Tick())
+
+    def up(self, ranks=2, **start) -> Node:
+        self.start(ranks, **start)
+        for rank in range(ranks):
+            self.spawned(rank)
+        return self
+
+    def finish(self) -> list[t.Action]:
+        """Let what is left end well, and the node be swept."""
+        for rank in list(self.table.running):
+            self.ended(rank)
+        for rank in list(self.table.workers):
+            self.drained(rank)
+        return [*self.swept(), *self.closed()]
+
+    def of(self, kind: type, actions=None) -> list:
+        return [action for action in (self.actions if actions is None else actions) if isinstance(action, kind)]
+
+
+@pytest.fixture(scope="session")
+def make_node() -> type[Node]:
+    return Node
+
+
+@pytest.fixture(scope="session")
+def make_spec():
+    return spec

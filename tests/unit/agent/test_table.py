@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+import errno
+import signal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distlaunch.core.agent import table as t
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import spawning as w
+
+CONT = (signal.SIGCONT, w.SCOPE_PROCESS)
+
+
+def signals(node, actions) -> list[tuple[tuple[int, ...], int, str]]:
+    return [(sent.ranks, sent.signum, sent.scope) for sent in node.of(w.Signal, actions)]
+
+
+# --- starting
+
+
+def test_every_worker_is_launched_and_reported_when_it_exists(make_node, make_spec):
+    node = make_node()
+    assert node.start(3) == [t.Launch(spec=make_spec(rank)) for rank in range(3)]
+    assert node.spawned(2) == [m.Started(attempt=0, pids={2: 102})]
+    assert node.spawned(0) == [m.Started(attempt=0, pids={0: 100})]
+
+
+def test_node_without_workers_is_gone_at_once(make_node):
+    node = make_node()
+    assert node.start(0) == [w.Sweep()]
+    assert node.swept() == [t.CloseOutputs()]
+    assert node.closed() == [m.Gone(attempt=0, left=())]
+
+
+@pytest.mark.parametrize(
+    ("number", "returncode"),
+    [(errno.ENOENT, 127), (errno.ENOTDIR, 127), (errno.EACCES, 126), (errno.ENOEXEC, 126), (errno.EAGAIN, 126)],
+)
+def test_a_worker_that_cannot_be_started_ends_as_in_a_shell(make_node, number, returncode):
+    node = make_node()
+    node.start(1)
+    assert node.not_spawned(0, "exec", number) == [t.Drain(rank=0)]
+    [exited] = node.of(m.WorkerExited, node.drained(0))
+    assert (exited.returncode, exited.pid, exited.told_to_stop) == (returncode, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("step", "number", "text"),
+    [
+        ("exec", errno.ENOENT, b"distlaunch: cannot run python: No such file or directory\n"),
+        ("chdir", errno.EACCES, b"distlaunch: cannot enter the working directory: Permission denied\n"),
+        ("fork", errno.EAGAIN, b"distlaunch: cannot start the worker (fork): Resource temporarily unavailable\n"),
+        ("pipe", errno.EMFILE, b"distlaunch: cannot start the worker (pipe): Too many open files\n"),
+    ],
+)
+def test_why_a_worker_could_not_be_started_stands_after_its_last_words(make_node, step, number, text):
+    node = make_node()
+    node.start(1)
+    node.not_spawned(0, step, number)
+    [exited] = node.of(m.WorkerExited, node.drained(0, tail=b"said\n"))
+    assert exited.tail == b"said\n" + text
+
+
+def test_the_program_that_could_not_be_run_is_the_workers_own(make_node, make_spec):
+    node = make_node()
+    node.start(specs=[make_spec(0, argv=("caf\udce9", "x"))])
+    node.not_spawned(0, "exec", errno.ENOENT)
+    [exited] = node.of(m.WorkerExited, node.drained(0))
+    assert b"cannot run caf\xe9: " in exited.tail
+
+
+def test_a_worker_that_existed_but_could_not_exec_is_reported_with_its_pid(make_node):
+    node = make_node()
+    node.start(1)
+    node.spawned(0)
+    node.not_spawned(0, "exec", errno.EACCES)
+    [exited] = node.of(m.WorkerExited, node.drained(0))
+    assert (exited.pid, exited.returncode) == (100, 126)
+
+
+# --- ending
+
+
+def test_a_worker_is_reported_when_its_last_words_are_read(make_node):
+    node = make_node()
+    node.start(2)
+    node.now = 5.0
+    node.spawned(0)
+    node.now = 7.5
+    assert node.ended(0, 3) == [t.Drain(rank=0)]
+    node.now = 7.9
+    [exited] = node.drained(0, tail=b"last words", error_file='{"message": 1}', oom_kills=2)
+    assert exited == m.WorkerExited(
+        attempt=0,
+        rank=0,
+        pid=100,
+        returncode=3,
+        uptime_s=2.5,
+        told_to_stop=False,
+        oom_kills=2,
+        error_file='{"message": 1}',
+        tail=b"last words",
+    )
+
+
+def test_the_last_worker_brings_the_sweep_then_the_outputs_then_gone(make_node):
+    node = make_node().up(2)
+    node.ended(0)
+    node.ended(1)
+    assert node.of(w.Sweep, node.drained(1)) == []
+    assert node.of(w.Sweep, node.drained(0)) == [w.Sweep()]
+    assert node.swept(77, 78) == [t.CloseOutputs()]
+    assert node.closed() == [m.Gone(attempt=0, left=(77, 78))]
+    assert node.table.running == []
+
+
+def test_outputs_that_close_without_a_sweep_are_not_the_end(make_node):
+    node = make_node().up(1)
+    assert node.closed() == []
+
+
+def test_an_end_is_reported_without_last_words_if_reading_takes_too_long(make_node):
+    node = make_node().up(2)
+    node.now = 10.0
+    node.ended(0, 1)
+    assert node.table.deadline() == 10.0 + t.DRAIN_S
+    node.now += t.DRAIN_S / 2
+    assert node.tick() == []
+    node.now += t.DRAIN_S / 2
+    [exited] = node.of(m.WorkerExited, node.tick())
+    assert (exited.rank, exited.returncode, exited.tail) == (0, 1, b"")
+    assert exited.uptime_s == 10.0
+    assert node.drained(0, tail=b"too late") == [], "an end is reported once"
+    assert node.table.deadline() is None
+
+
+def test_the_overdue_last_worker_also_brings_the_sweep(make_node):
+    node = make_node().up(1)
+    node.ended(0)
+    node.now += t.DRAIN_S
+    assert node.of(w.Sweep, node.tick()) == [w.Sweep()]
+
+
+def test_a_second_end_of_the_same_worker_changes_nothing(make_node):
+    node = make_node().up(2)
+    node.ended(0, 5)
+    assert node.ended(0, 6) == []
+    [exited] = node.of(m.WorkerExited, node.drained(0))
+    assert exited.returncode == 5
+
+
+def test_last_words_of_a_worker_that_runs_or_is_unknown_are_not_its_end(make_node):
+    node = make_node().up(1)
+    assert node.drained(0) == []
+    assert node.drained(9) == []
+
+
+# --- stopping
+
+
+def test_stop_asks_the_processes_that_run_and_lets_stopped_ones_obey(make_node):
+    node = make_node().up(3)
+    node.ended(1)
+    assert signals(node, node.stop(signum=signal.SIGINT)) == [
+        ((0, 2), signal.SIGINT, w.SCOPE_PROCESS),
+        ((0, 2), *CONT),
+    ]
+
+
+def test_stop_reaches_workers_of_which_nothing_has_been_heard_yet(make_node):
+    node = make_node()
+    node.start(2)
+    assert signals(node, node.stop())[0] == ((0, 1), signal.SIGTERM, w.SCOPE_PROCESS)
+
+
+def test_under_no_python_the_group_is_asked(make_node):
+    node = make_node().up(1, signal_group=True)
+    assert signals(node, node.stop())[0] == ((0,), signal.SIGTERM, w.SCOPE_GROUP)
+
+
+def test_after_the_grace_the_trees_of_those_that_still_run_are_killed(make_node):
+    node = make_node().up(2)
+    node.now = 100.0
+    node.stop(grace_s=10.0)
+    node.now = 109.9
+    assert node.tick() == []
+    node.ended(1, -15)
+    node.drained(1)
+    assert node.table.deadline() == 110.0
+    node.now = 110.0
+    assert signals(node, node.tick()) == [((0,), signal.SIGKILL, w.SCOPE_TREE)]
+    assert node.table.deadline() == 110.0 + t.KILL_S
+
+
+@pytest.mark.parametrize("grace_s", [0, 0.0])
+def test_a_grace_of_zero_kills_at_once(make_node, grace_s):
+    node = make_node().up(2)
+    assert signals(node, node.stop(grace_s=grace_s)) == [((0, 1), signal.SIGKILL, w.SCOPE_TREE)]
+
+
+@pytest.mark.parametrize(("first", "second", "kill_at"), [(10.0, 3.0, 4.0), (3.0, 10.0, 3.0)])
+def test_of_two_graces_the_one_that_ends_first_holds(make_node, first, second, kill_at):
+    node = make_node().up(1)
+    node.stop(grace_s=first)
+    node.now = 1.0
+    node.stop(grace_s=second)
+    assert node.table.deadline() == kill_at
+
+
+def test_who_was_told_to_stop_is_reported_so(make_node):
+    node = make_node().up(2)
+    node.ended(0, 1)
+    node.stop()
+    node.ended(1, -15)
+    told = {
+        exited.rank: exited.told_to_stop for rank in (0, 1) for exited in node.of(m.WorkerExited, node.drained(rank))
+    }
+    assert told == {0: False, 1: True}
+
+
+def test_when_all_have_ended_there_is_nothing_left_to_kill(make_node):
+    node = make_node().up(1)
+    node.stop(grace_s=10.0)
+    node.ended(0, -15)
+    node.drained(0)
+    assert node.table.deadline() is None
+    assert node.stop(grace_s=0) == []
+
+
+@pytest.mark.parametrize("attempt", [0, 2])
+def test_a_stop_of_another_attempt_is_ignored(make_node, attempt):
+    node = make_node().up(1, attempt=1)
+    assert node.stop(attempt=attempt) == []
+    assert node.table.deadline() is None
+
+
+def test_a_stop_before_any_start_is_ignored(make_node):
+    assert make_node().stop(attempt=0) == []
+
+
+def test_a_worker_that_not_even_kill_ends_is_reported_as_killed(make_node):
+    node = make_node().up(2)
+    node.stop(grace_s=0)
+    node.ended(1, -9)
+    node.drained(1)
+    node.now = t.KILL_S
+    assert node.tick() == [t.Drain(rank=0)]
+    [exited, sweep] = node.drained(0)
+    assert (exited.rank, exited.returncode, exited.told_to_stop) == (0, -signal.SIGKILL, True)
+    assert sweep == w.Sweep()
+    assert node.ended(0, -9) == [], "its true end, later, is not told again"
+    node.swept(100)
+    assert node.closed() == [m.Gone(attempt=0, left=(100,))]
+
+
+# --- passing on
+
+
+def test_user_signals_go_only_to_those_that_run_and_catch_them(make_node):
+    node = make_node().up(2)
+    node.ended(0)
+    forwarded = node.step(m.Forward(signum=signal.SIGUSR1))
+    assert forwarded == [w.Signal(ranks=(1,), signum=signal.SIGUSR1, scope=w.SCOPE_PROCESS, caught_only=True)]
+
+
+@pytest.mark.parametrize(("paused", "signum"), [(True, signal.SIGSTOP), (False, signal.SIGCONT)])
+def test_a_pause_is_for_whole_trees(make_node, paused, signum):
+    node = make_node().up(2)
+    assert node.step(m.Pause(paused=paused)) == [
+        w.Signal(ranks=(0, 1), signum=signum, scope=w.SCOPE_TREE, caught_only=False)
+    ]
+
+
+def test_with_nobody_running_nothing_is_signalled(make_node):
+    node = make_node()
+    assert node.step(m.Forward(signum=signal.SIGUSR1)) == []
+    assert node.step(m.Pause(paused=True)) == []
+
+
+def test_a_worker_stopped_from_its_terminal_is_told(make_node):
+    node = make_node().up(1)
+    assert node.step(w.Halted(rank=0, signum=signal.SIGTSTP)) == [m.WorkerHalted(rank=0)]
+
+
+@pytest.mark.parametrize("message", [m.Prepare(attempt=0, port=0), m.Input(data=b"x"), m.Resize(rows=1, columns=1)])
+def test_what_is_the_edges_own_is_left_to_it(make_node, message):
+    assert make_node().up(1).step(message) == []
+
+
+# --- the next attempt
+
+
+def test_the_next_attempt_starts_afresh(make_node):
+    node = make_node().up(2)
+    node.stop(grace_s=0)
+    for rank in (0, 1):
+        node.ended(rank, -9)
+        node.drained(rank)
+    node.swept(77)
+    assert node.closed() == [m.Gone(attempt=0, left=(77,))]
+    node.actions.clear()
+    node.up(3, attempt=1)
+    assert node.table.deadline() is None
+    assert [started.attempt for started in node.of(m.Started)] == [1, 1, 1]
+    assert node.finish()[-1] == m.Gone(attempt=1, left=())
+    assert [exited.told_to_stop for exited in node.of(m.WorkerExited)] == [False] * 3
+
+
+# --- properties
+
+
+@given(data=st.data(), ranks=st.integers(0, 4), attempts=st.integers(1, 2))
+@settings(max_examples=200, deadline=None)
+def test_every_worker_is_reported_once_and_gone_comes_once_and_last(make_node, data, ranks, attempts):
+    node = make_node()
+    for attempt in range(attempts):
+        run_one_attempt(node, data, ranks, attempt)
+
+
+def run_one_attempt(node, data, ranks: int, attempt: int) -> None:
+    node.actions.clear()
+    node.start(ranks, attempt=attempt)
+    unborn, alive, undrained, stops, sweeping = list(range(ranks)), [], [], 0, ranks == 0
+    heard: list = []
+    done = False
+    while not done:
+        can = ["spawned"] * bool(unborn) + ["exited"] * bool(alive) + ["drained"] * bool(undrained)
+        can += ["swept"] * sweeping + ["tick"] * (node.table.deadline() is not None) + ["stop"] * (stops < 2)
+        assert can, "the table waits for something that nobody owes"
+        node.now += data.draw(st.sampled_from([0.0, 0.3, 2.0]))
+        choice = data.draw(st.sampled_from(can))
+        actions: list = []
+        if choice == "spawned":
+            rank = unborn.pop(0)
+            if data.draw(st.booleans()):
+                actions = node.spawned(rank)
+                alive.append(rank)
+            else:
+                actions = node.not_spawned(rank, "fork", errno.EAGAIN)
+        elif choice == "exited":
+            rank = data.draw(st.sampled_from(alive))
+            alive.remove(rank)
+            actions = node.ended(rank, data.draw(st.sampled_from([0, 1, -9])))
+        elif choice == "drained":
+            rank = data.draw(st.sampled_from(undrained))
+            undrained.remove(rank)
+            actions = node.drained(rank)
+        elif choice == "tick":
+            node.now = max(node.now, node.table.deadline())
+            actions = node.tick()
+        elif choice == "stop":
+            stops += 1
+            actions = node.stop(attempt=attempt, grace_s=data.draw(st.sampled_from([0.0, 1.0, 5.0])))
+        elif choice == "swept":
+            actions = [*node.swept(), *node.closed()]
+            done = True
+        undrained += [action.rank for action in node.of(t.Drain, actions)]
+        sweeping = sweeping or bool(node.of(w.Sweep, actions))
+        for sent in node.of(w.Signal, actions):
+            assert sent.ranks, "a signal to nobody"
+        heard += [action for action in actions if isinstance(action, (m.WorkerExited, m.Gone))]
+    assert sorted(one.rank for one in heard[:-1]) == list(range(ranks))
+    assert heard[-1] == m.Gone(attempt=attempt, left=())
+    assert node.table.deadline() is None

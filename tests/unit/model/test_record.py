@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import copy
+import pickle
+from unittest import mock
+
+import pytest
+
+from distlaunch.core.model.record import Record, defaults_of, fields_of, plain, replace
+
+
+class Point(Record):
+    x: int
+    y: int = 2
+
+    @property
+    def total(self) -> int:
+        return self.x + self.y
+
+
+class Named(Point, hide=("secret",)):
+    name: str
+    secret: str = "s3"
+
+
+class Checked(Record):
+    low: int
+    high: int = 10
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"{self.low} > {self.high}")
+
+
+class Twin(Record):
+    x: int
+    y: int = 2
+
+
+def test_fields_are_given_by_name_and_defaults_fill_in():
+    assert (Point(x=1).x, Point(x=1).y, Point(y=5, x=1).y, Point(x=1).total) == (1, 2, 5, 3)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"y": 1}, {"x": 1, "z": 2}, {"x": 1, "y": 2, "z": 3}, {"y": 1, "z": 2}])
+def test_missing_and_unknown_fields_are_named(arguments):
+    with pytest.raises(TypeError) as caught:
+        Point(**arguments)
+    said = str(caught.value)
+    assert "Point" in said
+    assert ("'x'" in said.partition("unknown")[0]) == ("x" not in arguments)
+    assert ("'z'" in said.partition("unknown")[2]) == ("z" in arguments)
+
+
+def test_nothing_is_given_by_position():
+    with pytest.raises(TypeError):
+        Point(1)
+
+
+def test_a_record_is_frozen_and_has_no_room_for_more():
+    point = Point(x=1)
+    with pytest.raises(AttributeError, match="Point is frozen"):
+        point.x = 2
+    with pytest.raises(AttributeError):
+        point.other = 2
+    with pytest.raises(AttributeError, match="Point is frozen"):
+        del point.x
+    assert not hasattr(point, "__dict__")
+    assert not hasattr(Named(x=1, name="a"), "__dict__")
+    assert point == Point(x=1)
+
+
+def test_equality_and_hash_go_by_type_and_values():
+    assert Point(x=1) == Point(x=1, y=2)
+    assert Point(x=1) != Point(x=2)
+    assert Point(x=1) != Twin(x=1)
+    assert Point(x=1) != (1, 2)
+    assert len({Point(x=1), Point(x=1), Point(x=2), Twin(x=1)}) == 3
+
+
+def test_other_types_may_decide_about_equality():
+    assert Point(x=1) == mock.ANY
+
+
+def test_a_record_with_something_unhashable_in_it_is_unhashable():
+    with pytest.raises(TypeError):
+        hash(Point(x=[]))
+
+
+def test_repr_shows_all_but_what_is_hidden():
+    assert repr(Point(x=1)) == "Point(x=1, y=2)"
+    assert repr(Named(x=1, name="a", secret="pw")) == "Named(x=1, y=2, name='a')"
+
+
+def test_what_a_parent_hides_stays_hidden():
+    class Child(Named, hide=("name",)):
+        more: int = 0
+
+    assert repr(Child(x=1, name="a", secret="pw")) == "Child(x=1, y=2, more=0)"
+
+
+def test_inherited_fields_come_first_and_their_defaults_hold():
+    assert list(fields_of(Named)) == ["x", "y", "name", "secret"]
+    assert fields_of(Point) == {"x": "int", "y": "int"}
+    assert defaults_of(Named) == {"y": 2, "secret": "s3"}
+    assert isinstance(Named(x=1, name="a"), Point)
+    assert Named(x=1, name="a").total == 3
+
+
+def test_a_child_may_change_a_default_without_changing_its_parent():
+    class Other(Point):
+        y: int = 7
+
+    assert (Other(x=1).y, Point(x=1).y) == (7, 2)
+
+
+def test_what_is_given_out_about_a_class_cannot_change_it():
+    fields_of(Point).clear()
+    defaults_of(Point).clear()
+    assert Point(x=1).y == 2
+
+
+def test_a_record_that_is_not_valid_is_never_born():
+    with pytest.raises(ValueError, match="11 > 10"):
+        Checked(low=11)
+    with pytest.raises(ValueError, match="5 > 3"):
+        replace(Checked(low=5), high=3)
+
+
+def test_replace_gives_a_changed_copy():
+    point = Point(x=1)
+    assert replace(point, y=9) == Point(x=1, y=9)
+    assert point.y == 2
+    named = replace(Named(x=1, name="a", secret="pw"), x=5)
+    assert (type(named), named.secret) == (Named, "pw")
+    with pytest.raises(TypeError):
+        replace(point, z=1)
+
+
+@pytest.mark.parametrize("copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.copy, copy.deepcopy])
+def test_copies_and_pickles_are_equal(copied):
+    assert copied(Point(x=1, y=3)) == Point(x=1, y=3)
+
+
+def test_a_record_matches_by_its_fields():
+    match Named(x=1, name="a"):
+        case Named(x=x, name="a"):
+            assert x == 1
+        case other:
+            pytest.fail(f"no match: {other}")
+
+
+def test_plain_turns_everything_into_what_json_has():
+    value = {1: (Point(x=True), [None, 1.5]), "k": Named(x=1, name="n")}
+    assert plain(value) == {
+        "1": [{"x": True, "y": 2}, [None, 1.5]],
+        "k": {"x": 1, "y": 2, "name": "n", "secret": "s3"},
+    }
+
+
+@pytest.mark.parametrize("value", [{1, 2}, b"raw", object(), (b"x",)])
+def test_plain_refuses_what_json_has_not(value):
+    with pytest.raises(TypeError, match="no plain data"):
+        plain(value)
