@@ -60,6 +60,11 @@ def children_of(pid: int) -> list[int]:
 class Job:
     """Starts the launcher with a program of ours, and waits for its signs."""
 
+    until = staticmethod(until)
+    state_of = staticmethod(state_of)
+    is_alive = staticmethod(is_alive)
+    children_of = staticmethod(children_of)
+
     def __init__(self, distlaunch) -> None:
         self.launcher = distlaunch
         self.work: Path = distlaunch.work

@@ -86,6 +86,7 @@ if how == "usage":
     argparse.ArgumentParser().error("--steps is missing")
 if how == "consequence":
     raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711")
-signal.signal(getattr(signal, f"SIG{how}"), signal.SIG_DFL)
+if how != "KILL":
+    signal.signal(getattr(signal, f"SIG{how}"), signal.SIG_DFL)  # Python ignores PIPE
 os.kill(os.getpid(), getattr(signal, f"SIG{how}"))
 signal.pause()

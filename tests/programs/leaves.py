@@ -1,6 +1,7 @@
 """Leave something behind that does not want to end: ``leaves.py KIND END``; ``left-<rank>`` has the pid.
 
-KIND: see below. END: an exit code, or ``wait`` (to be stopped, with ``ready-<rank>`` put up). ``--ranks``: who leaves something and ends; the others wait.
+KIND: see below. END: an exit code, ``wait`` (to be stopped), or ``check``: exit 0 if that still runs at the sign ``look``. ``ready-<rank>`` is put up before.
+``--ranks``: who leaves something and ends; the others wait, with ``check`` until the sign ``go``.
 """
 
 from __future__ import annotations
@@ -136,10 +137,17 @@ if __name__ == "__main__":
     survivor.hold()
     if rank not in options.ranks.split(","):
         sign(f"ready-{rank}", str(os.getpid()))
+        if options.end == "check":
+            await_sign("go")
+            sys.exit(0)
         linger()
     KINDS[options.kind]()
     await_sign(f"left-{rank}")
     sign(f"ready-{rank}", str(os.getpid()))
     if options.end == "wait":
         linger()
+    if options.end == "check":
+        await_sign("look")
+        with open(f"left-{rank}") as file, open(f"/proc/{file.read()}/stat") as stat:
+            os._exit(stat.read().rpartition(")")[2].split()[0] in "ZX")
     os._exit(int(options.end))

@@ -1,0 +1,205 @@
+"""Whatever a worker leaves behind, and however the job ends: nothing of it stays. Proven by a FIFO that all inherit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KINDS = ["child", "session", "daemon", "clean_daemon", "renamed", "new_name", "deaf", "stopped", "bomb", "hopping"]
+GRACE_S = 0.5
+CHAOS = Path(__file__).parents[2] / "scripts" / "chaos"
+
+
+def exits(result) -> dict[int, int]:
+    return {event["rank"]: event["returncode"] for event in result.of_type("worker_exited")}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def leaving(job, kind):
+    """Start two workers that have both left something of this kind running, and wait to be stopped."""
+
+    def start(*options: str):
+        running = job.start(
+            "leaves.py", "--ranks", "0,1", kind, "wait", options=["--failure-grace", str(GRACE_S), *options]
+        )
+        job.await_ready(running)
+        return running
+
+    return start
+
+
+# --- after ordinary ends
+
+
+def test_after_a_job_that_went_well(job, distlaunch, kind):
+    result = job.run("leaves.py", "--ranks", "0,1", kind, "0")
+    assert result.returncode == 0, result.stderr
+    distlaunch.assert_no_survivors(within_s=5)
+
+
+def test_after_a_failure(job, distlaunch, kind):
+    result = job.run("leaves.py", "--ranks", "0,1", kind, "3", options=["--failure-grace", str(GRACE_S)])
+    assert result.returncode == 3, result.stderr
+    distlaunch.assert_no_survivors(within_s=5)
+
+
+def test_after_term(distlaunch, leaving):
+    running = leaving("--grace", str(GRACE_S))
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143, result.stderr
+    distlaunch.assert_no_survivors(within_s=5)
+
+
+@pytest.mark.parametrize("lonely", ["session", "daemon", "deaf", "stopped", "bomb", "hopping"])
+def test_once_the_worker_that_owns_it_has_ended_while_others_run_on(job, distlaunch, lonely):
+    """Its session or its environment tells whose it is."""
+    running = job.start("leaves.py", "--ranks", "0", lonely, "0")
+    job.await_ready(running)
+    other = int(job.sign("ready-1"))
+    running.wait_event("worker_exited")
+    running.wait_for(lambda: distlaunch.holding() == [other], "nobody but the other worker holds the FIFO")
+    running.send_signal(signal.SIGTERM)
+    assert exits(running.wait()) == {0: 0, 1: -signal.SIGTERM}
+    distlaunch.assert_no_survivors()
+
+
+@pytest.mark.parametrize("theirs", sorted({*KINDS} - {"hopping"}))
+def test_what_another_worker_has_started_lives_on_when_a_worker_ends(job, distlaunch, theirs):
+    running = job.start("leaves.py", "--ranks", "0", theirs, "check")
+    job.await_ready(running)
+    job.put_sign("go")  # rank 1 ends
+    running.wait_event("worker_exited")
+    job.put_sign("look")
+    result = running.wait()
+    assert exits(result) == {0: 0, 1: 0}, "rank 0 found what it had started dead before its time"
+    distlaunch.assert_no_survivors()
+
+
+# --- after the violent end of somebody
+
+
+def test_after_kill_9_of_the_launcher(distlaunch, leaving):
+    running = leaving()
+    running.process.kill()
+    assert running.wait().returncode == -signal.SIGKILL
+    distlaunch.assert_no_survivors(within_s=GRACE_S + 5)
+
+
+def test_after_kill_9_of_the_launchers_process_group(distlaunch, job, kind):
+    options = ["--failure-grace", str(GRACE_S)]
+    running = job.start("leaves.py", "--ranks", "0,1", kind, "wait", options=options, start_new_session=True)
+    job.await_ready(running)
+    os.killpg(running.pid, signal.SIGKILL)
+    assert running.wait().returncode == -signal.SIGKILL
+    distlaunch.assert_no_survivors(within_s=GRACE_S + 5)
+
+
+def test_after_kill_9_of_the_spawner(distlaunch, job, leaving):
+    running = leaving()
+    os.kill(job.spawner_of(running), signal.SIGKILL)
+    result = running.wait()
+    assert result.returncode == 70, result.stderr
+    assert "spawner" in result.stderr
+    assert "Traceback" not in result.stderr
+    distlaunch.assert_no_survivors(within_s=5)
+
+
+def test_after_kill_9_of_a_worker(distlaunch, job, leaving):
+    running = leaving()
+    os.kill(int(job.sign("ready-1")), signal.SIGKILL)
+    result = running.wait()
+    assert result.returncode == 137, result.stderr
+    assert exits(result)[1] == -signal.SIGKILL
+    distlaunch.assert_no_survivors(within_s=5)
+
+
+def test_workers_of_a_killed_launcher_may_save_within_the_failure_grace(job, distlaunch):
+    running = job.start("waits.py", "--save", "TERM", "--child", options=["--failure-grace", "60"])
+    job.await_ready(running)
+    running.process.kill()
+    running.process.wait()
+    job.until(lambda: job.has_sign("got-TERM-0") and job.has_sign("got-TERM-1"), "both workers were asked to end")
+    job.put_sign("go")
+    job.until(lambda: job.has_sign("saved-0") and job.has_sign("saved-1"), "both workers have saved")
+    distlaunch.assert_no_survivors()
+
+
+def test_workers_of_a_killed_launcher_that_take_no_notice_are_killed(job, distlaunch):
+    running = job.start("waits.py", "--ignore", "TERM,HUP,INT", options=["--failure-grace", str(GRACE_S)])
+    job.await_ready(running)
+    running.process.kill()
+    running.process.wait()
+    distlaunch.assert_no_survivors(within_s=GRACE_S + 5)
+
+
+def test_stopped_workers_of_a_killed_launcher_are_continued_to_obey(job, distlaunch):
+    running = job.start("waits.py", "--save", "TERM", options=["--failure-grace", "60"])
+    pids = job.await_ready(running)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    running.process.kill()
+    running.process.wait()
+    job.until(lambda: job.has_sign("got-TERM-0") and job.has_sign("got-TERM-1"), "both workers were asked to end")
+    job.put_sign("go")
+    distlaunch.assert_no_survivors()
+    assert job.has_sign("saved-0")
+
+
+def test_a_spawner_that_is_killed_during_the_stop_ends_the_job_as_a_fault(job, distlaunch):
+    running = job.start("waits.py", "--ignore", "TERM", "--child", options=["--grace", "100"])
+    job.await_ready(running)
+    running.send_signal(signal.SIGTERM)
+    running.wait_event("signal")
+    os.kill(job.spawner_of(running), signal.SIGKILL)
+    result = running.wait()
+    assert result.returncode == 70
+    distlaunch.assert_no_survivors(within_s=5)
+
+
+def test_the_launchers_own_siblings_and_children_from_before_are_left_alone(job, distlaunch, tmp_path):
+    """As in a script that has a helper in the background and ends in ``exec distlaunch``."""
+    helper = tmp_path / "helper"
+    script = f"""
+import os, signal, sys
+pid = os.fork()
+if pid == 0:
+    os.close(1); os.close(2)
+    open({str(helper)!r}, "w").write(str(os.getpid()))
+    signal.alarm(60)
+    signal.pause()
+os.execv(sys.executable, [sys.executable, "-m", "distlaunch", *sys.argv[1:]])
+"""
+    env = {name: value for name, value in distlaunch.env.items() if name != "SURVIVOR_FIFO"}
+    process = subprocess.run(
+        [sys.executable, "-c", script, "train", "--num-procs", "1", "--format", "plain", "--no-python", "/bin/true"],
+        env=env, cwd=job.work, capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    pid = int(helper.read_text())
+    try:
+        assert job.is_alive(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+# --- at random instants
+
+
+def test_kill_9_at_random_instants(clean_env):
+    """A short form of what ``scripts/chaos --kills 200`` does; the seed is in the output."""
+    done = subprocess.run(
+        [sys.executable, CHAOS, "--kills", "25"], env=clean_env, capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "25 kills" in done.stdout
