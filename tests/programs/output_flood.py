@@ -1,9 +1,10 @@
-"""Rank 0 floods a stream for ever; the others do ACT (exit CODE | wait) once rank 0's file holds BYTES.
+"""Rank 0 floods a stream until nobody takes its bytes, then says so; the others do ACT (exit with this code | wait).
 
-By then the launcher's buffer and the pipe behind it are full: BYTES is chosen larger than both.
+It counts as blocked when its pipe has had no room for half a second. Then it goes on, blocking, for ever.
 """
 
 import os
+import select
 import signal
 import sys
 import time
@@ -11,18 +12,22 @@ import time
 import survivor
 
 survivor.hold()
-act, size = sys.argv[1], int(sys.argv[2])
-stream = int(sys.argv[3]) if len(sys.argv) > 3 else 1
-mine = os.environ["RANK"]
-attempt = os.environ["DISTLAUNCH_ATTEMPT"]
-log = os.path.join(os.environ["DISTLAUNCH_RUN_DIR"], f"attempt-{attempt}", "rank-0.log")
-if mine == "0":
-    line = b"f" * 99 + b"\n"
+act = sys.argv[1]
+stream = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+full = os.path.join(os.environ["DISTLAUNCH_RUN_DIR"], "full")
+if os.environ["RANK"] == "0":
+    lines = (b"f" * 99 + b"\n") * 40
+    os.set_blocking(stream, False)
+    poller = select.poll()
+    poller.register(stream, select.POLLOUT)
+    while poller.poll(500):
+        os.write(stream, lines)
+    open(full, "w").close()
+    os.set_blocking(stream, True)
     while True:
-        os.write(stream, line * 40)
-while not os.path.exists(log) or os.path.getsize(log) < size:
+        os.write(stream, lines)
+while not os.path.exists(full):
     time.sleep(0.01)
 if act == "wait":
-    open(os.path.join(os.environ["DISTLAUNCH_RUN_DIR"], "full"), "w").close()
     signal.pause()
 sys.exit(int(act))

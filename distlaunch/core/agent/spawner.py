@@ -139,11 +139,12 @@ class Spawner:
     # --- starting
 
     def _spawn(self, order: w.Spawn, descriptors: list[int]) -> None:
+        spawner = os.getpid()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_WORKERS)  # else one sent before exec would be ignored
         try:
             pid = os.fork()
             if pid == 0:
-                _become_worker(order, self._setup, descriptors, self._failure_end, self._ignored)
+                _become_worker(order, self._setup, descriptors, spawner, self._failure_end, self._ignored)
         except OSError as exc:
             self._report(w.SpawnFailed(rank=order.rank, step="fork", errno=exc.errno or 0))
             return
@@ -277,15 +278,14 @@ def _ignore_signals() -> tuple[int, ...]:
 
 
 def _become_worker(
-    order: w.Spawn, setup: w.Setup, descriptors: list[int], failures: int, ignored: tuple[int, ...]
+    order: w.Spawn, setup: w.Setup, descriptors: list[int], spawner: int, failures: int, ignored: tuple[int, ...]
 ) -> NoReturn:
     """Turn the forked child into the worker; on failure write ``<pid> <step> <errno>`` and end with 127."""
     step = "setup"
     try:
-        parent = os.getppid()
         os.setsid()
         die_with_parent(signal.SIGKILL)
-        if os.getppid() != parent:
+        if os.getppid() != spawner:  # it was killed before the line above could take effect
             os._exit(127)
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
