@@ -25,7 +25,7 @@ def repair_standard_streams() -> None:
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
-        except OSError:  # noqa: PERF203 - three descriptors, each missing or not
+        except OSError:
             opened = os.open(os.devnull, os.O_RDONLY if fd == 0 else os.O_WRONLY)
             os.set_inheritable(opened, True)  # noqa: FBT003 - positional-only in the standard library
     if sys.stdin is None:

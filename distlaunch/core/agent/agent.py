@@ -146,7 +146,7 @@ class Agent:
                     os.waitpid(self._spawner_pid, 0)
                     self._channel.close()
                     return True
-            except OSError:  # noqa: PERF203 - at most a few turns
+            except OSError:
                 break
         return self._lost
 

@@ -146,6 +146,6 @@ def _listener(number: int) -> str | None:
                     with open(f"/proc/{pid}/cmdline", "rb") as file:
                         command = file.read(400).replace(b"\0", b" ").decode(errors="replace").strip()
                     return f"pid {pid} ({command[:80]})"
-        except OSError:  # noqa: PERF203 - each process may be gone or another user's
+        except OSError:
             continue
     return "a process of another user"

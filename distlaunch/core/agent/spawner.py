@@ -29,6 +29,7 @@ from distlaunch.core.wire.codec import Decoder
 SWEEP_S = 5.0
 """How long KILL may take to show (exit of a process with much memory) before its pid is reported as left."""
 _SWEEP_STEP_S = 0.02
+_SWEEP_PASSES = 16
 _TO_WORKERS = (
     signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
 )  # fmt: skip
@@ -207,14 +208,19 @@ class Spawner:
 
         An orphan that shows neither may belong to a worker that still runs; it goes with the final sweep.
         """
-        for pid in tree.children_of(os.getpid()):
-            if pid in self._pids:
-                continue
-            facts = tree.stat_of(pid)
-            if facts is None or facts[0] in "ZX":
-                continue
-            if facts[2] == worker or tree.cookie_rank(pid, self._setup.cookie) == rank:
-                tree.kill_each_tree([pid])
+        for _ in range(_SWEEP_PASSES):
+            remains = [pid for pid in tree.children_of(os.getpid()) if self._stems_from(pid, worker, rank)]
+            if not remains:
+                break
+            tree.kill_each_tree(remains)
+
+    def _stems_from(self, pid: int, worker: int, rank: int) -> bool:
+        if pid in self._pids:
+            return False
+        facts = tree.stat_of(pid)
+        if facts is None or facts[0] in "ZX":
+            return False
+        return facts[2] == worker or tree.cookie_rank(pid, self._setup.cookie) == rank
 
     def _signal(self, order: w.Signal) -> None:
         ranks = set(order.ranks)
@@ -306,7 +312,7 @@ def _become_worker(
         os.chdir(setup.cwd)
         step = "exec"
         env = {**setup.env, **order.env}
-        os.execvpe(order.argv[0], order.argv, env)  # noqa: S606 - argv is the plan's, no shell wanted
+        os.execvpe(order.argv[0], order.argv, env)
     except OSError as exc:
         os.write(failures, f"{os.getpid()} {step} {exc.errno or 0}\n".encode())
     finally:

@@ -94,14 +94,17 @@ def _descends(pid: int, ancestor: int) -> bool:
 
 
 def signal_tree(root: int, signum: int, *, include_root: bool) -> None:
-    """Send KILL, STOP or CONT to a whole tree, again for what appears meanwhile; the root last."""
+    """Send KILL, STOP or CONT to a whole tree of ours, again for what appears meanwhile; the deepest first.
+
+    Where a parent dies before its child, the child falls to this process: so it need only descend from us.
+    """
     sent: set[int] = set()
     for _ in range(_MAX_PASSES):
         new = [pid for pid in descendants_of(root) if pid not in sent]
         if not new:
             break
-        for pid in new:
-            send(pid, signum, parent_or_ancestor=root)
+        for pid in reversed(new):
+            send(pid, signum, parent_or_ancestor=os.getpid())
         sent.update(new)
     if include_root:
         send(root, signum)

@@ -57,7 +57,7 @@ class Records:
             source.due = now + PARTIAL_S
             self._partial[source] = None
 
-    def rank_ended(self, rank: int, now: float) -> None:  # noqa: ARG002 - as a screen has it
+    def rank_ended(self, rank: int, now: float) -> None:
         """Write what is held of this rank."""
         for stream in _STREAMS:
             source = self._sources.pop((rank, stream), None)

@@ -152,7 +152,7 @@ class Screen:
         self._out.append(bytes(source.buf))
         source.buf.clear()
 
-    def _finish(self, source: Source, rest: bytes) -> None:  # noqa: ARG002 - a terminal needs the source
+    def _finish(self, source: Source, rest: bytes) -> None:
         """End the line in which the cursor stands with the rest of it."""
         self._out.append(rest + b"\n")
         self._open = None

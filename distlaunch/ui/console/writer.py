@@ -79,7 +79,7 @@ class Writer:
             self._closed = True
             return self.lost
 
-    def _put(self, data: bytes, *, must: bool) -> bool:  # noqa: ARG002 - a terminal's writer makes use of it
+    def _put(self, data: bytes, *, must: bool) -> bool:
         if self._dead or self._closing:
             self.lost += len(data)
             return False
