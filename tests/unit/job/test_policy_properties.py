@@ -122,9 +122,7 @@ class World:
     scheduler=st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
-def test_whatever_happens_the_job_ends_once_and_as_promised(  # noqa: PLR0917 - hypothesis names them
-    make_job, data, nodes, per_node, max_restarts, scheduler
-):
+def test_whatever_happens_the_job_ends_once_and_as_promised(make_job, data, nodes, per_node, max_restarts, scheduler):
     job = make_job(nodes, per_node, max_restarts=max_restarts, repeated_term_kills=not scheduler)
     world = World(job, data)
     world.act(job.begin())

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from distlaunch.core.agent.ports import HeldPort, hold_port
+from distlaunch.core.errors import ConfigError
+
+ADDRESSES = [
+    (socket.AF_INET, "127.0.0.1"),
+    (socket.AF_INET, "0.0.0.0"),
+    (socket.AF_INET6, "::1"),
+    (socket.AF_INET6, "::"),
+]
+IDS = [address for _, address in ADDRESSES]
+
+
+@pytest.fixture(autouse=True)
+def private_locks(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def held():
+    port = hold_port(0, owner="job-a")
+    yield port
+    port.release()
+
+
+def server(family: int, address: str, port: int, *, reuse: bool) -> socket.socket:
+    """Bind and listen as a server does; raises OSError."""
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if reuse:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port))
+        sock.listen()
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def hold_as_another_user(port: int, tmp_path, monkeypatch, *, owner: str = "job-b") -> HeldPort:
+    """Hold as a job does that cannot see our locks."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "another"))
+    return hold_port(port, owner=owner)
+
+
+def free_port() -> int:
+    with closing(socket.socket(socket.AF_INET6)) as sock:
+        sock.bind(("::", 0))
+        return sock.getsockname()[1]
+
+
+def test_automatic_ports_differ():
+    ports = [hold_port(0, owner="job") for _ in range(20)]
+    numbers = [port.number for port in ports]
+    for port in ports:
+        port.release()
+    assert len(set(numbers)) == 20
+    assert min(numbers) > 1023
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize(("family", "address"), ADDRESSES, ids=IDS)
+def test_a_held_port_is_refused_to_everyone(held, family, address, reuse):
+    with pytest.raises(OSError, match="in use"):
+        server(family, address, held.number, reuse=reuse)
+
+
+@pytest.mark.parametrize(("family", "address"), ADDRESSES, ids=IDS)
+def test_nobody_answers_on_a_held_port(held, family, address):
+    with closing(socket.socket(family)) as client:
+        assert client.connect_ex(("::1" if family == socket.AF_INET6 else "127.0.0.1", held.number)) != 0
+
+
+@pytest.mark.parametrize(("family", "address"), ADDRESSES, ids=IDS)
+def test_a_shared_port_is_for_a_server_that_reuses_addresses(held, family, address):
+    held.share()
+    with pytest.raises(OSError, match="in use"):
+        server(family, address, held.number, reuse=False)
+    with closing(server(family, address, held.number, reuse=True)) as listening:
+        host = "::1" if family == socket.AF_INET6 else "127.0.0.1"
+        with closing(socket.create_connection((host, held.number))) as client:
+            accepted, _ = listening.accept()
+            accepted.close()
+            assert client.recv(1) == b""
+        with pytest.raises(OSError, match="in use"):
+            server(family, address, held.number, reuse=True)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_released_port_is_free_again(shared):
+    port = hold_port(0, owner="job")
+    if shared:
+        port.share()
+    port.release()
+    port.release()
+    server(socket.AF_INET6, "::", port.number, reuse=False).close()
+    hold_port(port.number, owner="job").release()
+
+
+def test_another_job_of_ours_is_named():
+    port = hold_port(free_port(), owner="20261128-101010-abcdef")
+    with pytest.raises(ConfigError) as caught:
+        hold_port(port.number, owner="other")
+    port.release()
+    assert f"port {port.number} is held by distlaunch job 20261128-101010-abcdef (pid {os.getpid()})" in str(
+        caught.value
+    )
+    assert "--master-port" in caught.value.hint
+
+
+def test_the_name_is_that_of_the_present_owner():
+    number = free_port()
+    hold_port(number, owner="a-first-job-with-a-long-name").release()
+    port = hold_port(number, owner="second")
+    with pytest.raises(ConfigError) as caught:
+        hold_port(number, owner="third")
+    port.release()
+    assert str(caught.value).endswith(f"job second (pid {os.getpid()})")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_job_that_cannot_see_our_lock_is_refused_too(tmp_path, monkeypatch, shared):
+    port = hold_port(free_port(), owner="job-a")
+    if shared:
+        port.share()
+    with pytest.raises(ConfigError) as caught:
+        hold_as_another_user(port.number, tmp_path, monkeypatch)
+    port.release()
+    assert f"port {port.number} is in use" in str(caught.value)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_automatic_port_is_refused_to_a_job_that_asks_for_its_number(held, shared):
+    if shared:
+        held.share()
+    with pytest.raises(ConfigError, match=f"port {held.number} "):
+        hold_port(held.number, owner="job-b")
+
+
+@pytest.mark.parametrize(("family", "address"), ADDRESSES, ids=IDS)
+def test_who_listens_already_is_named_with_its_pid(family, address):
+    with closing(server(family, address, 0, reuse=True)) as listening:
+        number = listening.getsockname()[1]
+        with pytest.raises(ConfigError) as caught:
+            hold_port(number, owner="job")
+    said = str(caught.value)
+    assert f"port {number} is in use by pid {os.getpid()} (" in said
+    assert os.path.basename(sys.executable)[:6] in said
+    assert "--master-port" in caught.value.hint
+
+
+def test_a_refused_port_stays_free_for_our_next_try():
+    with closing(server(socket.AF_INET, "127.0.0.1", 0, reuse=True)) as listening:
+        number = listening.getsockname()[1]
+        with pytest.raises(ConfigError):
+            hold_port(number, owner="first")
+    hold_port(number, owner="second").release()
+
+
+def leave_in_time_wait() -> int:
+    """Close a connection from the server's side, so that its port waits."""
+    with closing(server(socket.AF_INET, "127.0.0.1", 0, reuse=True)) as listening:
+        number = listening.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", number))
+        accepted, _ = listening.accept()
+        accepted.close()
+        assert client.recv(1) == b""
+        client.close()
+    with pytest.raises(OSError, match="in use"):
+        server(socket.AF_INET, "127.0.0.1", number, reuse=False)
+    return number
+
+
+def test_connections_that_only_wait_for_their_end_do_not_refuse_a_port():
+    number = leave_in_time_wait()
+    port = hold_port(number, owner="job")
+    assert port.number == number
+    port.share()
+    server(socket.AF_INET, "127.0.0.1", number, reuse=True).close()
+    port.release()
+
+
+def test_a_port_with_waiting_connections_is_held_against_others_all_the_same():
+    port = hold_port(leave_in_time_wait(), owner="job")
+    try:
+        with pytest.raises(OSError, match="in use"):
+            server(socket.AF_INET, "127.0.0.1", port.number, reuse=True).close()
+    finally:
+        port.release()
+
+
+def test_without_a_place_for_locks_the_port_is_held_all_the_same(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(blocked))
+    port = hold_port(free_port(), owner="job")
+    with pytest.raises(OSError, match="in use"):
+        server(socket.AF_INET, "127.0.0.1", port.number, reuse=True)
+    port.release()
+
+
+def test_the_folder_of_the_locks_is_private(tmp_path):
+    port = hold_port(free_port(), owner="job")
+    [directory] = tmp_path.iterdir()
+    [lock] = directory.iterdir()
+    port.release()
+    assert (directory.stat().st_mode & 0o777, lock.stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+def test_torchs_store_of_rank_0_takes_the_shared_port(held):
+    held.share()
+    code = f"""
+from datetime import timedelta
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", {held.number}, 1, is_master=True, timeout=timedelta(seconds=30))
+store.set("key", "value")
+print(store.get("key").decode())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "value\n"), done.stderr
