@@ -1,6 +1,6 @@
 # expect-rank: 0
 # expect-exit: 1
-# expect-cause: pickle
+# expect-cause: local object
 # expect-frame: unpicklable.py:13 in save
 """A lambda goes into a checkpoint."""
 
