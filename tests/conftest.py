@@ -243,6 +243,12 @@ def _job_names(jobs: Path) -> list[str]:
     return [entry.name for entry in os.scandir(jobs) if entry.is_dir(follow_symlinks=False)]
 
 
+def _default_signals() -> None:
+    """Undo what pytest was started with: under nohup or as a script's background job, HUP and INT are ignored."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Launcher:
     """Runs ``python -m distlaunch …`` with private state directories, and finds what its jobs leave running.
 
@@ -293,7 +299,13 @@ class Launcher:
                 [sys.executable, "-m", "distlaunch", *words],
                 env={**self.env, **(env or {})},
                 cwd=cwd or self.work,
-                **{"stdin": subprocess.DEVNULL, "stdout": out_file, "stderr": err_file, **popen},
+                **{
+                    "stdin": subprocess.DEVNULL,
+                    "stdout": out_file,
+                    "stderr": err_file,
+                    "preexec_fn": _default_signals,
+                    **popen,
+                },
             )
         running = Running(process, out, err, jobs, known)
         self._started.append(running)

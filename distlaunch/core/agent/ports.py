@@ -76,6 +76,7 @@ def _bind(number: int) -> socket.socket:
         except OSError:
             held.close()
             raise
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # exclusive again, until ``share``
     return held
 
 
