@@ -233,6 +233,7 @@ def _policy_settings(
         hosts=tuple(node.host for node in plan.nodes),
         first_ranks=tuple(first_ranks),
         world_size=plan.world_size,
+        python=None if options.no_python else options.python or sys.executable,
         master_port=plan.wanted_port,
         max_restarts=options.max_restarts,
         restart_window_s=options.restart_window,

@@ -19,6 +19,8 @@ from distlaunch.job.diagnose.model import Diagnosis, WorkerEnd
 
 CAUSE_S = 0.8
 """How long the others run on when the first failure looks like a consequence, so that its cause can show."""
+SAME_S = 0.15
+"""How long the others run on after an exception, so that the same one on all ranks is seen as one."""
 DOUBLE_S = 0.1
 """Two signals closer than this are one: a wrapper that passes Ctrl-C on, or a scheduler that sends twice."""
 TAILS_KEPT = 256
@@ -38,6 +40,8 @@ class PolicySettings(Record):
     first_ranks: tuple[int, ...]
     """The lowest rank of each node, by node rank."""
     world_size: int
+    python: str | None = None
+    """The workers' interpreter, for hints; None if they are no Python."""
     master_port: int = 0
     max_restarts: int = 0
     restart_window_s: float | None = None
@@ -143,9 +147,14 @@ class JobPolicy:
         self._told_at = 0.0
         self._port: int | None = None
         self._failures: list[WorkerEnd] = []
+        self._finished: list[WorkerEnd] = []
+        """Workers that ended with 0, the first of them: a peer that waits for one of these failed by its absence."""
         self._left: list[int] = []
         self._first_failure: float | None = None
-        self._cause_at: float | None = None
+        self._others_until: float | None = None
+        """Until when the others may run on after the first failure."""
+        self._seeks_cause = False
+        """They may because that failure looks like a consequence."""
         self._fault: str | None = None
         self._began = 0.0
         self._waiting: set[int] = set()  # nodes that owe Prepared or Gone
@@ -154,7 +163,7 @@ class JobPolicy:
 
     def deadline(self) -> float | None:
         """Give the time at which ``Tick`` is due."""
-        return self._cause_at
+        return self._others_until
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Take in an event that happened at ``now``; give what is to be done, in order."""
@@ -194,8 +203,9 @@ class JobPolicy:
         self._began = now
         self.up = self.ended = 0
         self._failures = []
+        self._finished = []
         self._left = []
-        self._first_failure = self._cause_at = None
+        self._first_failure = self._others_until = None
         self._waiting = set(range(len(self.settings.hosts)))
         return [
             ToNode(node=node, message=m.Prepare(attempt=self.attempt, port=None if node else self.settings.master_port))
@@ -254,6 +264,8 @@ class JobPolicy:
             self.told, self._told_at = signal.SIGINT, now
         if message.returncode != 0:
             actions += self._failed(node, message, now)
+        elif len(self._finished) < TAILS_KEPT:
+            self._finished.append(self._worker_end(node, message, now))
         return actions
 
     def _failed(self, node: int, message: m.WorkerExited, now: float) -> list[Action]:
@@ -261,13 +273,14 @@ class JobPolicy:
         self._failures.append(end)
         if self.told is not None or message.told_to_stop or self.phase == "stopping":
             return []
-        first = self._first_failure is None
-        if first:
+        if self._first_failure is None:
             self._first_failure = now
-        if first and self.ended < self.settings.world_size and restarts.looks_like_consequence(end):
-            self._cause_at = now + CAUSE_S
-            return []
-        if self._cause_at is not None and restarts.looks_like_consequence(end):
+            self._seeks_cause = restarts.looks_like_consequence(end)
+            wait_s = CAUSE_S if self._seeks_cause else SAME_S if restarts.may_be_shared(end) else 0.0
+            if wait_s and self.ended < self.settings.world_size:
+                self._others_until = now + wait_s
+                return []
+        elif self._others_until is not None and (not self._seeks_cause or restarts.looks_like_consequence(end)):
             return []
         return self._stop_after_failure()
 
@@ -288,7 +301,7 @@ class JobPolicy:
         )
 
     def _stop_after_failure(self) -> list[Action]:
-        self._cause_at = None
+        self._others_until = None
         self.phase = "stopping"
         return self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)
 
@@ -316,7 +329,8 @@ class JobPolicy:
             return self._end(128 + self.told)
         if not self._failures:
             return self._end(0)
-        diagnosis = restarts.diagnose(self._failures, world_size=self.settings.world_size)
+        ends = [*self._failures, *self._finished]
+        diagnosis = restarts.diagnose(ends, world_size=self.settings.world_size, python=self.settings.python)
         outcome = restarts.Outcome.of(diagnosis, self._failures, min_uptime_s=self.settings.min_uptime_s)
         why = "told to stop" if self.told is not None else self._why_not_again(outcome, now)
         failed = Failed(diagnosis=diagnosis, attempt=self.attempt, final=why is not None, why_final=why)
@@ -362,9 +376,9 @@ class JobPolicy:
         if self.phase in ("new", "preparing"):
             return [record, *self._end(128 + signum)]
         name = signal.Signals(signum).name
-        at_once = signum == signal.SIGQUIT or self.phase == "stopping"  # impatient with a job that is failing
+        at_once = signum == signal.SIGQUIT or self._first_failure is not None  # impatient: it is failing already
         self.phase = "stopping"
-        self._cause_at = None
+        self._others_until = None
         if at_once:
             return [record, Say(text=f"{name}: killing all workers"), *self._stop_all(signal.SIGKILL, 0)]
         grace_s = self.settings.grace_s
@@ -374,7 +388,7 @@ class JobPolicy:
         return [record, Say(text=text), *self._stop_all(ask, grace_s)]
 
     def _tick(self, now: float) -> list[Action]:
-        if self._cause_at is not None and now >= self._cause_at:
+        if self._others_until is not None and now >= self._others_until:
             return self._stop_after_failure()
         return []
 

@@ -8,11 +8,11 @@ from distlaunch.core.model.record import Record
 from distlaunch.job.diagnose.model import Diagnosis, RepeatKind, WorkerEnd
 
 
-def diagnose(failures: Sequence[WorkerEnd], *, world_size: int) -> Diagnosis:
-    """Find the first cause among the workers that ended badly."""
+def diagnose(ends: Sequence[WorkerEnd], *, world_size: int, python: str | None) -> Diagnosis:
+    """Find the first cause, among the workers that ended badly."""
     from distlaunch.job.diagnose.judge import diagnose as find
 
-    return find(failures, world_size=world_size)
+    return find(ends, world_size=world_size, python=python)
 
 
 def looks_like_consequence(end: WorkerEnd) -> bool:
@@ -20,6 +20,11 @@ def looks_like_consequence(end: WorkerEnd) -> bool:
     from distlaunch.job.diagnose.judge import looks_like_consequence as looks
 
     return looks(end)
+
+
+def may_be_shared(end: WorkerEnd) -> bool:
+    """Tell whether the other ranks may be about to end by the same exception."""
+    return end.error_file is not None or b"Traceback (most recent call last)" in end.stderr_tail
 
 
 class Outcome(Record):

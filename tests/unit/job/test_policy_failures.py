@@ -15,8 +15,21 @@ def stops(job, actions) -> list[tuple[int, int, float]]:
 
 def test_the_first_failure_stops_all_workers_on_all_nodes(make_job):
     job = make_job(nodes=3, per_node=2, failure_grace_s=4.0).run()
-    assert stops(job, job.exited(3, 1, tail=job.RAISED)) == [(node, signal.SIGTERM, 4.0) for node in range(3)]
+    assert stops(job, job.exited(3, 1)) == [(node, signal.SIGTERM, 4.0) for node in range(3)]
     assert job.phase == "stopping"
+
+
+def test_after_an_exception_the_others_get_a_moment_to_fail_in_the_same_way(make_job):
+    job = make_job(per_node=3).run()
+    assert stops(job, job.exited(1, 1, tail=job.RAISED)) == []
+    assert job.policy.deadline() == pytest.approx(job.now + p.SAME_S)
+    assert stops(job, job.exited(0, 1, tail=job.RAISED)) == []
+    job.now += p.SAME_S
+    assert stops(job, job.tick()) == [(0, signal.SIGTERM, job.policy.settings.failure_grace_s)]
+    job.exited(2, -15, told=True)
+    job.all_gone()
+    [failed] = job.of(p.Failed)
+    assert failed.diagnosis.cause.ranks == (1, 0)
 
 
 def test_workers_that_fail_while_all_are_stopped_bring_no_second_stop(make_job):
@@ -171,7 +184,7 @@ def test_a_restart_prepares_all_nodes_again_with_a_fresh_port(make_job):
 
 def test_a_restart_waits_until_every_node_is_gone(make_job):
     job = make_job(nodes=2, per_node=1, max_restarts=1).run()
-    job.exited(0, 1, tail=job.RAISED)
+    job.exited(0, 1)
     job.exited(1, -15, told=True)
     job.gone(0)
     assert job.phase == "stopping"

@@ -156,7 +156,7 @@ def test_whatever_happens_the_job_ends_once_and_as_promised(make_job, data, node
 def test_all_are_told_to_stop_exactly_once_and_only_if_somebody_failed(make_job, order, returncodes):
     job = make_job(nodes=3, per_node=2).run()
     for rank in order:
-        job.exited(rank, returncodes[rank], tail=job.RAISED if returncodes[rank] > 0 else b"")
+        job.exited(rank, returncodes[rank])
     stops = Counter(node for node, _ in job.sent(m.Stop))
     assert stops == (Counter(range(3)) if any(returncodes) else Counter())
     job.all_gone()
