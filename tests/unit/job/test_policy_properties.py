@@ -210,7 +210,7 @@ def test_a_job_of_131072_workers_starts_fails_and_restarts(make_job):
         job.say(node, m.Started(attempt=0, pids={rank: rank for rank in range(first, first + per_node)}))
     assert (job.phase, job.policy.up) == ("running", nodes * per_node)
     job.actions.clear()
-    assert len(job.sent(m.Stop, job.exited(77_777, 1, tail=job.RAISED))) == nodes
+    assert len(job.sent(m.Stop, job.exited(77_777, 1))) == nodes
     for rank in job.ranks:
         if rank != 77_777:
             job.exited(rank, -15, told=True)
