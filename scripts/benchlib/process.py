@@ -18,6 +18,10 @@ class BenchError(Exception):
     """A command did not do what is measured: its figure would mean nothing."""
 
 
+class HangError(BenchError):
+    """A command did not end in the time given."""
+
+
 def now_ns() -> int:
     return time.monotonic_ns()
 
@@ -124,7 +128,7 @@ class Command:
             self.ended_ns = now_ns()
             os.close(pidfd)
             if not ended:
-                raise BenchError(f"still running after {within_s} s\n{self.errors()[-1500:]}")
+                raise HangError(f"still running after {within_s} s\n{self.errors()[-1500:]}")
         else:
             self.ended_ns = now_ns()
         code = self.process.wait()
