@@ -82,7 +82,9 @@ class Screen:
     def rendered(self) -> list[str]:
         """Draw what has come: text, carriage returns, newlines, erasing and colours are all that may be there."""
         lines, column = [""], 0
-        for token in re.findall(r"\x1b\[[0-9;:?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+|\x1b", self.seen.decode(errors="replace")):
+        for token in re.findall(
+            r"\x1b\[[0-9;:?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+|\x1b", self.seen.decode(errors="replace")
+        ):
             if token == "\r":
                 column = 0
             elif token == "\n":
@@ -299,7 +301,11 @@ ENDS = {
 def test_the_terminals_modes_are_restored_after(distlaunch, screen, on_screen, end):
     source, number, code = ENDS[end]
     # The worker leaves its own terminal in a bad state, as a crashed full-screen program would.
-    raw = "import tty\ntty.setraw(0)\nprint('ready', flush=True)\nsys.stdin.readline()\n" if number is None else "print('ready', flush=True)\n"
+    raw = (
+        "import tty\ntty.setraw(0)\nprint('ready', flush=True)\nsys.stdin.readline()\n"
+        if number is None
+        else "print('ready', flush=True)\n"
+    )
     running = on_screen("--num-procs", "1", script(distlaunch, raw + source))
     screen.wait_text("ready")
     assert screen.modes() != screen.modes_before, "the terminal passes keys on unread meanwhile"
@@ -342,7 +348,9 @@ print("went on", flush=True)
 
 
 def test_control_z_again_and_again(distlaunch, screen, shell):
-    job = shell("--num-procs", "1", script(distlaunch, "print('ready', flush=True)\nprint('read', sys.stdin.readline())\n"))
+    job = shell(
+        "--num-procs", "1", script(distlaunch, "print('ready', flush=True)\nprint('read', sys.stdin.readline())\n")
+    )
     screen.wait_text("ready")
     for _ in range(3):
         wait_until(lambda: screen.modes() != screen.modes_before, "the terminal is the worker's")
@@ -359,7 +367,9 @@ def test_control_z_again_and_again(distlaunch, screen, shell):
 
 
 def test_a_failing_worker_on_a_terminal_is_explained_below_its_output(distlaunch, screen, on_screen):
-    running = on_screen("--num-procs", "1", script(distlaunch, "def inner():\n    raise ValueError('seven is odd')\ninner()\n"))
+    running = on_screen(
+        "--num-procs", "1", script(distlaunch, "def inner():\n    raise ValueError('seven is odd')\ninner()\n")
+    )
     result = screen.read_until_end(running)
     assert result.returncode == 1
     report = (result.run_dir / "report.txt").read_text().rstrip().splitlines()
@@ -407,8 +417,9 @@ def test_escape_sequences_cannot_touch_the_terminal_and_are_filed(distlaunch, sc
     running = on_screen("--num-procs", "2", script(distlaunch, f"os.write(1, {hostile!r})"))
     result = screen.read_until_end(running)
     screen.rendered()  # fails on all but colours and erase-in-line
-    for harmful in (b"\x1b]", b"\x1b[2J", b"\x1bc", b"\x1b[5;5H", b"\x1b[?1049h", b"\x9b", b"\x07"):
-        assert harmful not in screen.seen
+    text = screen.seen.decode()  # UTF-8 throughout, so that no byte of it is an 8-bit control
+    for harmful in ("\x1b]", "\x1b[2J", "\x1bc", "\x1b[5;5H", "\x1b[?1049h", "\x9b", "\x07"):
+        assert harmful not in text
     assert b"\x1b[31mred" in screen.seen
     assert (result.run_dir / "attempt-0" / "rank-1.log").read_bytes() == hostile
 
