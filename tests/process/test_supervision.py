@@ -36,7 +36,9 @@ def test_a_worker_ended_by_signal_n_gives_128_plus_n(job, distlaunch, name):
 
 
 def test_a_worker_that_fails_while_another_has_long_ended_well_fails_the_job(job):
-    running = job.start("--no-python", "/bin/sh", "-c", 'if [ "$RANK" = 1 ]; then until [ -e go ]; do sleep 0.01; done; exit 5; fi')
+    running = job.start(
+        "--no-python", "/bin/sh", "-c", 'if [ "$RANK" = 1 ]; then until [ -e go ]; do sleep 0.01; done; exit 5; fi'
+    )
     running.wait_event("worker_exited")
     job.put_sign("go")
     result = running.wait()
@@ -45,7 +47,9 @@ def test_a_worker_that_fails_while_another_has_long_ended_well_fails_the_job(job
 
 
 def test_siblings_that_ignore_term_are_killed_after_the_failure_grace(job, distlaunch):
-    result = job.run("ends.py", "--ignore", "--rank", "1", "3", procs=3, options=["--failure-grace", "0.3", "--grace", "50"])
+    result = job.run(
+        "ends.py", "--ignore", "--rank", "1", "3", procs=3, options=["--failure-grace", "0.3", "--grace", "50"]
+    )
     assert result.returncode == 3, result.stderr
     assert exits(result) == {0: -signal.SIGKILL, 1: 3, 2: -signal.SIGKILL}
     told = {event["rank"]: event["told_to_stop"] for event in result.of_type("worker_exited")}
@@ -114,7 +118,12 @@ def test_a_program_that_cannot_be_run_is_said_and_ends_the_job(job, tmp_path):
 
 
 def test_workers_that_kill_their_own_process_group_harm_nobody_else(job):
-    running = job.start("--no-python", "/bin/sh", "-c", 'if [ "$RANK" = 1 ]; then until [ -e go ]; do sleep 0.01; done; kill -KILL 0; fi')
+    running = job.start(
+        "--no-python",
+        "/bin/sh",
+        "-c",
+        'if [ "$RANK" = 1 ]; then until [ -e go ]; do sleep 0.01; done; kill -KILL 0; fi',
+    )
     running.wait_event("worker_exited")
     job.put_sign("go")
     result = running.wait()

@@ -1,6 +1,7 @@
 """Leave something behind that does not want to end: ``leaves.py KIND END``; ``left-<rank>`` has the pid.
 
-KIND: see below. END: an exit code, ``wait`` (to be stopped), or ``check``: exit 0 if that still runs at the sign ``look``. ``ready-<rank>`` is put up before.
+KIND: see below. END: an exit code, ``wait`` (to be stopped), or ``check``: exit 0 if that still runs at the sign ``look``,
+or ``once``: 3 in attempt 0 when all are ready, later wait with ``ready-<rank>-<attempt>`` put up and nothing left. ``ready-<rank>`` is put up before.
 ``--ranks``: who leaves something and ends; the others wait, with ``check`` until the sign ``go``.
 """
 
@@ -135,6 +136,13 @@ if __name__ == "__main__":
     options = parser.parse_args()
     rank = os.environ["RANK"]
     survivor.hold()
+    if options.end == "once" and (attempt := os.environ["DISTLAUNCH_ATTEMPT"]) != "0":
+        for other in range(int(os.environ["WORLD_SIZE"])):
+            with open(f"left-{other}") as file:
+                if os.path.exists(f"/proc/{file.read()}"):
+                    sign("overlap")
+        sign(f"ready-{rank}-{attempt}", str(os.getpid()))
+        linger()
     if rank not in options.ranks.split(","):
         sign(f"ready-{rank}", str(os.getpid()))
         if options.end == "check":
@@ -150,4 +158,8 @@ if __name__ == "__main__":
         await_sign("look")
         with open(f"left-{rank}") as file, open(f"/proc/{file.read()}/stat") as stat:
             os._exit(stat.read().rpartition(")")[2].split()[0] in "ZX")
+    if options.end == "once":
+        for other in range(int(os.environ["WORLD_SIZE"])):
+            await_sign(f"ready-{other}")
+        os._exit(3)
     os._exit(int(options.end))

@@ -1,0 +1,246 @@
+"""Restarts: how often, when not, and that of an old attempt nothing is left when the next begins."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+
+import pytest
+
+AGAIN = ("--min-uptime", "0")
+"""Any uptime is progress: nothing counts as a failure that would repeat."""
+
+
+def exits(result, attempt: int) -> dict[int, int]:
+    return {e["rank"]: e["returncode"] for e in result.of_type("worker_exited") if e["attempt"] == attempt}
+
+
+def attempts(result) -> list[int]:
+    return [event["attempt"] for event in result.of_type("attempt_started")]
+
+
+def told(job, attempt: int, rank: int) -> dict:
+    return json.loads(job.sign(f"attempt-{attempt}-rank-{rank}"))
+
+
+def test_a_restart_that_goes_well_gives_0(job, distlaunch):
+    result = job.run("ends.py", "--rank", "1", "3", "ok", options=["--max-restarts", "1"])
+    assert result.returncode == 0, result.stderr
+    assert attempts(result) == [0, 1]
+    assert exits(result, 0) == {0: -signal.SIGTERM, 1: 3}
+    assert exits(result, 1) == {0: 0, 1: 0}
+    assert "restart 1 of 1" in result.stderr
+    assert "rank 1" in result.stderr
+    distlaunch.assert_no_survivors()
+
+
+@pytest.mark.parametrize("restarts", [0, 1, 3])
+def test_a_job_that_always_fails_is_restarted_so_often_and_ends_with_the_last_code(job, distlaunch, restarts):
+    result = job.run("ends.py", "3", "4", "5", "6", "7", options=["--max-restarts", str(restarts), *AGAIN])
+    assert result.returncode == 3 + restarts, result.stderr
+    assert attempts(result) == list(range(restarts + 1))
+    assert ("used up" in result.stderr) is (restarts > 0)
+    distlaunch.assert_no_survivors()
+
+
+def test_workers_are_told_which_attempt_this_is(job):
+    job.run("ends.py", "3", "3", "ok", options=["--max-restarts", "5", *AGAIN])
+    for attempt in range(3):
+        for rank in (0, 1):
+            env = told(job, attempt, rank)["env"]
+            assert env["TORCHELASTIC_RESTART_COUNT"] == str(attempt)
+            assert env["DISTLAUNCH_ATTEMPT"] == str(attempt)
+            assert env["TORCHELASTIC_MAX_RESTARTS"] == "5"
+            assert env["RANK"] == str(rank)
+            assert env["TORCHELASTIC_RUN_ID"] == told(job, 0, 0)["env"]["TORCHELASTIC_RUN_ID"]
+
+
+def test_every_attempt_has_a_port_of_its_own_which_all_ranks_share_and_which_is_free_afterwards(job):
+    result = job.run("ends.py", "3", "3", "ok", options=["--max-restarts", "2", *AGAIN])
+    assert result.returncode == 0
+    ports = [int(told(job, attempt, 0)["env"]["MASTER_PORT"]) for attempt in range(3)]
+    assert ports == [int(told(job, attempt, 1)["env"]["MASTER_PORT"]) for attempt in range(3)]
+    assert ports == [event["master_port"] for event in result.of_type("attempt_started")]
+    assert len({*ports}) == 3
+    for port in ports:
+        with socket.socket(socket.AF_INET6) as free:
+            free.bind(("::", port))
+
+
+def test_a_port_that_the_user_chose_stays_in_all_attempts(job):
+    with socket.socket(socket.AF_INET6) as chooser:
+        chooser.bind(("::", 0))
+        port = chooser.getsockname()[1]
+    result = job.run("ends.py", "3", "ok", options=["--max-restarts", "1", "--master-port", str(port), *AGAIN])
+    assert result.returncode == 0, result.stderr
+    assert [told(job, attempt, 1)["env"]["MASTER_PORT"] for attempt in (0, 1)] == [str(port)] * 2
+
+
+def test_logs_and_plans_of_all_attempts_are_kept(job):
+    result = job.run("ends.py", "3", "3", "ok", options=["--max-restarts", "2", *AGAIN])
+    for attempt in range(3):
+        plan = json.loads((result.run_dir / f"plan-{attempt}.json").read_text())
+        assert plan["attempt"] == attempt
+        for rank in (0, 1):
+            log = (result.run_dir / f"attempt-{attempt}" / f"rank-{rank}.log").read_text()
+            assert log.startswith(f"attempt {attempt} rank {rank}\n")
+
+
+def test_a_restart_waits_until_old_workers_that_ignore_term_have_been_killed(job, distlaunch):
+    options = ["--max-restarts", "1", "--failure-grace", "0.5", *AGAIN]
+    result = job.run("ends.py", "--ignore", "--rank", "1", "3", "ok", procs=3, options=options)
+    assert result.returncode == 0, result.stderr
+    assert exits(result, 0) == {0: -signal.SIGKILL, 1: 3, 2: -signal.SIGKILL}
+    assert [told(job, 1, rank)["older"] for rank in range(3)] == [[], [], []]
+    distlaunch.assert_no_survivors()
+
+
+@pytest.mark.parametrize("kind", ["clean_daemon", "bomb", "hopping", "stopped"])
+def test_a_restart_waits_until_what_old_workers_left_behind_is_gone(job, distlaunch, kind):
+    running = job.start("leaves.py", "--ranks", "0,1", kind, "once", options=["--max-restarts", "1", *AGAIN])
+    job.await_signs(running, "ready-0-1", "ready-1-1")
+    workers = [int(job.sign(f"ready-{rank}-1")) for rank in (0, 1)]
+    assert not job.has_sign("overlap")
+    assert sorted(distlaunch.holding()) == sorted(workers)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait().returncode == 143
+    distlaunch.assert_no_survivors()
+
+
+# --- failures that would repeat
+
+
+@pytest.mark.parametrize(("how", "code", "said"), [("import", 1, "import error"), ("usage", 2, "usage error")])
+def test_a_failure_that_would_repeat_is_not_retried_and_this_is_said(job, how, code, said):
+    result = job.run("ends.py", how, "ok", options=["--max-restarts", "3"])
+    assert result.returncode == code
+    assert attempts(result) == [0]
+    assert f"not restarted: a{'n' if said[0] in 'aeio' else ''} {said} would repeat" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("def (", "syntax error"), ("import module_that_nobody_has", "import error")]
+)
+def test_a_script_that_cannot_even_begin_is_not_retried(job, tmp_path, text, said):
+    script = tmp_path / "script.py"
+    script.write_text(text + "\n")
+    result = job.run(script, options=["--max-restarts", "3"])
+    assert result.returncode == 1
+    assert attempts(result) == [0]
+    assert f"{said} would repeat" in result.stderr
+    assert result.stderr.count("not restarted") == 1
+
+
+def test_a_module_that_does_not_exist_is_not_retried(job):
+    result = job.run("-m", "module_that_nobody_has", options=["--max-restarts", "3"])
+    assert result.returncode == 1
+    assert attempts(result) == [0]
+    assert "not restarted" in result.stderr
+
+
+@pytest.mark.parametrize("how", ["import", "usage"])
+def test_with_a_minimal_uptime_of_0_even_such_a_failure_is_retried(job, how):
+    result = job.run("ends.py", how, "ok", options=["--max-restarts", "3", *AGAIN])
+    assert result.returncode == 0
+    assert attempts(result) == [0, 1]
+
+
+def test_without_restarts_asked_for_nothing_is_said_about_restarts(job):
+    result = job.run("ends.py", "import")
+    assert result.returncode == 1
+    assert "not restarted" not in result.stderr
+    assert "used up" not in result.stderr
+
+
+# --- the same failure twice
+
+
+def test_the_same_exception_from_the_same_line_twice_ends_the_job(job):
+    result = job.run("ends.py", "raise-a", options=["--max-restarts", "5"])
+    assert result.returncode == 1
+    assert attempts(result) == [0, 1]
+    assert "not restarted: the same failure twice without progress" in result.stderr
+
+
+def test_the_same_exception_from_another_line_is_another_failure(job):
+    result = job.run("ends.py", "raise-a", "raise-b", "raise-a", "ok", options=["--max-restarts", "5"])
+    assert result.returncode == 0, result.stderr
+    assert attempts(result) == [0, 1, 2, 3]
+
+
+def test_with_progress_the_same_failure_is_retried(job):
+    result = job.run("ends.py", "raise-a", options=["--max-restarts", "3", *AGAIN])
+    assert result.returncode == 1
+    assert attempts(result) == [0, 1, 2, 3]
+    assert "all 3 restarts are used up" in result.stderr
+
+
+def test_progress_is_an_uptime_of_at_least_the_minimum(job):
+    running = job.start(
+        *("--no-python", "/bin/sh", "-c", 'sleep 0.6; exit "$((3 + DISTLAUNCH_ATTEMPT))"'),
+        options=["--max-restarts", "2", "--min-uptime", "0.5"],
+    )
+    result = running.wait()
+    assert attempts(result) == [0, 1, 2]
+    assert result.returncode == 5
+
+
+# --- how often within what time
+
+
+def test_only_restarts_within_the_window_count(job):
+    """Each attempt lasts longer than the window, so each restart is the first in its window."""
+    options = ["--max-restarts", "1", "--restart-window", "0.2", *AGAIN]
+    words = ["--no-python", "/bin/sh", "-c", 'sleep 0.3; [ "$DISTLAUNCH_ATTEMPT" = 3 ] || exit 3']
+    result = job.run(*words, options=options)
+    assert result.returncode == 0, result.stderr
+    assert attempts(result) == [0, 1, 2, 3]
+
+
+def test_restarts_are_used_up_within_a_window_that_holds_them_all(job):
+    options = ["--max-restarts", "2", "--restart-window", "600", *AGAIN]
+    result = job.run("ends.py", "3", options=options)
+    assert result.returncode == 3
+    assert attempts(result) == [0, 1, 2]
+    assert "all 2 restarts are used up within 600 s" in result.stderr
+
+
+# --- told to stop
+
+
+def test_a_job_that_is_told_to_stop_is_not_restarted(job):
+    running = job.start("waits.py", options=["--max-restarts", "3", *AGAIN])
+    job.await_ready(running)
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    assert attempts(result) == [0]
+
+
+def test_a_signal_while_a_failed_attempt_is_being_stopped_prevents_the_restart(job):
+    options = ["--max-restarts", "3", "--failure-grace", "100", *AGAIN]
+    running = job.start("ends.py", "--ignore", "--rank", "1", "3", options=options)
+    running.wait_event("worker_exited")
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    assert attempts(result) == [0]
+
+
+def test_a_second_attempt_can_be_told_to_stop_as_well(job, distlaunch):
+    running = job.start("ends.py", "--rank", "1", "3", "consequence", options=["--max-restarts", "1", *AGAIN])
+    job.await_signs(running, "attempt-1-rank-0")
+    running.wait_event("worker_exited", count=3)
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    distlaunch.assert_no_survivors()
+
+
+def test_a_launcher_that_is_killed_in_its_second_attempt_leaves_nothing(job, distlaunch):
+    running = job.start("leaves.py", "--ranks", "0,1", "daemon", "once", options=["--max-restarts", "1", *AGAIN])
+    job.await_signs(running, "ready-0-1", "ready-1-1")
+    running.process.kill()
+    running.process.wait()
+    distlaunch.assert_no_survivors()

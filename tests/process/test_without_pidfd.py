@@ -1,0 +1,43 @@
+"""Supervision where the kernel refuses pidfds: the same tests again, under a seccomp filter that all launchers inherit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+FILTER = HERE.parent / "programs" / "without_pidfd.py"
+
+
+def under_the_filter(*words: str | os.PathLike[str], **kwargs) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, FILTER, sys.executable, *words]
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **kwargs
+    )
+
+
+def test_the_filter_does_refuse_them():
+    ask = "import os, signal\nfor call in (lambda: os.pidfd_open(os.getpid()), lambda: signal.pidfd_send_signal(0, 0)):\n try: call()\n except OSError as exc: print(exc.errno)"
+    assert under_the_filter("-c", ask, timeout=30).stdout == "38\n38\n"
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("module", "chosen"),
+    [
+        ("test_supervision.py", "failure_grace or killed or 0_give_0 or stopped"),
+        ("test_signals.py", "second or grace or data_loader or usr1 or continued or whole_group"),
+        ("test_nothing_left.py", "not random and (kill_9 or went_well or once or lives_on)"),
+        ("test_restarts.py", "waits_until or goes_well"),
+    ],
+)
+def test_the_tests_pass_where_pidfds_are_refused(module, chosen, tmp_path):
+    done = under_the_filter(
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", tmp_path / "inner", "-k", chosen, HERE / module),
+        cwd=HERE.parents[1], timeout=230,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-8000:]
