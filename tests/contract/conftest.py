@@ -1,0 +1,140 @@
+"""Transports with a real agent, a real spawner and real workers behind them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import select
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from distlaunch.core.agent.spawner import start_spawner
+from distlaunch.core.wire import messages as m
+from distlaunch.job.transport.local import LocalTransport
+
+_SET_CHILD_SUBREAPER = 36
+
+
+class Taken:
+    """Keeps what workers write, by rank and stream; called by the output thread."""
+
+    def __init__(self) -> None:
+        self.written: dict[tuple[int, int], bytes] = {}
+        self.ended: list[int] = []
+
+    def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        self.written[rank, stream] = self.written.get((rank, stream), b"") + data
+
+    def rank_ended(self, rank: int, now: float) -> None:
+        self.ended.append(rank)
+
+    def tick(self, now: float) -> float | None:
+        return None
+
+    def has_room(self) -> bool:
+        return True
+
+    def on_room(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+
+def open_local(taken: Taken) -> LocalTransport:
+    return LocalTransport(
+        job_id="contract",
+        cookie=os.urandom(8).hex(),
+        nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        spawner=start_spawner(orphan_grace_s=1.0),
+        taker=taken,
+        clock=time.monotonic,
+    )
+
+
+TRANSPORTS = {"local": open_local}
+
+
+class Coordinator:
+    """The coordinator's side: waits as the runner does, by poll on ``descriptors`` until ``deadline``, and no other way."""
+
+    def __init__(self, open_transport) -> None:
+        self.taken = Taken()
+        self.transport = open_transport(self.taken)
+        self.heard: list[m.FromAgent] = []
+        self._closed = False
+        self.transport.start()
+
+    def send(self, message: m.ToAgent) -> None:
+        self.transport.send(0, message)
+
+    def start(self, *scripts: str, attempt: int = 0, env=None, specs=None, **changed) -> None:
+        """Start one Python worker for each script."""
+        workers = tuple(
+            m.WorkerSpec(
+                rank=rank,
+                local_rank=rank,
+                argv=(sys.executable, "-I", "-S", "-c", script),
+                env={"RANK": str(rank)},
+                cpus=None,
+                error_file=None,
+            )
+            for rank, script in enumerate(scripts)
+        )
+        values = {
+            "attempt": attempt, "argv": ("unused",), "env": {"PATH": os.defpath, **(env or {})}, "cwd": "/",
+            "workers": specs or workers, "uses_gpus": False, "signal_group": False, "terminal": False, "rows": 0,
+            "columns": 0, "stdin_rank": None,
+        }  # fmt: skip
+        self.send(m.Start(**{**values, **changed}))
+
+    def wait(self, condition: Callable[[], object], *, within_s: float = 20.0) -> None:
+        """Receive until something is so."""
+        end = time.monotonic() + within_s
+        while True:
+            for node, message in self.transport.receive():
+                assert node == 0
+                self.heard.append(message)
+            if condition():
+                return
+            assert time.monotonic() < end, f"waited in vain; heard {self.heard}"
+            poll = select.poll()
+            for descriptor, events in self.transport.descriptors().items():
+                poll.register(descriptor, events)
+            deadline = self.transport.deadline()
+            until = end if deadline is None else min(deadline, end)
+            poll.poll(max(0.0, until - time.monotonic()) * 1000 + 1)
+
+    def of(self, kind: type) -> list:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    def until(self, kind: type, count: int = 1) -> list:
+        self.wait(lambda: len(self.of(kind)) >= count)
+        return self.of(kind)
+
+    def prepare(self, *, port: int | None = 0, attempt: int = 0) -> m.Prepared:
+        before = len(self.of(m.Prepared))
+        self.send(m.Prepare(attempt=attempt, port=port))
+        return self.until(m.Prepared, before + 1)[-1]
+
+    def until_written(self, rank: int, text: bytes, stream: int = 1) -> None:
+        """Wait for a worker's words; they come to the output thread, which wakes nobody here."""
+        end = time.monotonic() + 20
+        while text not in self.taken.written.get((rank, stream), b""):
+            assert time.monotonic() < end, self.taken.written
+            self.heard.extend(message for _, message in self.transport.receive())
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.transport.close()
+
+
+@pytest.fixture(params=TRANSPORTS)
+def coordinator(request, clean_env):
+    opened = Coordinator(TRANSPORTS[request.param])
+    yield opened
+    opened.close()
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)  # other tests' orphans are not for us

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import pytest
+
+from distlaunch.job.sink import STDERR, STDOUT, Sink, StatusView
+from distlaunch.ui.console import open_console
+from distlaunch.ui.console.writer import HIGH_WATER
+from distlaunch.ui.handover import Passthrough
+
+VIEW = StatusView(
+    phase="running", workers_up=1, workers_total=1, attempt=0, max_restarts=0, started_s=0.0, log_dir="/tmp/x"
+)
+
+
+def plain(*, quiet: bool) -> Sink:
+    return open_console(world_size=2, environ={}, format="plain", quiet=quiet)
+
+
+def jsonl(*, quiet: bool) -> Sink:
+    return open_console(world_size=2, environ={}, format="jsonl", quiet=quiet)
+
+
+def rich_in_a_pipe(*, quiet: bool) -> Sink:
+    return open_console(world_size=2, environ={}, format="rich", quiet=quiet)
+
+
+SINKS = {each.__name__: each for each in (plain, jsonl, rich_in_a_pipe)} | {"passthrough": Passthrough}
+
+
+class Place:
+    """Descriptors 1 and 2 of this process, led into one pipe by ``open``; the sink writes there."""
+
+    def __init__(self, open_sink) -> None:
+        self.kind = open_sink
+        self._saved: list[int] = []
+        self.reader = -1
+        self._thread: threading.Thread | None = None
+        self._read = bytearray()
+
+    def open(self, *, quiet: bool = False) -> Sink:
+        self._saved = [os.dup(fd) for fd in (1, 2)]
+        self.reader, writer = os.pipe()
+        for fd in (1, 2):
+            os.dup2(writer, fd)
+        os.close(writer)
+        self._sink = self.kind(quiet=quiet)
+        return self._sink
+
+    def read(self) -> None:
+        """Read all that comes, from now on."""
+        self._thread = threading.Thread(target=self._read_on)
+        self._thread.start()
+
+    def _read_on(self) -> None:
+        while chunk := os.read(self.reader, 1 << 16):
+            self._read += chunk
+
+    def break_off(self) -> None:
+        os.close(self.reader)
+        self.reader = -1
+
+    def seen(self) -> bytes:
+        """Close the sinks and give everything that was shown."""
+        if self._thread is None:
+            self.read()
+        assert self._sink.close(timeout_s=None) == 0
+        self.restore()
+        return bytes(self._read)
+
+    def restore(self) -> None:
+        for fd, saved in zip((1, 2), self._saved, strict=bool(self._saved)):
+            os.dup2(saved, fd)
+            os.close(saved)
+        self._saved = []
+        if self._thread is not None:
+            self._thread.join(20)
+        if self.reader >= 0:
+            os.close(self.reader)
+            self.reader = -1
+
+
+@pytest.fixture(params=SINKS)
+def place(request):
+    made = Place(SINKS[request.param])
+    yield made
+    made.restore()
+
+
+def texts(seen: bytes) -> list[str]:
+    """Give what was shown, line by line, without prefixes; also out of jsonl."""
+    lines = []
+    for line in seen.replace(b"\r", b"").decode().splitlines():
+        record = json.loads(line) if line.startswith("{") else None
+        lines.append(record.get("text", line) if record else line.rpartition("] ")[2])
+    return lines
+
+
+def test_every_line_of_both_streams_is_shown_once_and_in_its_ranks_order(place):
+    sink = place.open()
+    for number in range(50):
+        sink.output(0, STDOUT, f"out {number}\n".encode(), float(number))
+        sink.output(0, STDERR, f"err {number}\n".encode(), float(number))
+        sink.tick(float(number))
+    shown = texts(place.seen())
+    assert [line for line in shown if line.startswith("out")] == [f"out {number}" for number in range(50)]
+    assert [line for line in shown if line.startswith("err")] == [f"err {number}" for number in range(50)]
+
+
+def test_a_line_may_come_in_pieces(place):
+    sink = place.open()
+    for piece in (b"one ", b"line", b"\nand ano", b"ther\n"):
+        sink.output(0, STDOUT, piece, 0.0)
+    assert [line for line in texts(place.seen()) if line] == ["one line", "and another"]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_last_line_without_its_newline_is_shown(place, ended):
+    sink = place.open()
+    sink.output(0, STDOUT, b"no newline", 0.0)
+    if ended:
+        sink.rank_ended(0, 1.0)
+    assert "no newline" in texts(place.seen())
+
+
+def test_a_partial_line_is_shown_when_tick_said_so(place):
+    sink = place.open()
+    sink.output(0, STDOUT, b"password: ", 100.0)
+    due = sink.tick(100.0)
+    assert due is None or 100.0 < due <= 101.0
+    if due is not None:
+        assert sink.tick(due) is None
+    assert any("password: " in line for line in texts(place.seen()))
+
+
+def test_when_nothing_is_held_no_tick_is_due(place):
+    sink = place.open()
+    assert sink.tick(5.0) is None
+    place.seen()
+
+
+@pytest.mark.parametrize("level", ["info", "warning", "error"])
+def test_our_own_lines_are_shown(place, level):
+    place.open().say("first line\nsecond line", level=level)
+    seen = place.seen().decode()
+    assert "first line" in seen
+    assert "second line" in seen
+
+
+def test_our_own_lines_do_not_break_a_workers_line(place):
+    sink = place.open()
+    sink.output(0, STDOUT, b"whole line\n", 0.0)
+    sink.say("ours")
+    sink.output(0, STDOUT, b"next line\n", 0.0)
+    shown = texts(place.seen())
+    assert {"whole line", "next line"} <= set(shown)
+    assert sum("ours" in line for line in shown) == 1
+
+
+def test_quiet_hides_information_and_nothing_else(place):
+    sink = place.open(quiet=True)
+    for level in ("info", "warning", "error"):
+        sink.say(f"this is {level}", level=level)
+    sink.output(0, STDOUT, b"from a worker\n", 0.0)
+    seen = place.seen().decode()
+    assert "this is info" not in seen
+    assert all(words in seen for words in ("this is warning", "this is error", "from a worker"))
+
+
+def test_words_that_are_no_unicode_are_shown_somehow(place):
+    place.open().say("caf\udce9 \ud800")
+    assert b"caf" in place.seen()
+
+
+def test_bytes_that_are_no_utf8_are_shown_somehow(place):
+    place.open().output(0, STDOUT, b"a\xff\x00b\n", 0.0)
+    assert place.seen()
+
+
+def test_events_and_status_never_disturb_the_workers_lines(place):
+    sink = place.open()
+    sink.event({"time": 1.0, "type": "attempt_started", "attempt": 0})
+    sink.status(VIEW)
+    sink.suspend()
+    sink.resume()
+    sink.output(0, STDOUT, b"line\n", 0.0)
+    seen = place.seen()
+    assert texts(seen)[-1] == "line"
+    assert (b"attempt_started" in seen) == (place.kind is jsonl)
+
+
+def test_closing_twice_is_closing_once(place):
+    sink = place.open()
+    sink.say("said once")
+    place.read()
+    assert [sink.close(timeout_s=None), sink.close(timeout_s=0.1)] == [0, 0]
+    assert place.seen().count(b"said once") == 1
+
+
+def fill(sink: Sink) -> int:
+    """Write lines until there is no room; give how many."""
+    line = b"x" * 999 + b"\n"
+    block = line * 100
+    for number in range(1, 20 * HIGH_WATER // len(block)):
+        sink.output(0, STDOUT, block, float(number))
+        sink.tick(float(number))
+        if not sink.has_room():
+            return number * 100
+    pytest.fail("it takes for ever more")
+
+
+def test_a_slow_pipe_leaves_no_room_and_loses_nothing(place):
+    sink = place.open()
+    room = threading.Event()
+    sink.on_room(room.set)
+    assert sink.has_room()
+    lines = fill(sink)
+    room.clear()
+    place.read()
+    assert room.wait(20), "nobody was woken"
+    assert sink.has_room()
+    assert place.seen().count(b"x" * 999) == lines
+
+
+def test_a_pipe_that_nobody_reads_is_given_up_in_time_and_counted(place):
+    sink = place.open()
+    fill(sink)
+    assert sink.close(timeout_s=0.05) > 0
+    place.read()  # else the writer's thread stays in its last write
+
+
+def test_a_closed_pipe_is_no_error_and_takes_no_room(place):
+    sink = place.open()
+    place.break_off()
+    for number in range(100):
+        sink.output(0, STDOUT, b"x" * 100_000 + b"\n", float(number))
+        sink.say("into the void", level="error")
+    assert sink.close(timeout_s=5) > 0
+    assert sink.has_room()
