@@ -1,0 +1,192 @@
+"""``plan`` and ``--dry-run``: the same facts give the same plan; nobody is contacted, nothing is written, nothing told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SECRET = "hunter2-very-secret"
+
+
+def script(distlaunch, source: str = "") -> str:
+    (distlaunch.work / "train.py").write_text(source)
+    return "train.py"
+
+
+def plan(distlaunch, *words: str, env=None) -> dict:
+    result = distlaunch.run(["plan", "--format", "json", *words], env=env)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return json.loads(result.stdout)
+
+
+def files_below(path: Path) -> list[str]:
+    # What the test harness itself writes (the launcher's streams) is not counted.
+    return sorted(str(entry) for entry in path.rglob("*") if not entry.name.startswith(("stdout-", "stderr-")))
+
+
+def test_the_same_facts_give_the_same_plan(distlaunch):
+    words = ["--num-procs", "4", "--bind", "cores", "--job-id", "j", "-x", "B=1", "-x", "A=2", script(distlaunch), "x"]
+    texts = {distlaunch.run(["plan", "--format", "json", *words]).stdout for _ in range(3)}
+    assert len(texts) == 1
+
+
+def test_only_the_job_id_differs_where_none_is_given(distlaunch):
+    one, other = (plan(distlaunch, "--num-procs", "2", script(distlaunch)) for _ in range(2))
+    assert one["job_id"] != other["job_id"]
+    renamed = json.loads(json.dumps(other).replace(other["job_id"], one["job_id"]))
+    assert renamed == one
+
+
+def test_hash_seeds_and_the_order_of_the_environment_do_not_matter(distlaunch):
+    words = ["--num-procs", "3", "--job-id", "j", script(distlaunch)]
+    several = [{"A": "1", "B": "2", "PYTHONHASHSEED": "1"}, {"B": "2", "A": "1", "PYTHONHASHSEED": "1234"}]
+    one, other = (distlaunch.run(["plan", "--format", "json", *words], env=env).stdout for env in several)
+    assert one == other
+
+
+def test_what_is_settled_at_the_start_is_null(distlaunch):
+    record = plan(distlaunch, "--num-procs", "2", script(distlaunch), "--epochs", "3")
+    assert record["master_port"] is None
+    assert record["master_addr"] == "127.0.0.1"
+    assert record["world_size"] == 2
+    assert [worker["rank"] for worker in record["workers"]] == [0, 1]
+    for worker in record["workers"]:
+        assert "MASTER_PORT" not in worker["env"]
+        assert worker["argv"][1:] == ["train.py", "--epochs", "3"]
+    assert record["run_dir"] == str(distlaunch.jobs / record["job_id"])
+
+
+def test_an_explicit_port_is_in_the_plan_though_it_is_taken(distlaunch):
+    """A plan contacts nobody, so it cannot know; the job itself refuses."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert (
+            plan(distlaunch, "--num-procs", "1", "--master-port", str(port), script(distlaunch))["master_port"] == port
+        )
+
+
+@pytest.mark.parametrize("words", [["plan"], ["plan", "--format", "json"], ["train", "--dry-run"], ["train", "--dry-run", "--format", "jsonl"]])  # fmt: skip
+def test_nothing_is_written_and_nothing_started(distlaunch, words):
+    name = script(distlaunch, "open('started', 'w')")
+    before = files_below(distlaunch.tmp_path)
+    result = distlaunch.run([*words, "--num-procs", "2", "--log-dir", "logs", name])
+    assert result.returncode == 0
+    assert files_below(distlaunch.tmp_path) == before
+
+
+def test_a_plan_opens_no_socket_and_starts_no_process(distlaunch):
+    strace = shutil.which("strace")
+    trace = distlaunch.tmp_path / "trace"
+    command = [sys.executable, "-m", "distlaunch", "plan", "--format", "json", "--num-procs", "2", script(distlaunch)]
+    if strace is None:  # an audit hook sees what Python itself does: the next best
+        hook = (
+            "import sys, runpy\n"
+            "def refuse(event, args):\n"
+            "    if event in ('socket.connect', 'socket.bind', 'socket.sendto', 'socket.getaddrinfo', 'os.fork',\n"
+            "                 'os.posix_spawn', 'subprocess.Popen', 'os.mkdir', 'os.rename', 'os.remove'):\n"
+            "        raise SystemExit(f'{event} {args}')\n"
+            "    if event == 'open' and isinstance(args[1], str) and set(args[1]) & set('wax+'):\n"
+            "        raise SystemExit(f'{event} {args}')\n"
+            "sys.addaudithook(refuse)\n"
+            "sys.argv = sys.argv[1:]\n"
+            "runpy.run_module('distlaunch', run_name='__main__', alter_sys=False)\n"
+        )
+        command = [sys.executable, "-B", "-c", hook, *command[2:]]
+        command.remove("-m")
+    else:
+        command = [
+            strace,
+            "-f",
+            "-e",
+            "trace=connect,bind,sendto,fork,vfork,clone,clone3,execve",
+            "-o",
+            str(trace),
+            *command,
+        ]
+    done = subprocess.run(
+        command, env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["world_size"] == 2
+    if strace is not None:
+        calls = [line for line in trace.read_text().splitlines() if "(" in line and "execve" not in line]
+        assert calls == []
+
+
+def test_a_dry_run_prints_the_plan_of_the_job(distlaunch):
+    words = ["--num-procs", "2", "--job-id", "j", script(distlaunch)]
+    dry = distlaunch.run(["train", "--dry-run", "--format", "jsonl", *words])
+    assert json.loads(dry.stdout) == plan(distlaunch, *words)
+    table = distlaunch.run(["train", "--dry-run", *words])
+    assert table.returncode == 0
+    assert table.stdout == distlaunch.run(["plan", *words]).stdout
+    for word in ("j", "2 workers on 1 node", "127.0.0.1", "train.py", "WORLD_SIZE=2"):
+        assert word in table.stdout
+
+
+def test_the_plan_that_ran_is_the_plan_that_was_shown_and_bound(distlaunch):
+    words = ["--num-procs", "2", "--job-id", "j", "--max-restarts", "1", script(distlaunch)]
+    shown = plan(distlaunch, *words)
+    result = distlaunch.train(*words)
+    ran = json.loads((result.run_dir / "plan-0.json").read_text())
+    port = ran["master_port"]
+    assert 0 < port < 65536
+    for worker in ran["workers"]:
+        assert worker["env"].pop("MASTER_PORT") == str(port)
+    assert {**ran, "master_port": None} == shown
+
+
+def test_secrets_are_in_no_plan_no_event_no_table_and_no_argument_list(distlaunch):
+    source = "import os, time\nprint('up', flush=True)\nassert os.environ['TOKEN'] == os.environ['FILE_TOKEN'] == os.environ['API_KEY']\nwhile not os.path.exists('go'): time.sleep(0.01)\nos.path.exists('fail') and 1/0\n"
+    (distlaunch.work / "vars").write_text(f"FILE_TOKEN={SECRET}\n")
+    env = {"API_KEY": SECRET, "TOKEN": SECRET}
+    given = ["--num-procs", "2", "--env", "TOKEN", "--env-file", "vars"]
+    name = script(distlaunch, source)
+    for words in (["plan"], ["plan", "--format", "json"], ["train", "--dry-run"]):
+        result = distlaunch.run([*words, *given, name], env=env)
+        assert result.returncode == 0
+        assert SECRET not in result.stdout + result.stderr
+        assert "TOKEN" in result.stdout, "that it is given is no secret"
+
+    (distlaunch.work / "fail").touch()
+    running = distlaunch.start(["train", *given, "--format", "jsonl", name], env=env)
+    running.wait_event("workers_started", count=2)
+    running.wait_for(lambda: running.stdout.count("up") == 2, "both workers")
+    pids = [running.pid, *distlaunch.survivors()]
+    assert len(pids) >= 4, "launcher, spawner, two workers"
+    for pid in pids:
+        assert SECRET.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    (distlaunch.work / "go").touch()
+    result = running.wait()
+    assert result.returncode == 1
+    assert SECRET not in result.stdout + result.stderr
+    for path in result.run_dir.rglob("*"):
+        if path.is_file():
+            assert SECRET.encode() not in path.read_bytes(), path
+
+
+def test_a_value_on_our_own_command_line_goes_no_further(distlaunch):
+    """What a user types there is in the launcher's own argument list; no worker's has it, no file, no event."""
+    source = "import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    running = distlaunch.start(["train", "--num-procs", "2", "--env", f"TOKEN={SECRET}", script(distlaunch, source)])
+    running.wait_for(
+        lambda: sum(len(e["pids"]) for e in running.events if e["type"] == "workers_started") == 2, "start"
+    )
+    workers = [pid for event in running.events if event["type"] == "workers_started" for pid in event["pids"].values()]
+    running.wait_stdout("up")
+    for pid in workers:
+        assert SECRET.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    (distlaunch.work / "go").touch()
+    result = running.wait()
+    assert result.returncode == 0
+    for path in result.run_dir.rglob("*"):
+        if path.is_file():
+            assert SECRET.encode() not in path.read_bytes(), path

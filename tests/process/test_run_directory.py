@@ -1,0 +1,215 @@
+"""The run directory: its layout, its privacy, and how long it stays (design, end of section 5)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+
+import pytest
+
+
+def script(distlaunch, source: str) -> str:
+    (distlaunch.work / "train.py").write_text(source)
+    return "train.py"
+
+
+FAILS_ONCE = """
+import json, os, sys
+rank, attempt = os.environ["RANK"], os.environ["DISTLAUNCH_ATTEMPT"]
+print("attempt", attempt, "rank", rank)
+if attempt == "0" and rank == "1":
+    with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+        json.dump({"message": {"message": "RuntimeError: recorded", "extraInfo": {"py_callstack": "none", "timestamp": "1"}}}, file)
+    raise RuntimeError("recorded")
+"""
+
+
+def test_the_layout_of_a_job_with_a_restart(distlaunch):
+    words = ["--num-procs", "2", "--max-restarts", "1", "--job-id", "the-job", script(distlaunch, FAILS_ONCE)]
+    result = distlaunch.train(*words)
+    assert result.returncode == 0, result.stderr
+    assert result.run_dir == distlaunch.jobs / "the-job"
+    files = {str(path.relative_to(result.run_dir)) for path in result.run_dir.rglob("*") if path.is_file()}
+    assert files == {
+        "events.jsonl",
+        "plan-0.json",
+        "plan-1.json",
+        "attempt-0/rank-0.log",
+        "attempt-0/rank-1.log",
+        "attempt-0/rank-1.error.json",
+        "attempt-1/rank-0.log",
+        "attempt-1/rank-1.log",
+    }
+    for attempt in (0, 1):
+        record = json.loads((result.run_dir / f"plan-{attempt}.json").read_text())
+        assert record["attempt"] == attempt
+        assert record["master_port"] > 0
+        for rank in (0, 1):
+            log = (result.run_dir / f"attempt-{attempt}" / f"rank-{rank}.log").read_text()
+            assert log.startswith(f"attempt {attempt} rank {rank}\n")
+
+
+def test_everything_is_the_users_own(distlaunch):
+    result = distlaunch.train("--num-procs", "2", script(distlaunch, "import os; os.umask(0); raise SystemExit(1)"))
+    paths = [result.run_dir, *result.run_dir.rglob("*")]
+    assert {path.name for path in paths} >= {"attempt-0", "report.txt", "events.jsonl", "plan-0.json"}
+    assert result.run_dir.stat().st_mode & 0o777 == 0o700
+    for path in paths:
+        assert path.stat().st_uid == os.getuid()
+        if path.is_dir():
+            assert path.stat().st_mode & 0o777 == 0o700, path
+
+
+def test_each_event_is_a_line_of_json_with_time_and_type_in_order(distlaunch):
+    before = time.time()
+    result = distlaunch.train(
+        "--num-procs", "2", script(distlaunch, "import os; raise SystemExit(int(os.environ['RANK']))")
+    )
+    lines = (result.run_dir / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    times = [event["time"] for event in events]
+    assert times == sorted(times)
+    assert before - 1 < times[0] <= times[-1] < time.time() + 1
+    kinds = [event["type"] for event in events]
+    assert kinds[0] == "job_started"
+    assert kinds[-1] == "job_ended"
+    for kind in ("attempt_started", "workers_started", "worker_exited", "failure"):
+        assert kind in kinds
+    exits = {event["rank"]: event for event in events if event["type"] == "worker_exited"}
+    assert exits[1]["returncode"] == 1
+    assert set(exits) == {0, 1}
+    assert events[-1]["exit_code"] == 1
+
+
+def test_the_report_is_what_was_last_on_screen(distlaunch):
+    result = distlaunch.train("--num-procs", "2", script(distlaunch, "import os\nif os.environ['RANK'] == '1': 1 / 0"))
+    assert result.returncode == 1
+    report = (result.run_dir / "report.txt").read_text()
+    assert "ZeroDivisionError" in report
+    assert re.search(r"rank 1\b", report)
+    assert str(result.run_dir / "attempt-0" / "rank-1.log") in report
+    assert result.stderr.endswith(report)
+    [failure] = result.of_type("failure")
+    assert failure["final"] is True
+    assert "ZeroDivisionError" in json.dumps(failure["diagnosis"])
+
+
+def test_a_job_that_ends_well_has_no_report(distlaunch):
+    result = distlaunch.train("--num-procs", "1", script(distlaunch, "pass"))
+    assert not (result.run_dir / "report.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "null", '{"message": 7}', "\\ud800", "\0" * 100, "[" * 100_000], ids=lambda text: text[:20]
+)
+def test_a_malformed_error_file_hurts_nobody(distlaunch, content):
+    (distlaunch.work / "content").write_text(content)
+    source = "import os, shutil\nshutil.copy('content', os.environ['TORCHELASTIC_ERROR_FILE'])\nraise ValueError('the cause')"
+    result = distlaunch.train("--num-procs", "1", script(distlaunch, source))
+    assert result.returncode == 1
+    assert "ValueError" in result.stderr
+    assert "the cause" in result.stderr
+    assert "internal error" not in result.stderr
+
+
+def test_latest_links_the_last_job(distlaunch):
+    name = script(distlaunch, "pass")
+    for job in ("one", "two"):
+        assert distlaunch.train("--num-procs", "1", "--job-id", job, name).returncode == 0
+        assert os.readlink(distlaunch.jobs / "latest") == job
+    assert [path.name for path in distlaunch.jobs.iterdir() if not path.name.startswith(("one", "two", "latest"))] == []
+
+
+def test_a_file_called_latest_is_left_alone(distlaunch):
+    (distlaunch.work / "logs").mkdir()
+    (distlaunch.work / "logs" / "latest").write_text("mine")
+    result = distlaunch.train("--num-procs", "1", "--log-dir", "logs", script(distlaunch, "pass"))
+    assert result.returncode == 0
+    assert (distlaunch.work / "logs" / "latest").read_text() == "mine"
+
+
+def test_the_same_job_id_again_overwrites_nothing(distlaunch):
+    for word in ("first", "second", "third"):
+        name = script(distlaunch, f"print({word!r})")
+        result = distlaunch.train("--num-procs", "1", "--job-id", "same", name)
+        assert result.returncode == 0
+    logs = [(distlaunch.jobs / name / "attempt-0" / "rank-0.log").read_text() for name in ("same", "same-2", "same-3")]
+    assert logs == ["first\n", "second\n", "third\n"]
+    plan = json.loads((distlaunch.jobs / "same-2" / "plan-0.json").read_text())
+    assert plan["run_dir"] == str(distlaunch.jobs / "same-2")
+    assert plan["workers"][0]["env"]["TORCHELASTIC_ERROR_FILE"].startswith(plan["run_dir"] + "/")
+    assert plan["workers"][0]["env"]["DISTLAUNCH_RUN_DIR"] == plan["run_dir"]
+
+
+def old_runs(jobs, count: int) -> None:
+    for number in range(count):
+        directory = jobs / f"old-{number:02}"
+        directory.mkdir(parents=True)
+        (directory / "events.jsonl").touch()
+        os.utime(directory, (1_000_000 + number, 1_000_000 + number))
+
+
+def test_the_newest_50_runs_are_kept_and_what_is_no_run_stays(distlaunch):
+    old_runs(distlaunch.jobs, 55)
+    (distlaunch.jobs / "notes").mkdir()
+    (distlaunch.jobs / "notes" / "mine.txt").touch()
+    os.utime(distlaunch.jobs / "notes", (1, 1))
+    result = distlaunch.train("--num-procs", "1", script(distlaunch, "pass"))
+    assert result.returncode == 0
+    left = {path.name for path in distlaunch.jobs.iterdir() if not path.is_symlink()}
+    assert left == {result.run_dir.name, "notes", *(f"old-{number:02}" for number in range(6, 55))}
+
+
+def test_a_job_that_still_runs_is_never_pruned(distlaunch):
+    name = script(
+        distlaunch, "import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    )
+    first = distlaunch.start(["train", "--num-procs", "1", "--job-id", "running", name])
+    first.wait_stdout("up")
+    old_runs(distlaunch.jobs, 60)
+    os.utime(distlaunch.jobs / "running", (1, 1))
+    (distlaunch.work / "quick.py").write_text("pass")
+    assert distlaunch.train("--num-procs", "1", "--job-id", "second", "quick.py").returncode == 0
+    assert not (distlaunch.jobs / "old-00").exists(), "the second job has pruned"
+    running_there = (distlaunch.jobs / "running" / "events.jsonl").exists()
+    (distlaunch.work / "go").touch()
+    assert first.wait().returncode == 0
+    assert running_there
+
+
+def test_a_launcher_that_was_killed_leaves_a_directory_that_can_be_pruned(distlaunch):
+    name = script(distlaunch, "import time\nprint('up', flush=True)\ntime.sleep(600)")
+    killed = distlaunch.start(["train", "--num-procs", "1", "--failure-grace", "1", "--job-id", "killed", name])
+    killed.wait_stdout("up")
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    while distlaunch.survivors():
+        time.sleep(0.01)
+    old_runs(distlaunch.jobs, 60)
+    os.utime(distlaunch.jobs / "killed", (1, 1))
+    (distlaunch.work / "quick.py").write_text("pass")
+    assert distlaunch.train("--num-procs", "1", "quick.py").returncode == 0
+    assert not (distlaunch.jobs / "killed").exists()
+
+
+def test_a_log_directory_of_ones_own_holds_the_runs(distlaunch):
+    result = distlaunch.train(
+        "--num-procs", "1", "--log-dir", "my/logs", "--job-id", "j", script(distlaunch, "print(1)")
+    )
+    assert result.returncode == 0
+    assert (distlaunch.work / "my" / "logs" / "j" / "attempt-0" / "rank-0.log").read_text() == "1\n"
+    assert os.readlink(distlaunch.work / "my" / "logs" / "latest") == "j"
+    assert not distlaunch.jobs.exists()
+
+
+def test_jobs_that_start_at_the_same_moment_have_directories_of_their_own(distlaunch):
+    name = script(distlaunch, "import os\nprint(os.environ['DISTLAUNCH_RUN_DIR'])")
+    jobs = [distlaunch.start(["train", "--num-procs", "1", "--job-id", "same", name]) for _ in range(6)]
+    assert [job.wait().returncode for job in jobs] == [0] * 6
+    runs = [path for path in distlaunch.jobs.iterdir() if not path.is_symlink()]
+    assert len(runs) == 6
+    for run in runs:
+        assert (run / "attempt-0" / "rank-0.log").read_text() == f"{run}\n"
