@@ -40,7 +40,7 @@ def test_a_problem_in_preparing_ends_the_job_with_its_words_and_hint(make_job):
     job.begin()
     job.prepared(1, problem="port 80 needs privileges", hint="take one above 1023")
     assert job.exit_code == 2
-    assert job.of(p.Say) == [p.Say(text="port 80 needs privileges\n  hint: take one above 1023", level="error")]
+    assert job.of(p.Say) == [p.Say(text="error: port 80 needs privileges\n  hint: take one above 1023", level="error")]
     assert job.prepared(0) == []
 
 
@@ -48,7 +48,7 @@ def test_a_problem_without_hint_has_no_hint_line(make_job):
     job = make_job()
     job.begin()
     job.prepared(problem="no")
-    assert job.said == "no"
+    assert job.said == "error: no"
 
 
 def test_a_warning_of_a_node_is_passed_on_and_stops_nothing(make_job):

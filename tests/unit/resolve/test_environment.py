@@ -98,6 +98,12 @@ def test_a_long_line_that_may_be_a_secret_is_not_printed_whole(make_facts):
     assert len(refused(make_facts, files={"e": "s" * 5000}).message) < 100
 
 
+def test_a_value_that_no_variable_can_hold_is_refused(make_facts):
+    error = refused(make_facts, files={"my.env": "A=1\nB=x\0y\n"})
+    assert error.message.startswith("my.env:2: ")
+    assert "NUL" in error.message
+
+
 @pytest.mark.parametrize("name", ["1A", "A-B", "A B", "", "É", "A.B", "\uff41"])
 def test_what_is_no_variable_name_is_refused(make_facts, name):
     for error in (refused(make_facts, f"{name}=1"), refused(make_facts, files={"e": f"{name}=1\n"})):

@@ -14,7 +14,7 @@ from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.model.variables import SET_FOR_WORKERS
 from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.plan import attempt_dir, bind, build_plan, environment_of, error_file
+from distlaunch.resolve.plan import attempt_dir, bind, build_plan, error_file
 from distlaunch.resolve.sources.local import local_topology
 
 TWO = GpuInventory(gpus=(Gpu(index=0, numa_node=0), Gpu(index=1, numa_node=1)), source="nvml")
@@ -41,7 +41,7 @@ def refused(make_facts, *, facts=None, **options) -> ConfigError:
 
 
 def variables(planned: LaunchPlan, rank: int = 0) -> dict[str, str]:
-    return dict(environment_of(planned, planned.workers[rank]))
+    return {**planned.shared_env, **planned.workers[rank].env}
 
 
 # --- what workers get
@@ -118,6 +118,12 @@ def test_a_default_gives_way_to_the_environment_and_to_the_user(make_facts, name
     assert variables(plan(make_facts, facts={"environ": {name: "theirs"}}))[name] == "theirs"
     assert variables(plan(make_facts, env=(f"{name}=given",)))[name] == "given"
     assert variables(plan(make_facts, facts={"environ": {name: "theirs"}}, env=(f"{name}=given",)))[name] == "given"
+
+
+@pytest.mark.parametrize("name", ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
+def test_cpu_workers_see_no_gpu_by_any_mask_that_is_set_outside(make_facts, name):
+    seen = variables(plan(make_facts, facts={"environ": {name: "0,1"}}))
+    assert (seen["CUDA_VISIBLE_DEVICES"], seen[name]) == ("", "-1")
 
 
 def test_what_is_given_wins_over_what_is_inherited(make_facts):
@@ -238,6 +244,10 @@ def test_a_script_that_cannot_run(make_facts, kind, message):
     error = refused(make_facts, facts={"paths": {"/w/gone.py": kind}}, script="gone.py")
     assert error.message == message
     assert (error.hint == "looked in /w") == (kind == "missing")
+
+
+def test_names_with_control_characters_do_not_reach_the_screen_as_they_are(make_facts):
+    assert "\x1b" not in refused(make_facts, script="a\x1b[31m\nb.py").message
 
 
 def test_a_directory_with_a_main_module_runs(make_facts):
