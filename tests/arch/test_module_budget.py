@@ -1,0 +1,110 @@
+"""What each command may load: the start-up promise as sets of modules, read from ``sys.modules`` at the end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RUN = """
+import sys
+sys.path[:0] = {paths!r}
+sys.argv[0] = "distlaunch"
+import distlaunch.__main__ as command
+try:
+    command.main()
+finally:
+    with open({out!r}, "w") as file:
+        file.write(chr(10).join(sys.modules))
+"""
+HEAVY = {"torch", "numpy", "paramiko", "asyncio", "psutil", "multiprocessing", "concurrent"}
+NOT_ON_THE_START_PATH = HEAVY | {
+    "typer", "click", "rich", "pydantic", "argparse", "dataclasses", "inspect", "logging", "pathlib", "subprocess",
+    "shutil", "tempfile", "traceback", "importlib.metadata", "email", "http", "ssl", "urllib", "datetime", "random",
+}  # fmt: skip
+TRAIN_MAY_LOAD = {
+    "__future__", "_abc", "_ctypes", "_json", "_operator", "_socket", "_sre", "_struct", "_typing", "_collections",
+    "_functools", "_opcode", "array", "collections", "contextlib", "copyreg", "ctypes", "enum", "errno", "fcntl",
+    "functools", "importlib", "itertools", "json", "keyword", "math", "operator", "re", "reprlib", "resource", "select",
+    "selectors", "signal", "socket", "struct", "termios", "threading", "_thread", "types", "typing", "warnings",
+    "_weakrefset", "weakref", "_signal", "_string", "string",
+}  # fmt: skip
+"""Top-level modules of the standard library, beyond what an interpreter has with ``os`` alone (3.10 to 3.13)."""
+
+
+def modules_of(distlaunch, *words: str, code: int = 0, site: bool = False) -> set[str]:
+    """Run a command in an interpreter without site packages (unless ``site``); return what was loaded at its end."""
+    out = distlaunch.tmp_path / "modules"
+    paths = [str(ROOT), *(path for path in sys.path if site and path.endswith("-packages"))]
+    source = RUN.format(paths=paths, out=str(out))
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", source, *words],
+        env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return set(out.read_text().split())
+
+
+def bare() -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", "import os, sys; print(*sys.modules)"],
+        env={"PATH": os.defpath}, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return set(done.stdout.split())
+
+
+def unwanted(modules: set[str], names: set[str]) -> set[str]:
+    return {module for module in modules for name in names if module == name or module.startswith(name + ".")}
+
+
+TRAINS = {
+    "workers": ["--num-procs", "2", "--no-python", "/bin/true"],
+    "one worker": ["--num-procs", "1", "--no-python", "/bin/true"],
+    "jsonl": ["--format", "jsonl", "--num-procs", "2", "--no-python", "/bin/true"],
+    "bound": ["--bind", "cores", "--num-procs", "2", "--no-python", "/bin/true"],
+}
+
+
+@pytest.mark.parametrize("words", TRAINS.values(), ids=TRAINS)
+def test_a_local_train_loads_the_standard_library_alone_and_little_of_it(distlaunch, words):
+    modules = modules_of(distlaunch, "train", *words) - bare()
+    assert unwanted(modules, NOT_ON_THE_START_PATH) == set()
+    assert {name.partition(".")[0] for name in modules} - {"distlaunch"} <= TRAIN_MAY_LOAD
+
+
+def test_a_local_train_that_goes_well_loads_no_diagnosis_and_no_typer(distlaunch):
+    ours = {name for name in modules_of(distlaunch, "train", *TRAINS["workers"]) if name.startswith("distlaunch.")}
+    assert unwanted(ours, {"distlaunch.ui.cli", "distlaunch.ui.tables", "distlaunch.core.probe.gpus", "distlaunch.core.probe.smi"}) == set()  # fmt: skip
+    assert not {name for name in ours if name.startswith("distlaunch.job.diagnose.")} - {
+        "distlaunch.job.diagnose.model"
+    }
+
+
+def test_a_failing_train_loads_nothing_heavy_to_explain_it(distlaunch):
+    modules = modules_of(distlaunch, "train", "--num-procs", "2", "--no-python", "/bin/false", code=1)
+    assert unwanted(modules, NOT_ON_THE_START_PATH) == set()
+
+
+def test_a_plan_as_json_loads_nothing_heavy(distlaunch):
+    words = ["--format", "json", "--num-procs", "2", "--no-python", "/bin/true"]
+    modules = modules_of(distlaunch, "plan", *words) - bare()
+    assert unwanted(modules, NOT_ON_THE_START_PATH) == set()
+    assert {name.partition(".")[0] for name in modules} - {"distlaunch"} <= TRAIN_MAY_LOAD
+
+
+def test_a_wrong_option_is_told_without_the_command_line_framework(distlaunch):
+    modules = modules_of(distlaunch, "train", "--num-proc", "2", "x.py", code=2)
+    assert unwanted(modules, HEAVY | {"typer", "click", "rich", "pydantic", "argparse"}) == set()
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["plan", "--help"], ["--version"]], ids=" ".join)
+def test_help_loads_the_command_line_framework_and_no_part_of_a_job(distlaunch, words):
+    modules = modules_of(distlaunch, *words, site=True)
+    assert "typer" in modules
+    # typer 0.29 loads pydantic itself when the root command runs its own options.
+    assert unwanted(modules, HEAVY) == set()
+    assert unwanted(modules, {"distlaunch.core.agent", "distlaunch.job", "distlaunch.launch"}) == set()
