@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 import socket
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from distlaunch.backends.registry import find_backend
+from distlaunch.core.agent.ports import hold_port
 from distlaunch.core.agent.spawner import start_spawner
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import GpuInventory
@@ -34,6 +36,7 @@ _DESCRIPTORS_OF_OUR_OWN = 64
 _ENV_FILE_BYTES = 4 << 20
 _SCHEDULERS = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 _JOB_ID_LENGTH = 100
+_HOUSEKEEPING_S = 0.25
 
 OpenSink = Callable[[int], Sink]
 """Opens the console for a world size."""
@@ -138,14 +141,18 @@ def run_job(
 ) -> int:
     """Run a whole job on this machine; return the exit code of the launcher. Raises LaunchError before the start."""
     plan = make_plan(options, environ)
+    terminal = open_terminal() if plan.world_size == 1 else None
+    sink = open_sink(plan.world_size)
     nofile = _allow_descriptors(plan.world_size)
+    if plan.wanted_port:
+        hold_port(
+            plan.wanted_port, owner=plan.job_id
+        ).release()  # refused here, nothing is left; held by the agent later
     run_dir = make_run_dir(options.log_dir, plan.job_id, dict(environ))
     if run_dir.path != plan.run_dir:
         plan = replace(plan, run_dir=run_dir.path, env={**plan.env, "DISTLAUNCH_RUN_DIR": run_dir.path})
     try:
-        return _run(
-            options, plan, run_dir, nofile=nofile, environ=environ, open_sink=open_sink, open_terminal=open_terminal
-        )
+        return _run(options, plan, run_dir, nofile=nofile, environ=environ, sink=sink, terminal=terminal)
     finally:
         run_dir.close()
 
@@ -170,14 +177,12 @@ def _run(
     *,
     nofile: int,
     environ: Mapping[str, str],
-    open_sink: OpenSink,
-    open_terminal: OpenTerminal,
+    sink: Sink,
+    terminal: Terminal | None,
 ) -> int:
     spawner = start_spawner(orphan_grace_s=options.failure_grace)  # before the first thread
     signal_pipe = SignalPipe()
     clock = Clock()
-    terminal = open_terminal() if plan.world_size == 1 else None
-    sink = open_sink(plan.world_size)
     events = EventLog(run_dir.events, sink)
     files = OutputFiles(plan.run_dir, sink, lambda text: sink.say(text, level="warning"))
     cookie = os.urandom(8).hex()
@@ -218,8 +223,18 @@ def _run(
 
 
 def _housekeeping(run_dir: RunDir) -> None:
-    run_dir.link_latest()
-    threading.Thread(target=run_dir.prune, name="prune", daemon=True).start()  # old logs may be large, and far away
+    """Do what can wait until the workers run, beside the loop: old logs may be large, and on a slow file system."""
+
+    def work() -> None:
+        run_dir.link_latest()
+        run_dir.prune()
+        # So that a failure is explained at once; not while the workers need the CPUs to start.
+        for name in ("judge", "report"):
+            importlib.import_module(f"distlaunch.job.diagnose.{name}")
+
+    timer = threading.Timer(_HOUSEKEEPING_S, work)
+    timer.daemon = True
+    timer.start()
 
 
 def _policy_settings(

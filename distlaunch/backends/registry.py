@@ -20,5 +20,5 @@ def find_backend(name: str) -> BackendVariables:
     """Load a backend. Raises ConfigError that names what there is."""
     module = _MODULES.get(name)
     if module is None:
-        raise ConfigError(f"--backend {name}: no such backend", hint=f"there is: {', '.join(_MODULES)}")
+        raise ConfigError(f"--backend {name}: no such backend", hint=f"there is: {', '.join(backend_names())}")
     return cast("BackendVariables", importlib.import_module(module))

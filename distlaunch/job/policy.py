@@ -216,7 +216,7 @@ class JobPolicy:
         if message.attempt != self.attempt or self.phase != "preparing":
             return []
         if message.problem is not None:
-            text = message.problem + (f"\n  hint: {message.hint}" if message.hint else "")
+            text = f"error: {message.problem}" + (f"\n  hint: {message.hint}" if message.hint else "")
             return [Say(text=text, level="error"), *self._end(EXIT_USAGE)]
         if message.port is not None:
             self._port = message.port

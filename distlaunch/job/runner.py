@@ -198,7 +198,7 @@ class Runner:
         self._plan = bind(self._plan, attempt=attempt, master_port=port)
         self._write_plan(attempt)
         self._files.begin_attempt(attempt)
-        env = {**self._plan.base_env, **self._plan.env, **self._plan.given_env}
+        env = self._plan.shared_env
         rows, columns = self._terminal.size() if self._terminal else (0, 0)
         by_node: dict[int, list[m.WorkerSpec]] = {}
         for worker in self._plan.workers:
@@ -275,7 +275,8 @@ class Runner:
         data = terminal.keys()
         if not data:  # the terminal has gone away
             self._terminal = None
-            self._feed(p.Signalled(signum=signal.SIGHUP))
+            if not self._signals.ignores(signal.SIGHUP):
+                self._feed(p.Signalled(signum=signal.SIGHUP))
             return
         self._transport.send(0, m.Input(data=data))
         now = time.monotonic()

@@ -23,6 +23,9 @@ class SignalPipe:
         for descriptor in (self._read, self._write):
             os.set_blocking(descriptor, False)
         self._before: dict[int, object] = {}
+        self._mask = signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, (*_ENDING, *_PASSED_ON, *_OWN)
+        )  # as a bad parent left it
         for number in (*_ENDING, *_PASSED_ON, *_OWN):
             before = signal.getsignal(number)
             if before != signal.SIG_IGN or number in (signal.SIGCONT, signal.SIGTERM):
@@ -41,11 +44,16 @@ class SignalPipe:
         except BlockingIOError:
             return b""
 
+    def ignores(self, signum: int) -> bool:
+        """Tell whether we were started with a signal ignored, and leave it so."""
+        return signum not in self._before
+
     def close(self) -> None:
         """Give every signal back to whom it belonged."""
         signal.set_wakeup_fd(self._wakeup_before)
         for number, before in self._before.items():
             signal.signal(number, before)  # type: ignore[arg-type]  # what getsignal gave
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         os.close(self._read)
         os.close(self._write)
 

@@ -35,7 +35,7 @@ def given_environment(options: TrainOptions, facts: Facts) -> dict[str, str]:
 
 def _parse_file(path: str, text: str) -> dict[str, str]:
     values: dict[str, str] = {}
-    for number, line in enumerate(text.lstrip("\ufeff").splitlines(), 1):
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
         entry = line.strip()
         if not entry or entry.startswith("#"):
             continue
@@ -46,6 +46,8 @@ def _parse_file(path: str, text: str) -> dict[str, str]:
             raise ConfigError(f"{where}: expected NAME=VALUE, found {name[:40]!r}")
         name = name.strip()
         _check_name(name, where)
+        if "\0" in value:
+            raise ConfigError(f"{where}: the value of {name} holds a NUL byte, which no variable can")
         values[name] = _unquote(value.strip())
     return values
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Mapping
 
-from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.errors import ConfigError, UsageError, shown
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.topology import Topology
@@ -91,7 +90,7 @@ def _workdir(options: TrainOptions, facts: Facts) -> str:
     path = os.path.join(facts.cwd, options.workdir)
     kind = facts.paths[path]
     if kind != "directory":
-        raise ConfigError(f"--workdir {options.workdir}: {_not_a(kind, 'directory')}")
+        raise ConfigError(f"--workdir {shown(options.workdir)}: {_not_a(kind, 'directory')}")
     return path
 
 
@@ -130,7 +129,7 @@ def _script(script: str, facts: Facts, workdir: str) -> str:
     if kind == "directory" and facts.paths.get(os.path.join(places[0], "__main__.py")) == "file":
         return script
     hint = f"looked in {' and '.join(os.path.dirname(place) for place in places)}" if kind == "missing" else None
-    raise ConfigError(f"{script}: {_not_a(kind, 'file')}", hint=hint)
+    raise ConfigError(f"{shown(script)}: {_not_a(kind, 'file')}", hint=hint)
 
 
 def _program(name: str, facts: Facts, workdir: str) -> str:
@@ -140,15 +139,15 @@ def _program(name: str, facts: Facts, workdir: str) -> str:
     if os.sep in name:
         kind = facts.paths.get(os.path.join(workdir, name), "missing")
         said = "is not executable" if kind == "file" else _not_a(kind, "file")
-        raise ConfigError(f"{name}: {said}", hint=f"chmod +x {name}" if kind == "file" else None)
-    raise ConfigError(f"{name}: no such command on PATH")
+        raise ConfigError(f"{shown(name)}: {said}", hint=f"chmod +x {shown(name)}" if kind == "file" else None)
+    raise ConfigError(f"{shown(name)}: no such command on PATH")
 
 
 def _interpreter(options: TrainOptions, facts: Facts) -> str:
     if options.python is None:
         return facts.python
     if facts.programs.get(options.python) is None:
-        raise ConfigError(f"--python {options.python}: no such executable")
+        raise ConfigError(f"--python {shown(options.python)}: no such executable")
     return options.python
 
 
@@ -162,8 +161,3 @@ def _interpreter_note(options: TrainOptions, facts: Facts) -> str | None:
             active = os.path.join(prefix, "bin", "python")
             return f"workers run {facts.python}, not the active environment's; for that: --python {active}"
     return None
-
-
-def environment_of(plan: LaunchPlan, worker: WorkerPlan) -> Mapping[str, str]:
-    """Put together all variables of one worker, as the agent will."""
-    return {**plan.base_env, **plan.env, **plan.given_env, **worker.env}

@@ -72,6 +72,7 @@ def worker_variables(topology: Topology, node_rank: int, local_rank: int, rank: 
         "NODE_RANK": str(node_rank),
         "GROUP_RANK": str(node_rank),
     }
+    variables.update(dict.fromkeys(node.hidden, "-1"))  # an empty one counts as unset in ROCm
     if node.mask_variable is not None:
         variables[node.mask_variable] = ",".join(node.masks[local_rank])
     return variables

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Literal
 
 from distlaunch.job.sink import STDERR, STDOUT, StatusView
-from distlaunch.ui.console.console import own_lines
+from distlaunch.ui.console.console import TERMINAL_CLOSE_S, own_lines
 from distlaunch.ui.console.writer import Writer
 
 _STDIN = 0
@@ -129,4 +129,4 @@ class Passthrough:
     def close(self, *, timeout_s: float | None) -> int:
         """Flush; give how many bytes could not be shown."""
         self._writer.begin_close()
-        return self._writer.finish_close(timeout_s)
+        return self._writer.finish_close(TERMINAL_CLOSE_S if timeout_s is None else min(timeout_s, TERMINAL_CLOSE_S))

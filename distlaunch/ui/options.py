@@ -239,9 +239,6 @@ PLAN_OPTIONS: tuple[Option, ...] = (
 )
 """Every option of ``plan``: those of ``train``, with a ``--format`` of its own."""
 
-OPTION_VARIABLES: frozenset[str] = frozenset(option.variable for option in TRAIN_OPTIONS if option.variable is not None)
-"""Variables that are read as defaults of options; workers never get them."""
-
 
 def option_error(source: str, message: str, *, hint: str | None = None) -> ConfigError:
     """Make the error for a setting: a UsageError where ``source`` is a flag, a ConfigError where it is a variable."""

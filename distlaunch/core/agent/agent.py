@@ -28,6 +28,7 @@ from distlaunch.core.wire import spawning as w
 
 GPU_RELEASE_S = 30.0
 """How long the driver may take to give back the memory of processes that have ended."""
+_LOCAL, _SPECIAL = 3, 6  # places in termios attributes
 ERROR_FILE_BYTES = 256 << 10
 _STDOUT = 1
 
@@ -275,9 +276,29 @@ class Agent:
         return slave, os.dup(slave), os.dup(slave)
 
     def _type(self, data: bytes) -> None:
-        if self._terminal is not None:
-            with suppress(OSError):  # its input queue is full, or it is gone: as with any terminal, keys are lost
-                os.write(self._terminal, data)
+        if self._terminal is None:
+            return
+        halts = self._halts(self._terminal, data)
+        with suppress(OSError):  # its input queue is full, or it is gone: as with any terminal, keys are lost
+            os.write(self._terminal, data)
+        for rank in self._table.running if halts else ():
+            self._send(m.WorkerHalted(rank=rank))
+
+    def _halts(self, terminal: int, data: bytes) -> bool:
+        """Tell whether these keys hold a Ctrl-Z that the kernel will not act on.
+
+        The worker leads its session, so its process group is orphaned, where SIGTSTP stops nothing by default (POSIX).
+        One that catches it is left to itself, as are programs that have switched signals from keys off.
+        """
+        import termios
+
+        try:
+            modes = termios.tcgetattr(terminal)
+        except (termios.error, OSError):
+            return False
+        key = modes[_SPECIAL][termios.VSUSP]
+        typed = bool(modes[_LOCAL] & termios.ISIG) and key != b"\0" and key in data
+        return typed and not any(tree.catches(pid, signal.SIGTSTP) for pid in self._pids)
 
     def _resize(self, rows: int, columns: int) -> None:
         if self._terminal is not None and rows and columns:

@@ -102,6 +102,7 @@ class Pump(threading.Thread):
         self._poll.register(self._wake, select.EPOLLIN)
         self._idle.register(self._wake, select.EPOLLIN)
         self._running = True
+        self._waking = threading.Lock()
         taker.on_room(self._nudge)
 
     # --- called from other threads
@@ -128,8 +129,9 @@ class Pump(threading.Thread):
         self._nudge()
 
     def _nudge(self) -> None:
-        with suppress(OSError):  # full: it is awake already; closed: it has ended
-            os.write(self._wake_end, b"\0")
+        with self._waking, suppress(BlockingIOError):  # full: it is awake already
+            if self._wake_end >= 0:
+                os.write(self._wake_end, b"\0")
 
     # --- the thread
 
@@ -155,8 +157,10 @@ class Pump(threading.Thread):
             self._close(stream)
         self._poll.close()
         self._idle.close()
-        os.close(self._wake)
-        os.close(self._wake_end)
+        with self._waking:  # the console may call for us still, and the number will be another file's
+            os.close(self._wake)
+            os.close(self._wake_end)
+            self._wake_end = -1
 
     def _carry_out(self) -> None:
         with suppress(BlockingIOError):

@@ -145,7 +145,7 @@ def _listener(number: int) -> str | None:
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
                 if os.readlink(f"/proc/{pid}/fd/{descriptor}") in wanted:
                     with open(f"/proc/{pid}/cmdline", "rb") as file:
-                        command = file.read(400).replace(b"\0", b" ").decode(errors="replace").strip()
+                        command = " ".join(file.read(400).replace(b"\0", b" ").decode(errors="replace").split())
                     return f"pid {pid} ({command[:80]})"
         except OSError:
             continue

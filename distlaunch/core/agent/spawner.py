@@ -9,6 +9,7 @@ pidfd needed, and a signal to a child that it has not reaped cannot hit a strang
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
@@ -42,22 +43,22 @@ def start_spawner(*, orphan_grace_s: float) -> tuple[Channel[w.FromSpawner], int
     """
     become_subreaper()
     ours, theirs = socket.socketpair()
-    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _run(theirs, parent, orphan_grace_s)
+        _run(theirs, orphan_grace_s)
     theirs.close()
     return Channel(ours, Decoder(w.FROM_SPAWNER)), pid
 
 
-def _run(end: socket.socket, parent: int, orphan_grace_s: float) -> NoReturn:
+def _run(end: socket.socket, orphan_grace_s: float) -> NoReturn:
     code = 70
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # SIGCHLD must come, whatever our starter had blocked
         os.setsid()
         name_process("distlaunch-spwn")
         _close_inherited(keep=end.fileno())
         become_subreaper()
-        Spawner(end, parent=parent, orphan_grace_s=orphan_grace_s).run()
+        Spawner(end, orphan_grace_s=orphan_grace_s).run()
         code = 0
     finally:
         os._exit(code)  # never unwind into the launcher's frames
@@ -77,9 +78,8 @@ def _close_inherited(*, keep: int) -> None:
 class Spawner:
     """Starts, signals, reaps and sweeps on the agent's word."""
 
-    def __init__(self, end: socket.socket, *, parent: int, orphan_grace_s: float) -> None:
+    def __init__(self, end: socket.socket, *, orphan_grace_s: float) -> None:
         self._channel: Channel[w.ToSpawner] = Channel(end, Decoder(w.TO_SPAWNER))
-        self._parent = parent
         self._orphan_grace_s = orphan_grace_s
         self._setup = w.Setup(env={}, cwd="/", cookie="", nofile=1024)
         self._pids: dict[int, int] = {}  # pid -> rank, of workers not reaped yet
@@ -313,7 +313,8 @@ def _become_worker(
         step = "exec"
         env = {**setup.env, **order.env}
         os.execvpe(order.argv[0], order.argv, env)
-    except OSError as exc:
-        os.write(failures, f"{os.getpid()} {step} {exc.errno or 0}\n".encode())
+    except (OSError, ValueError) as exc:  # ValueError: a NUL in an argument or variable
+        code = exc.errno if isinstance(exc, OSError) else errno.EINVAL
+        os.write(failures, f"{os.getpid()} {step} {code or 0}\n".encode())
     finally:
         os._exit(127)

@@ -48,6 +48,11 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
         """Number of workers over all nodes."""
         return len(self.workers)
 
+    @property
+    def shared_env(self) -> dict[str, str]:
+        """Everything that all workers of this attempt have; a worker's own ``env`` comes on top."""
+        return {**self.base_env, **self.env, **self.given_env}
+
     def record(self) -> dict[str, object]:
         """Give the plan as data for people and files: no inherited and no user-given values."""
         nodes = [

@@ -12,6 +12,8 @@ class Node(Record):
     slots: int
     mask_variable: str | None = None
     masks: tuple[tuple[str, ...], ...] = ()
+    hidden: tuple[str, ...] = ()
+    """Further mask variables, set outside, that workers on CPUs must not follow."""
     devices: tuple[str, ...] = ()
     """For people: the node's selected devices, in LOCAL_RANK order."""
     numa: tuple[int | None, ...] = ()

@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar, cast
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.record import Record, fields_of, plain
 
-VERSION = 1
 MAX_OBJECT_BYTES = 64 << 20
 MAX_RAW_BYTES = 1 << 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
-from distlaunch.resolve.devices import CUDA, DeviceSelection, first_devices, select_devices, split_devices
+from distlaunch.resolve.devices import CUDA, HIP, ROCR, DeviceSelection, first_devices, select_devices, split_devices
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.options import TrainOptions
 
@@ -56,7 +56,8 @@ def _without_gpus(asked: bool, count: int, facts: Facts, selection: DeviceSelect
 
 def _cpu_workers(count: int | str, facts: Facts, notes: tuple[str, ...]) -> Topology:
     number = int(count)
-    node = Node(host=facts.hostname, slots=number, mask_variable=CUDA, masks=((),) * number)  # GPUs hidden
+    hidden = tuple(name for name in (HIP, ROCR) if name in facts.environ)
+    node = Node(host=facts.hostname, slots=number, mask_variable=CUDA, masks=((),) * number, hidden=hidden)
     return Topology(nodes=(node,), device="cpu", notes=notes)
 
 

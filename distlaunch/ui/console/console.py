@@ -24,10 +24,19 @@ if TYPE_CHECKING:
     from distlaunch.job.sink import StatusView
     from distlaunch.resolve.options import OutputFormat
 
+TERMINAL_CLOSE_S = 2.0
+"""How long a terminal that takes nothing is waited for at the end."""
 _SUSPEND_S = 0.25
 _STATUS_PACE_S = 0.1
 _SGR = {"info": b"\x1b[2m", "warning": b"\x1b[33m", "error": b"\x1b[31m"}
 _ERASE = b"\x1b[K"
+
+
+def _bound(writer: Writer, timeout_s: float | None) -> float | None:
+    """Bound the wait for a terminal in any case: it may skip lines, and a stopped one must not keep a job."""
+    if isinstance(writer, TerminalWriter):
+        return TERMINAL_CLOSE_S if timeout_s is None else min(timeout_s, TERMINAL_CLOSE_S)
+    return timeout_s
 
 
 def own_lines(text: str) -> bytes:
@@ -168,7 +177,7 @@ class Console(Sink):
                     screen.finish(now)
             for writer in self._writers:
                 writer.begin_close()
-            self._lost = sum(writer.finish_close(timeout_s) for writer in self._writers)
+            self._lost = sum(writer.finish_close(_bound(writer, timeout_s)) for writer in self._writers)
         return self._lost
 
     def _draw(self, now: float) -> None:

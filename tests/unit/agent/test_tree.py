@@ -220,8 +220,13 @@ def test_who_catches_a_signal_is_known():
     ],
 )
 def test_a_cookie_tells_which_worker_a_process_stems_from(env, rank):
-    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={"PATH": os.defpath, **env})
+    process = subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": os.defpath, **env}, bufsize=0
+    )
+    process.stdin.write(b"up\n")  # exec may not have set up the environment yet when Popen returns
+    process.stdout.readline()
     found = tree.cookie_rank(process.pid, "c00c1e")
     process.stdin.close()
+    process.stdout.close()
     process.wait()
     assert found == rank
