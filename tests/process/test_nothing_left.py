@@ -10,7 +10,19 @@ from pathlib import Path
 
 import pytest
 
-KINDS = ["child", "session", "daemon", "clean_daemon", "renamed", "new_name", "deaf", "stopped", "bomb", "hopping"]
+KINDS = [
+    "child",
+    "session",
+    "daemon",
+    "clean_daemon",
+    "renamed",
+    "new_name",
+    "deaf",
+    "stopped",
+    "bomb",
+    "hopping",
+    "swarm",
+]
 GRACE_S = 0.5
 CHAOS = Path(__file__).parents[2] / "scripts" / "chaos"
 
@@ -61,7 +73,7 @@ def test_after_term(distlaunch, leaving):
     distlaunch.assert_no_survivors(within_s=5)
 
 
-@pytest.mark.parametrize("lonely", ["session", "daemon", "deaf", "stopped", "bomb", "hopping"])
+@pytest.mark.parametrize("lonely", ["session", "daemon", "deaf", "stopped", "bomb", "hopping", "swarm"])
 def test_once_the_worker_that_owns_it_has_ended_while_others_run_on(job, distlaunch, lonely):
     """Its session or its environment tells whose it is."""
     running = job.start("leaves.py", "--ranks", "0", lonely, "0")
@@ -74,7 +86,7 @@ def test_once_the_worker_that_owns_it_has_ended_while_others_run_on(job, distlau
     distlaunch.assert_no_survivors()
 
 
-@pytest.mark.parametrize("theirs", sorted({*KINDS} - {"hopping"}))
+@pytest.mark.parametrize("theirs", sorted({*KINDS} - {"hopping", "swarm"}))
 def test_what_another_worker_has_started_lives_on_when_a_worker_ends(job, distlaunch, theirs):
     running = job.start("leaves.py", "--ranks", "0", theirs, "check")
     job.await_ready(running)

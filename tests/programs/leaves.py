@@ -126,7 +126,23 @@ def hopping():
         os._exit(0)
 
 
-KINDS = {function.__name__: function for function in (child, session, daemon, clean_daemon, renamed, new_name, deaf, stopped, bomb, hopping)}
+def swarm():
+    """Eight processes that hop without a pause, for twenty seconds where nobody ends them."""
+    end = time.monotonic() + 20
+    for _ in range(8):
+        if os.fork() == 0:
+            os.setsid()
+            announce()
+            while time.monotonic() < end:
+                if os.fork():
+                    os._exit(0)
+            os._exit(0)
+
+
+KINDS = {
+    function.__name__: function
+    for function in (child, session, daemon, clean_daemon, renamed, new_name, deaf, stopped, bomb, hopping, swarm)
+}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
