@@ -205,6 +205,39 @@ os.execv(sys.executable, [sys.executable, "-m", "distlaunch", *sys.argv[1:]])
         os.kill(pid, signal.SIGKILL)
 
 
+def test_another_job_of_the_same_user_is_left_alone(job, distlaunch):
+    options = ["--job-id", "twin", "--failure-grace", str(GRACE_S), "--log-dir"]
+    mine = job.start("leaves.py", "--ranks", "0,1", "daemon", "wait", options=[*options, "mine"])
+    job.await_ready(mine)
+    left = [int(job.sign("left-0")), int(job.sign("left-1"))]
+    for name in ("ready-0", "ready-1"):
+        (job.work / name).unlink()
+    other = job.start("leaves.py", "--ranks", "0,1", "daemon", "wait", options=[*options, "other"])
+    workers = job.await_ready(other)
+    other.process.kill()
+    other.process.wait()
+    job.until(lambda: not any(map(job.is_alive, workers)), "the workers of the killed launcher are gone")
+    assert all(map(job.is_alive, left))
+    mine.send_signal(signal.SIGTERM)
+    assert exits(mine.wait()) == {0: -signal.SIGTERM, 1: -signal.SIGTERM}
+    distlaunch.assert_no_survivors()
+
+
+@pytest.mark.parametrize("victim", ["outer launcher", "inner launcher", "nobody"])
+def test_a_launcher_within_a_worker_goes_with_it(job, distlaunch, victim):
+    inner = [sys.executable, "-m", "distlaunch", "train", "--num-procs", "2", "--failure-grace", str(GRACE_S)]
+    words = ["--no-python", *inner, job.program("leaves.py"), "--ranks", "0,1", "daemon", "wait"]
+    outer = job.start(*words, procs=1, options=["--failure-grace", str(GRACE_S)])
+    job.await_ready(outer)
+    pid = outer.wait_event("workers_started")["pids"]["0"]
+    if victim == "nobody":
+        outer.send_signal(signal.SIGTERM)
+    else:
+        os.kill(outer.pid if victim == "outer launcher" else pid, signal.SIGKILL)
+    assert outer.wait().returncode == {"outer launcher": -9, "inner launcher": 137, "nobody": 143}[victim]
+    distlaunch.assert_no_survivors(within_s=2 * GRACE_S + 5)
+
+
 # --- at random instants
 
 

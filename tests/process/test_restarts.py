@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import time
 
 import pytest
 
@@ -243,4 +244,17 @@ def test_a_launcher_that_is_killed_in_its_second_attempt_leaves_nothing(job, dis
     job.await_signs(running, "ready-0-1", "ready-1-1")
     running.process.kill()
     running.process.wait()
+    distlaunch.assert_no_survivors()
+
+
+@pytest.mark.parametrize("delay_ms", range(0, 400, 40))
+def test_a_signal_at_any_moment_of_endless_restarts_ends_the_job(job, distlaunch, delay_ms):
+    running = job.start("ends.py", "--rank", "1", "3", options=["--max-restarts", "1000", *AGAIN])
+    running.wait_event("worker_exited")
+    time.sleep(delay_ms / 1000)
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143, result.stderr
+    after = [event["type"] for event in result.events if event["time"] > result.of_type("signal")[0]["time"]]
+    assert "attempt_started" not in after
     distlaunch.assert_no_survivors()

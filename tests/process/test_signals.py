@@ -80,6 +80,16 @@ def test_quit_kills_at_once(job, distlaunch):
     distlaunch.assert_no_survivors()
 
 
+def test_grace_0_kills_at_once(job, distlaunch):
+    running = job.start("waits.py", "--ignore", "TERM", options=["--grace", "0"])
+    job.await_ready(running)
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    assert exits(result) == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    distlaunch.assert_no_survivors()
+
+
 # --- nohup
 
 
@@ -247,6 +257,20 @@ def test_a_stopped_worker_is_continued_to_obey(job, distlaunch, saving):
     result = running.wait()
     assert exits(result) == {0: 0, 1: 0}
     assert job.has_sign("saved-1")
+
+
+def test_tstp_where_no_shell_could_continue_us_does_not_leave_the_workers_stopped(job, distlaunch):
+    """In an orphaned process group the kernel does not stop anybody on TSTP."""
+    running = job.start("waits.py", "--note", "CONT", start_new_session=True)
+    workers = job.await_ready(running)
+    running.send_signal(signal.SIGTSTP)
+    job.await_signs(running, "got-CONT-0", "got-CONT-1")
+    assert all(job.state_of(pid) != "T" for pid in workers)
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    assert exits(result) == {0: -signal.SIGTERM, 1: -signal.SIGTERM}
+    distlaunch.assert_no_survivors()
 
 
 # --- before and around the start
