@@ -142,6 +142,13 @@ def test_messages_of_an_old_attempt_are_ignored(make_job, late):
     }[late]()
     assert actions == []
     assert (job.policy.phase, job.policy.up, job.policy.ended) == before
+    for rank in job.ranks:
+        job.started(rank)
+        job.exited(rank)
+    job.gone(0)
+    assert job.exit_code is None, "node 1 has not said that it is gone in this attempt"
+    job.gone(1)
+    assert job.exit_code == 0
 
 
 def test_a_worker_that_ends_before_the_others_have_started_is_a_failure_like_any(make_job):
