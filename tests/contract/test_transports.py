@@ -10,14 +10,24 @@ import pytest
 
 from distlaunch.core.wire import messages as m
 
-# A worker that says on its way into ``pause`` how it takes TERM.
+# Workers that wait for signals without a gap in which one could come unnoticed.
 OBEYS = "import signal; print('up', flush=True); signal.pause()"
 SAVES = (
-    "import signal, sys\n"
-    "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+    "import signal\n"
+    "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
     "print('up', flush=True)\n"
-    "signal.pause()\n"
+    "signal.sigwait([signal.SIGTERM])\n"
+    "print('saved', flush=True)\n"
 )
+CATCHES = (
+    "import signal\n"
+    "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
+    "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+    "print('up', flush=True)\n"
+    "signal.sigwait([signal.SIGUSR1])\n"
+    "print('got it')\n"
+)
+SERVES = "import os, socket\nserver = socket.create_server(('127.0.0.1', int(os.environ['PORT'])))\nprint('serving')\n"
 DISOBEYS = (
     "import signal\n"
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -45,6 +55,13 @@ def test_prepare_is_answered_with_a_port_that_is_held(coordinator):
     assert (prepared.attempt, prepared.problem) == (0, None)
     with closing(socket.socket()) as sock, pytest.raises(OSError, match="in use"):
         sock.bind(("127.0.0.1", prepared.port))
+
+
+def test_rank_0_can_serve_on_the_port_that_is_held(coordinator):
+    coordinator.start(SERVES, env={"PORT": str(coordinator.prepare().port)})
+    coordinator.until(m.Gone)
+    assert exits(coordinator) == {0: (0, False)}
+    assert coordinator.taken.written[0, 1] == b"serving\n"
 
 
 def test_a_node_that_is_not_the_masters_holds_no_port(coordinator):
@@ -166,8 +183,7 @@ def test_a_stop_of_another_attempt_ends_nobody(coordinator):
 
 
 def test_user_signals_reach_the_worker_that_catches_them(coordinator):
-    catches = "import signal; signal.signal(signal.SIGUSR1, lambda *_: print('got it')); print('up', flush=True); signal.pause()"
-    coordinator.start(catches)
+    coordinator.start(CATCHES)
     coordinator.until_written(0, b"up")
     coordinator.send(m.Forward(signum=signal.SIGUSR1))
     coordinator.until(m.Gone)
