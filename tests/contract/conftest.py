@@ -133,7 +133,8 @@ class Coordinator:
 
 
 @pytest.fixture(params=TRANSPORTS)
-def coordinator(request, clean_env):
+def coordinator(request, clean_env, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     opened = Coordinator(TRANSPORTS[request.param])
     yield opened
     opened.close()
