@@ -376,10 +376,12 @@ class JobPolicy:
         if self.phase in ("new", "preparing"):
             return [record, *self._end(128 + signum)]
         name = signal.Signals(signum).name
-        at_once = signum == signal.SIGQUIT or self._first_failure is not None  # impatient: it is failing already
+        asked_already = self.phase == "stopping"
         self.phase = "stopping"
         self._others_until = None
-        if at_once:
+        if asked_already and signum == signal.SIGTERM and not self.settings.repeated_term_kills:
+            return [record]
+        if asked_already or signum == signal.SIGQUIT:
             return [record, Say(text=f"{name}: killing all workers"), *self._stop_all(signal.SIGKILL, 0)]
         grace_s = self.settings.grace_s
         ask = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM

@@ -72,6 +72,7 @@ class Agent:
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
+        self._waking = threading.Lock()
         self._pump = Pump(taker, self._post)
         self._lost = False
         self._strangers = frozenset(tree.children_of(os.getpid())) - {spawner_pid}
@@ -135,6 +136,10 @@ class Agent:
         self._pump.join(timeout=1)
         self._release_port()
         self._close_terminal()
+        with self._waking:  # a wait for GPU memory may end later
+            os.close(self._wake)
+            os.close(self._wake_end)
+            self._wake_end = -1
 
     def _spawner_has_ended(self, deadline: float) -> bool:
         """Read on until the spawner has closed its side, which is the last that it does, and reap it."""
@@ -328,8 +333,9 @@ class Agent:
 
     def _post(self, event: Drained | OutputsClosed | _GpusFree) -> None:
         self._posted.append(event)
-        with suppress(OSError):
-            os.write(self._wake_end, b"\0")
+        with self._waking, suppress(BlockingIOError):
+            if self._wake_end >= 0:
+                os.write(self._wake_end, b"\0")
 
     def _with_evidence(self, drained: Drained) -> t.Evidence:
         worker = self._table.workers.get(drained.rank)

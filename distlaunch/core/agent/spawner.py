@@ -84,6 +84,7 @@ class Spawner:
         self._setup = w.Setup(env={}, cwd="/", cookie="", nofile=1024)
         self._pids: dict[int, int] = {}  # pid -> rank, of workers not reaped yet
         self._terminals: set[int] = set()  # ranks
+        self._paused = False  # the agent had all trees stopped: that one is now, is no news
         self._failures, self._failure_end = os.pipe()
         self._wake, wake_end = os.pipe()
         for descriptor in (self._wake, wake_end, self._failures):
@@ -189,7 +190,7 @@ class Spawner:
             if rank is None:
                 continue
             if os.WIFSTOPPED(status):
-                if rank in self._terminals:
+                if rank in self._terminals and not self._paused:
                     self._report(w.Halted(rank=rank, signum=os.WSTOPSIG(status)))
                 continue
             del self._pids[pid]
@@ -224,6 +225,8 @@ class Spawner:
 
     def _signal(self, order: w.Signal) -> None:
         ranks = set(order.ranks)
+        if order.scope == w.SCOPE_TREE:
+            self._paused = order.signum == signal.SIGSTOP
         for pid, rank in list(self._pids.items()):
             if rank not in ranks or (order.caught_only and not tree.catches(pid, order.signum)):
                 continue

@@ -145,7 +145,7 @@ def test_a_user_signal_during_the_grace_is_passed_on_and_does_not_kill(make_job)
 
 def test_impatience_with_a_failing_job_kills_at_once(make_job):
     job = make_job().run()
-    job.exited(0, 1, tail=job.RAISED)
+    job.exited(0, 1)
     assert kills(job, job.signal(signal.SIGINT))
     job.exited(1, -9, told=True)
     job.all_gone()
@@ -224,3 +224,19 @@ def test_a_worker_with_a_terminal_fails_like_any(make_job):
     job.all_gone()
     assert job.exit_code == 5
     assert len(job.of(p.Failed)) == 1
+
+
+def test_a_stop_while_others_may_still_show_the_cause_asks_before_it_kills(make_job):
+    job = make_job().run()
+    job.exited(0, 1, tail=job.LOST)
+    [(_, stop)] = job.sent(m.Stop, job.signal(signal.SIGTERM))
+    assert (stop.signum, stop.grace_s) == (signal.SIGTERM, job.policy.settings.grace_s)
+
+
+def test_a_schedulers_term_does_not_cut_the_grace_of_workers_that_were_asked_already(make_job):
+    job = make_job(repeated_term_kills=False).run()
+    job.exited(0, 1)
+    assert stops(job, job.signal(signal.SIGTERM)) == []
+    job.exited(1, -15, told=True)
+    job.all_gone()
+    assert job.exit_code == 143
