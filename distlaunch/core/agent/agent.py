@@ -219,6 +219,7 @@ class Agent:
             self._port.share()
         env = {**message.env, "DISTLAUNCH_COOKIE": self._cookie}
         self._tell_spawner(w.Setup(env=env, cwd=message.cwd, cookie=self._cookie, nofile=self._nofile))
+        self._pump.expect(2 * len(message.workers))
         self._step(message)
 
     def _step(self, event: t.Event) -> None:

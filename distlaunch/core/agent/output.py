@@ -7,6 +7,7 @@ ended is drained all the same, since its last words are the evidence of what wen
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import select
 import threading
@@ -22,8 +23,9 @@ from distlaunch.core.wire.codec import MAX_RAW_BYTES
 TAIL_BYTES = 65536
 _READ_BYTES = min(1 << 18, MAX_RAW_BYTES)
 _BUSY_GAP_S = 0.001
-_BUSY_WAIT_S = 0.002
-_SMALL_BYTES = 16384
+_BUSY_WAIT_S = 0.004
+_JOB_PIPE_BYTES = 4 << 20
+_LEAST_PIPE_BYTES = 64 << 10
 _PIPE_BYTES = 1 << 20
 STDERR = 2
 
@@ -102,14 +104,25 @@ class Pump(threading.Thread):
         self._poll.register(self._wake, select.EPOLLIN)
         self._idle.register(self._wake, select.EPOLLIN)
         self._running = True
+        self._pipe_bytes = _LEAST_PIPE_BYTES
         self._waking = threading.Lock()
         taker.on_room(self._nudge)
 
     # --- called from other threads
 
+    def expect(self, streams: int) -> None:
+        """Know how many streams an attempt will have: few of them get larger pipes.
+
+        All pipes of a user share 64 MiB of buffers (pipe-user-pages-soft), beyond which the kernel gives tiny ones.
+        """
+        self._pipe_bytes = max(_LEAST_PIPE_BYTES, min(_JOB_PIPE_BYTES // max(1, streams), _PIPE_BYTES))
+
     def add(self, rank: int, number: int, descriptor: int, *, keeps_tail: bool) -> None:
         """Read a stream from now on; the pump owns the descriptor."""
         os.set_blocking(descriptor, False)
+        if self._pipe_bytes > _LEAST_PIPE_BYTES:
+            with suppress(OSError):  # a terminal, or the user has no buffers left
+                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, self._pipe_bytes)
         self._order(lambda: self._add(_Stream(rank, number, descriptor, keeps_tail=keeps_tail)))
 
     def drain(self, rank: int) -> None:
@@ -150,8 +163,8 @@ class Pump(threading.Thread):
                     self._carry_out()
                 elif (stream := self._streams.get(descriptor)) is not None:
                     taken += self._read(stream, now)
-            if 0 < taken < _SMALL_BYTES and now - last < _BUSY_GAP_S:
-                time.sleep(_BUSY_WAIT_S)  # many small writes: let some gather, a chunk costs more than its bytes
+            if 0 < taken < self._pipe_bytes // 4 and now - last < _BUSY_GAP_S:
+                time.sleep(_BUSY_WAIT_S)  # many small writes: let some gather, and spare the writers our wake-ups
             last = now
         for stream in list(self._streams.values()):
             self._close(stream)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+from collections.abc import Collection
 
 from distlaunch.core.agent.output import Drained, OutputsClosed
 from distlaunch.core.model.record import Record
@@ -19,6 +20,11 @@ DRAIN_S = 1.0
 """How long reading an ended worker's last words may take before its end is reported without them."""
 KILL_S = 5.0
 """How long KILL may take to show before a worker counts as wedged in the kernel."""
+
+YOUNG_S = 2.0
+AGAIN_S = 1.0
+"""Workers younger than the one are asked a second time, by TERM, if INT has not ended them within the other: Python may
+swallow a KeyboardInterrupt while it imports."""
 
 _EXEC_EXIT = {2: 127, 20: 127}  # ENOENT, ENOTDIR: not found, as shells have it; anything else is 126
 
@@ -78,6 +84,8 @@ class WorkerTable:
         self.signal_scope = w.SCOPE_PROCESS
         self.kill_at: float | None = None
         self.wedged_at: float | None = None
+        self.again_at: float | None = None
+        self._young: set[int] = set()
         self.sweeping = False
         self.left: tuple[int, ...] = ()
         self._unreported = 0
@@ -90,7 +98,7 @@ class WorkerTable:
 
     def deadline(self) -> float | None:
         """Give the time at which ``Tick`` is due."""
-        times = [time for time in (self.kill_at, self.wedged_at) if time is not None]
+        times = [time for time in (self.kill_at, self.wedged_at, self.again_at) if time is not None]
         times += [ended + DRAIN_S for ended in itertools.islice(self._draining.values(), 1)]
         return min(times, default=None)
 
@@ -132,7 +140,7 @@ class WorkerTable:
         self.workers = {spec.rank: _Worker(spec, started=now) for spec in event.workers}
         self._unreported = len(self.workers)
         self._draining = {}
-        self.kill_at = self.wedged_at = None
+        self.kill_at = self.wedged_at = self.again_at = None
         self.sweeping = not event.workers
         self.left = ()
         return [Launch(spec=spec) for spec in event.workers] or [w.Sweep()]
@@ -181,7 +189,7 @@ class WorkerTable:
         ]
         if not self._unreported and not self.sweeping:
             self.sweeping = True
-            self.kill_at = self.wedged_at = None
+            self.kill_at = self.wedged_at = self.again_at = None
             actions.append(w.Sweep())
         return actions
 
@@ -201,6 +209,9 @@ class WorkerTable:
             return self._kill(now)
         kill_at = now + event.grace_s
         self.kill_at = kill_at if self.kill_at is None else min(kill_at, self.kill_at)
+        if event.signum == signal.SIGINT and self.again_at is None:
+            self._young = {rank for rank in self.running if now - self.workers[rank].started < YOUNG_S}
+            self.again_at = now + AGAIN_S if self._young else None
         return [
             *self._to_running(event.signum, self.signal_scope),
             *self._to_running(signal.SIGCONT, w.SCOPE_PROCESS),  # a stopped worker must be able to obey
@@ -211,12 +222,22 @@ class WorkerTable:
         self.wedged_at = now + KILL_S
         return self._to_running(signal.SIGKILL, w.SCOPE_TREE)
 
-    def _to_running(self, signum: int, scope: str, *, caught_only: bool = False) -> list[Action]:
-        ranks = tuple(self.running)
+    def _to_running(
+        self,
+        signum: int,
+        scope: str,
+        *,
+        caught_only: bool = False,
+        only: Collection[int] | None = None,
+    ) -> list[Action]:
+        ranks = tuple(rank for rank in self.running if only is None or rank in only)
         return [w.Signal(ranks=ranks, signum=int(signum), scope=scope, caught_only=caught_only)] if ranks else []
 
     def _tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
+        if self.again_at is not None and now >= self.again_at:
+            self.again_at = None
+            actions += self._to_running(signal.SIGTERM, self.signal_scope, only=self._young)
         if self.kill_at is not None and now >= self.kill_at:
             actions += self._kill(now)
         if self.wedged_at is not None and now >= self.wedged_at:

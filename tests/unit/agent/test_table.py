@@ -170,6 +170,22 @@ def test_stop_asks_the_processes_that_run_and_lets_stopped_ones_obey(make_node):
     ]
 
 
+def test_a_young_worker_whose_interpreter_swallowed_the_interrupt_is_asked_by_term(make_node):
+    node = make_node().up(2)
+    node.stop(signum=signal.SIGINT, grace_s=30.0)
+    node.ended(1)
+    assert node.table.deadline() == pytest.approx(node.now + t.AGAIN_S)
+    node.now += t.AGAIN_S
+    assert signals(node, node.tick()) == [((0,), signal.SIGTERM, w.SCOPE_PROCESS)]
+
+
+def test_a_worker_that_has_run_for_long_is_asked_once(make_node):
+    node = make_node().up(2)
+    node.now += t.YOUNG_S
+    node.stop(signum=signal.SIGINT, grace_s=30.0)
+    assert node.table.deadline() == pytest.approx(node.now + 30.0)
+
+
 def test_stop_reaches_workers_of_which_nothing_has_been_heard_yet(make_node):
     node = make_node()
     node.start(2)
