@@ -63,7 +63,7 @@ def test_ctrl_z_stops_the_workers_trees_and_the_launcher_and_fg_goes_on(job, dis
 
 
 def test_ctrl_c_on_the_terminal_ends_the_job_with_130(job, distlaunch, paused):
-    paused.start("--save", "INT")
+    paused.start("--save", "INT,TERM")
     job.put_sign("go")
     os.write(paused.terminal, CTRL_C)
     assert paused.shell.wait(30) == 130

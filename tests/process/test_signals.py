@@ -26,7 +26,8 @@ def saving(job):
     """Start two workers that save when they are told to; they wait for the sign ``go`` while they save."""
 
     def start(name: str, *args: str, **kwargs):
-        running = job.start("waits.py", "--save", name, *args, **kwargs)
+        names = name if name == "TERM" else f"{name},TERM"  # TERM comes as well where saving lasts
+        running = job.start("waits.py", "--save", names, *args, **kwargs)
         job.await_ready(running)
         return running
 
