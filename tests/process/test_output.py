@@ -259,6 +259,16 @@ def test_a_pipe_that_is_read_late_slows_the_workers_and_loses_nothing(distlaunch
         assert len(log_of(running, rank).splitlines()) == count
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_launcher_that_waits_for_its_reader_alone_can_be_ended(distlaunch, pipe, number, code):
+    running = distlaunch.start(["train", "--num-procs", "2", LINES, "9000", "100"], stdout=pipe[1])
+    running.wait_event("job_ended")
+    assert running.process.poll() is None, "what is not read yet keeps it"
+    running.send_signal(number)
+    returncode = running.wait(20).returncode
+    assert (returncode if returncode >= 0 else 128 - returncode) == code, "as a shell shows it"
+
+
 def test_200_000_lines_through_a_slow_reader_are_all_there_and_memory_stays_flat(distlaunch, pipe):
     count, width = 100_000, 20
     running = distlaunch.start(["train", "--num-procs", "2", LINES, str(count), str(width)], stdout=pipe[1])
