@@ -37,6 +37,7 @@ _ENV_FILE_BYTES = 4 << 20
 _SCHEDULERS = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 _JOB_ID_LENGTH = 100
 _HOUSEKEEPING_S = 0.25
+_PRUNE_S = 5.0
 
 OpenSink = Callable[[int], Sink]
 """Opens the console for a world size."""
@@ -205,16 +206,20 @@ def _run(
     sink.say(f"job {plan.job_id}: {workers} on {plan.nodes[0].host}; logs: {plan.run_dir}")
     for note in plan.notes:
         sink.say(note)
+    run_dir.link_latest()
+    housekeeping = _Housekeeping(run_dir)
     if run_dir.temporary:
         sink.say(f"the log directory cannot be written; this job's logs: {run_dir.path}", level="warning")
     events.write("job_started", {"job_id": plan.job_id, "world_size": plan.world_size, "backend": plan.backend})
     code: int | None = None
     try:
+        housekeeping.start()
         if terminal is not None:
             terminal.take()
-        code = runner.run(when_up=lambda: _housekeeping(run_dir))
+        code = runner.run()
     finally:
         transport.close()
+        housekeeping.finish()
         if terminal is not None:
             terminal.give_back()
         signal_pipe.close()
@@ -222,19 +227,25 @@ def _run(
     return code
 
 
-def _housekeeping(run_dir: RunDir) -> None:
-    """Do what can wait until the workers run, beside the loop: old logs may be large, and on a slow file system."""
+class _Housekeeping(threading.Thread):
+    """Does beside the loop what can wait until the workers have started: they need the CPUs first."""
 
-    def work() -> None:
-        run_dir.link_latest()
-        run_dir.prune()
-        # So that a failure is explained at once; not while the workers need the CPUs to start.
-        for name in ("judge", "report"):
+    def __init__(self, run_dir: RunDir) -> None:
+        super().__init__(name="housekeeping", daemon=True)
+        self._run_dir = run_dir
+        self._ending = threading.Event()
+
+    def run(self) -> None:
+        """Prune old runs, which may be large and on a slow file system; load what explains a failure."""
+        over = self._ending.wait(_HOUSEKEEPING_S)
+        self._run_dir.prune()
+        for name in () if over else ("judge", "report"):
             importlib.import_module(f"distlaunch.job.diagnose.{name}")
 
-    timer = threading.Timer(_HOUSEKEEPING_S, work)
-    timer.daemon = True
-    timer.start()
+    def finish(self) -> None:
+        """Do it now, if the job was shorter than the wait; bounded, as it is not what the user waits for."""
+        self._ending.set()
+        self.join(timeout=_PRUNE_S)
 
 
 def _policy_settings(

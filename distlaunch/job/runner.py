@@ -8,7 +8,7 @@ import select
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from distlaunch.core.model.ids import format_ranks
@@ -114,10 +114,9 @@ class Runner:
         self._interrupts: deque[float] = deque(maxlen=INTERRUPTS_KILL)
         self._exit_code: int | None = None
         self._started_s = time.monotonic()
-        self._settled = False  # housekeeping that can wait until the workers run is done
 
-    def run(self, *, when_up: Callable[[], None]) -> int:
-        """Run the job; call ``when_up`` once, when the first workers have been started. Returns the exit code."""
+    def run(self) -> int:
+        """Run the job; give the exit code."""
         self._transport.start()
         self._feed(p.Begin())
         while True:
@@ -129,9 +128,6 @@ class Runner:
                 self._feed(p.Tick())
             if self._exit_code is not None:
                 return self._exit_code
-            if not self._settled and self._policy.up:
-                self._settled = True
-                when_up()
             self._wait()
 
     def _is_over(self) -> bool:

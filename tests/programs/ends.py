@@ -29,7 +29,10 @@ print(f"attempt {attempt} rank {rank}")
 
 
 def tell():
-    sign(f"attempt-{attempt}-rank-{rank}", json.dumps({"pid": os.getpid(), "env": dict(os.environ), "older": older_alive()}))
+    sign(
+        f"attempt-{attempt}-rank-{rank}",
+        json.dumps({"pid": os.getpid(), "env": dict(os.environ), "older": older_alive()}),
+    )
 
 
 def older_alive():
