@@ -8,14 +8,28 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Mapping
 from typing import Literal
 
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_USAGE
 from distlaunch.core.model.record import Record
 from distlaunch.core.wire import messages as m
 from distlaunch.job import restarts
-from distlaunch.job.diagnose.model import Diagnosis, WorkerEnd
+from distlaunch.job.actions import (
+    Action,
+    Begin,
+    End,
+    Entry,
+    Event,
+    Failed,
+    FromNode,
+    Say,
+    Signalled,
+    StartAttempt,
+    Suspend,
+    Tick,
+    ToNode,
+)
+from distlaunch.job.diagnose.model import WorkerEnd
 
 CAUSE_S = 0.8
 """How long the others run on when the first failure looks like a consequence, so that its cause can show."""
@@ -52,84 +66,6 @@ class PolicySettings(Record):
     """The one worker has a pseudo-terminal: Ctrl-C reaches it without us, and shows in how it ends."""
     repeated_term_kills: bool = True
     """False under a scheduler, which sends TERM again and again."""
-
-
-# --- events
-
-
-class Begin(Record):
-    """Start the job."""
-
-
-class FromNode(Record):
-    """A message came from the agent of a node."""
-
-    node: int
-    message: m.FromAgent
-
-
-class Signalled(Record):
-    """The launcher got a signal (or the user typed one into the worker's terminal)."""
-
-    signum: int
-
-
-class Tick(Record):
-    """The deadline has come."""
-
-
-# --- actions
-
-
-class ToNode(Record):
-    """Send a message to the agent of a node."""
-
-    node: int
-    message: m.ToAgent
-
-
-class StartAttempt(Record):
-    """Bind the plan for an attempt and start its workers on all nodes; ``port`` is held on the master's node."""
-
-    attempt: int
-    port: int | None
-
-
-class Say(Record):
-    """Tell the user."""
-
-    text: str
-    level: Literal["info", "warning", "error"] = "info"
-
-
-class Entry(Record):
-    """Add an event to the job's record."""
-
-    type: str
-    fields: Mapping[str, object]
-
-
-class Failed(Record):
-    """An attempt failed. ``final``: the job ends with it; else a restart follows."""
-
-    diagnosis: Diagnosis
-    attempt: int
-    final: bool
-    why_final: str | None = None
-
-
-class Suspend(Record):
-    """The worker stopped from its terminal (Ctrl-Z): stop the launcher as well."""
-
-
-class End(Record):
-    """The job is over."""
-
-    exit_code: int
-
-
-Event = Begin | FromNode | Signalled | Tick
-Action = ToNode | StartAttempt | Say | Entry | Failed | Suspend | End
 
 
 class JobPolicy:

@@ -15,9 +15,10 @@ from distlaunch.core.model.ids import format_ranks
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.wire import messages as m
-from distlaunch.job import policy as p
+from distlaunch.job import actions as a
 from distlaunch.job import signals
 from distlaunch.job.diagnose.model import Diagnosis
+from distlaunch.job.policy import JobPolicy
 from distlaunch.job.records import EventLog, OutputFiles, log_path
 from distlaunch.job.rundir import REPORT
 from distlaunch.job.sink import Sink, StatusView
@@ -93,7 +94,7 @@ class Runner:
         self,
         *,
         plan: LaunchPlan,
-        policy: p.JobPolicy,
+        policy: JobPolicy,
         transport: Transport,
         files: OutputFiles,
         sink: Sink,
@@ -118,14 +119,14 @@ class Runner:
     def run(self) -> int:
         """Run the job; give the exit code."""
         self._transport.start()
-        self._feed(p.Begin())
+        self._feed(a.Begin())
         while True:
             while not self._is_over() and (received := self._transport.receive()):
                 for node, message in received:  # on one machine, feeding one may bring the next
-                    self._feed(p.FromNode(node=node, message=message))
+                    self._feed(a.FromNode(node=node, message=message))
             deadline = self._policy.deadline()
             if deadline is not None and self._clock() >= deadline:
-                self._feed(p.Tick())
+                self._feed(a.Tick())
             if self._exit_code is not None:
                 return self._exit_code
             self._wait()
@@ -149,28 +150,28 @@ class Runner:
             elif self._terminal is not None and descriptor == self._terminal.fileno():
                 self._on_keys(self._terminal)
 
-    def _feed(self, event: p.Event) -> None:
+    def _feed(self, event: a.Event) -> None:
         before = (self._policy.phase, self._policy.up, self._policy.ended)
         for action in self._policy.step(event, self._clock()):
             self._act(action)
         if before != (self._policy.phase, self._policy.up, self._policy.ended):
             self._show_status()
 
-    def _act(self, action: p.Action) -> None:
+    def _act(self, action: a.Action) -> None:
         match action:
-            case p.ToNode():
+            case a.ToNode():
                 self._transport.send(action.node, action.message)
-            case p.StartAttempt():
+            case a.StartAttempt():
                 self._start_attempt(action.attempt, action.port)
-            case p.Say():
+            case a.Say():
                 self._sink.say(action.text, level=action.level)
-            case p.Entry():
+            case a.Entry():
                 self._events.write(action.type, action.fields)
-            case p.Failed():
+            case a.Failed():
                 self._report(action)
-            case p.Suspend():
+            case a.Suspend():
                 self._pause()
-            case p.End():
+            case a.End():
                 self._exit_code = action.exit_code
 
     def _show_status(self) -> None:
@@ -223,7 +224,7 @@ class Runner:
         except OSError as exc:
             self._sink.say(f"the plan was not written: {os.strerror(exc.errno or 0)}", level="warning")
 
-    def _report(self, failed: p.Failed) -> None:
+    def _report(self, failed: a.Failed) -> None:
         from distlaunch.job.diagnose.report import diagnosis_record, render_report
 
         cause = failed.diagnosis.cause
@@ -265,21 +266,21 @@ class Runner:
                 rows, columns = self._terminal.size()
                 self._transport.send(0, m.Resize(rows=rows, columns=columns))
         elif signum not in _IGNORED:
-            self._feed(p.Signalled(signum=signum))
+            self._feed(a.Signalled(signum=signum))
 
     def _on_keys(self, terminal: Terminal) -> None:
         data = terminal.keys()
         if not data:  # the terminal has gone away
             self._terminal = None
             if not self._signals.ignores(signal.SIGHUP):
-                self._feed(p.Signalled(signum=signal.SIGHUP))
+                self._feed(a.Signalled(signum=signal.SIGHUP))
             return
         self._transport.send(0, m.Input(data=data))
         now = time.monotonic()
         self._interrupts.extend([now] * data.count(_INTERRUPT))
         if len(self._interrupts) == INTERRUPTS_KILL and now - self._interrupts[0] < INTERRUPTS_S:
             self._interrupts.clear()
-            self._feed(p.Signalled(signum=signal.SIGQUIT))
+            self._feed(a.Signalled(signum=signal.SIGQUIT))
 
     def _pause(self) -> None:
         """Stop the workers' trees, then the launcher; go on with both when it is continued."""
