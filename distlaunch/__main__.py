@@ -24,7 +24,9 @@ def main() -> NoReturn:
         repair_standard_streams()
         code = guarded(lambda: run(sys.argv[1:], os.environ))
     except KeyboardInterrupt:
-        code = 130
+        from distlaunch.ui.errors import EXIT_INTERRUPTED
+
+        code = EXIT_INTERRUPTED
     sys.exit(code)
 
 

@@ -16,18 +16,14 @@ from typer.core import TyperCommand, TyperGroup
 
 import distlaunch
 from distlaunch.core.errors import UsageError
+from distlaunch.core.model.text import quoted
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.ui import quick
-from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS, Option, shown
+from distlaunch.ui.errors import EXIT_INTERRUPTED
+from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS, Option
 
 Train = Callable[[TrainOptions], int]
 Plan = Callable[[TrainOptions, quick.PlanFormat], int]
-
-_EPILOG = (
-    "Every option has a default in the environment: --num-gpus in DISTLAUNCH_NUM_GPUS, and so on; only --job-id is in "
-    "DISTLAUNCH_TRAIN_JOB_ID and --backend in DISTLAUNCH_TRAIN_BACKEND. The command line wins. "
-    "What follows SCRIPT, or --, reaches the script byte for byte."
-)
 
 
 def main_train(options: TrainOptions) -> int:
@@ -61,7 +57,7 @@ def run_app(
     try:
         result = command.main(words, prog_name=program, standalone_mode=False)
     except typer.Abort:
-        return 130
+        return EXIT_INTERRUPTED
     except Exception as error:
         # The class is click's or, in newer typer, that of the copy inside typer: known by what it can do.
         explain = getattr(error, "format_message", None)
@@ -118,7 +114,7 @@ class _Commands(TyperGroup):
             names = [*self.commands]
             near = get_close_matches(args[0], names, n=1, cutoff=0.5)
             raise UsageError(
-                f"there is no command {shown(args[0])}",
+                f"there is no command {quoted(args[0])}",
                 hint=f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}",
             )
         return super().resolve_command(ctx, args)
@@ -182,16 +178,27 @@ def _add(
         "allow_interspersed_args": False,
         "token_normalize_func": lambda name: name.replace("_", "-"),
     }
-    app.command(name, cls=command_class, help=help_text, epilog=_EPILOG, context_settings=settings)(function)
+    app.command(name, cls=command_class, help=help_text, epilog=_epilog(options), context_settings=settings)(function)
+
+
+def _epilog(options: Sequence[Option]) -> str:
+    *others, last = [option.flags[0] for option in options if option.variable is None]
+    return (
+        "Options have a default in the environment: --num-gpus in DISTLAUNCH_NUM_GPUS, and so on; --job-id in "
+        "DISTLAUNCH_TRAIN_JOB_ID and --backend in DISTLAUNCH_TRAIN_BACKEND; none have "
+        f"{', '.join(others)} and {last}. The command line wins. "
+        "What follows SCRIPT, or --, reaches the script byte for byte."
+    )
 
 
 def _parameter(option: Option) -> inspect.Parameter:
     """Make one parameter; all values stay texts, which ``build`` converts."""
     flag = option.kind == "flag"
-    annotation = bool if flag else list[str] | None if option.repeatable else str | None
+    annotation = bool | None if flag else list[str] | None if option.repeatable else str | None
+    flags = option.flags if option.negation is None else (*option.flags[:-1], f"{option.name}/{option.negation}")
     default = typer.Option(
-        False if flag else None,
-        *option.flags,
+        None,
+        *flags,
         help=option.help + _default_note(option),
         metavar="" if flag else option.metavar,
         show_default=False,
@@ -222,10 +229,10 @@ def _collect(given: Mapping[str, object], options: Sequence[Option]) -> tuple[qu
     texts: quick.Given = {}
     for option in options:
         match given[option.field]:
-            case None | False:
+            case None:
                 continue
-            case True:
-                texts[option.field] = [""]
+            case bool() as switch:
+                texts[option.field] = ["1" if switch else "0"]
             case str() as text:
                 texts[option.field] = [text]
             case several if isinstance(several, Sequence) and several:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 from distlaunch.core.errors import EXIT_SOFTWARE, LaunchError
+from distlaunch.core.model.text import printable
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 1
@@ -61,9 +62,9 @@ def guarded(work: Callable[[], int]) -> int:
 
 def print_error(error: LaunchError) -> None:
     """Write ``distlaunch: error: ...`` and its hint to stderr."""
-    lines = [f"distlaunch: error: {visible(error.message)}"]
+    lines = [f"distlaunch: error: {_indented(error.message)}"]
     if error.hint:
-        lines.append(f"  hint: {visible(error.hint)}")
+        lines.append(f"  hint: {_indented(error.hint)}")
     _to_stderr(lines)
 
 
@@ -75,22 +76,33 @@ def report_fault(error: BaseException) -> None:
     name = type(error).__name__
     text = "".join(traceback.format_exception(error))
     first = (str(error).strip().splitlines() or [""])[0]
-    lines = [f"distlaunch: internal error: {visible(f'{name}: {first}' if first else name)}"]
+    lines = [f"distlaunch: internal error: {printable(f'{name}: {first}' if first else name)}"]
     try:
         fd, path = tempfile.mkstemp(prefix="distlaunch-traceback-", suffix=".txt")
         with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as problem:
-        lines += [f"  the traceback could not be saved: {problem}", text.rstrip()]
+        lines.append(printable(f"  raised at {_place(error)}; the traceback could not be saved: {problem}"))
     else:
         lines.append(f"  please report it with the traceback, saved in {path}")
     _to_stderr(lines)
 
 
-def visible(text: str) -> str:
-    """Escape what would move the cursor or retitle the terminal; indent the lines after the first."""
-    escaped = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-    return escaped.replace("\n", "\n  ")
+def _indented(text: str) -> str:
+    """Make a text harmless, and indent its lines after the first."""
+    return printable(text, keep="\n").replace("\n", "\n  ")
+
+
+def _place(error: BaseException) -> str:
+    """Say where an error was raised: our own innermost line, else the innermost."""
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    frame = next(
+        (frame for frame in reversed(frames) if frame.filename.startswith(ours)), frames[-1] if frames else None
+    )
+    return f"{frame.filename}:{frame.lineno} in {frame.name}" if frame else "an unknown place"
 
 
 def _to_stderr(lines: list[str]) -> None:

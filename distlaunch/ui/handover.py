@@ -22,14 +22,9 @@ _CC = 6  # index of the control characters in termios attributes
 
 def user_terminal() -> UserTerminal | None:
     """Give the terminal if stdin, stdout and stderr all are it, and we are its foreground job; else None."""
-    if not all(os.isatty(descriptor) for descriptor in (_STDIN, STDOUT, STDERR)):
-        return None
-    try:
-        if os.tcgetpgrp(_STDIN) != os.getpgrp():
-            return None
-    except OSError:
-        return None
-    return UserTerminal()
+    terminal = UserTerminal()
+    whole = all(os.isatty(descriptor) for descriptor in (_STDIN, STDOUT, STDERR))
+    return terminal if whole and terminal.is_ours() else None
 
 
 class UserTerminal:
@@ -56,6 +51,13 @@ class UserTerminal:
         except OSError:
             return 24, 80
         return size.lines, size.columns
+
+    def is_ours(self) -> bool:
+        """Tell whether we are its foreground job: to change its modes from the background would stop us."""
+        try:
+            return os.tcgetpgrp(_STDIN) == os.getpgrp()
+        except OSError:
+            return False
 
     def take(self) -> None:
         """Switch to passing every key on, none interpreted here."""

@@ -11,6 +11,7 @@ from typing import Literal
 
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record, defaults_of
+from distlaunch.core.model.text import quoted
 from distlaunch.resolve.options import TrainOptions
 
 Kind = Literal["text", "count", "count or auto", "whole", "port", "seconds", "choice", "flag"]
@@ -55,6 +56,16 @@ class Option(Record):
     def name(self) -> str:
         """The spelling that messages use."""
         return self.flags[-1]
+
+    @property
+    def negation(self) -> str | None:
+        """The flag that undoes a switch which a variable may have set: ``--no-quiet``."""
+        return "--no-" + self.name[2:] if self.kind == "flag" and self.variable is not None else None
+
+    @property
+    def all_flags(self) -> tuple[str, ...]:
+        """Every spelling, the negation's too."""
+        return self.flags if self.negation is None else (*self.flags, self.negation)
 
 
 def _row(
@@ -218,7 +229,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "How the console shows it: rich on a terminal, else plain.",
         choices=("rich", "plain", "jsonl"),
     ),
-    _row("--quiet", "flag", "output", "None of our own lines, except errors."),
+    _row("--quiet", "flag", "output", "None of our own lines, except warnings and errors."),
     _row("--dry-run", "flag", "output", "Print the plan, start nothing.", variable=None),
 )
 """Every option of ``train``."""
@@ -246,11 +257,6 @@ def option_error(source: str, message: str, *, hint: str | None = None) -> Confi
     return kind(f"{source} {message}", hint=hint)
 
 
-def shown(text: str) -> str:
-    """Quote what the user wrote, with control characters escaped, short enough for one line."""
-    return repr(text) if len(text) <= 80 else repr(text[:77]) + "..."
-
-
 def convert(option: Option, text: str, source: str) -> object:
     """Turn the text of a setting into the field's value; ``source`` (flag or variable) is named in errors."""
     match option.kind:
@@ -271,24 +277,24 @@ def convert(option: Option, text: str, source: str) -> object:
         case "choice":
             if text not in option.choices:
                 listed = ", ".join(option.choices[:-1]) + " or " + option.choices[-1]
-                raise option_error(source, f"takes {listed}, not {shown(text)}")
+                raise option_error(source, f"takes {listed}, not {quoted(text)}")
             return text
         case "flag":
             value = _WORDS.get(text.lower())
             if value is None:
-                raise option_error(source, f"takes 1, true, yes, on or 0, false, no, off, not {shown(text)}")
+                raise option_error(source, f"takes 1, true, yes, on or 0, false, no, off, not {quoted(text)}")
             return value
 
 
 def _whole(text: str, source: str, *, least: int, most: int, also: str = "") -> int:
     """Read a whole number written in plain digits: no sign, no underscore, no other script's digits."""
     if not (text.isascii() and text.isdigit()):
-        raise option_error(source, f"takes a whole number >= {least}{also}, not {shown(text)}")
+        raise option_error(source, f"takes a whole number >= {least}{also}, not {quoted(text)}")
     digits = text.lstrip("0") or "0"
     if len(digits) > len(str(most)) or int(digits) > most:
-        raise option_error(source, f"takes a whole number of at most {most}{also}, not {shown(text)}")
+        raise option_error(source, f"takes a whole number of at most {most}{also}, not {quoted(text)}")
     if int(digits) < least:
-        raise option_error(source, f"takes a whole number >= {least}{also}, not {shown(text)}")
+        raise option_error(source, f"takes a whole number >= {least}{also}, not {quoted(text)}")
     return int(digits)
 
 
@@ -299,8 +305,8 @@ def _seconds(text: str, source: str) -> float:
     whole, _, fraction = number.partition(".")
     digits = whole + fraction
     if not (digits.isascii() and digits.isdigit()):
-        raise option_error(source, f"takes a time >= 0 like 30, 2.5, 30s, 5m or 2h, not {shown(text)}")
+        raise option_error(source, f"takes a time >= 0 like 30, 2.5, 30s, 5m or 2h, not {quoted(text)}")
     value_s = float(number) * (unit_s or 1.0)
     if value_s > LONGEST_S:
-        raise option_error(source, f"takes a time of at most {LONGEST_S:.0f} seconds, not {shown(text)}")
+        raise option_error(source, f"takes a time of at most {LONGEST_S:.0f} seconds, not {quoted(text)}")
     return value_s

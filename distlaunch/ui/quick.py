@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, cast
 
 from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.text import quoted
 from distlaunch.resolve.options import TrainOptions
-from distlaunch.ui.options import HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS, Option, convert, option_error, shown
+from distlaunch.ui.options import HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS, Option, convert, option_error
 
 PlanFormat = Literal["table", "json"]
 Given = dict[str, list[str]]
-"""Texts by field, in the order they were given; a flag that is set has one empty text."""
+"""Texts by field, in the order they were given; a switch has one text, as its variable would: ``1`` or ``0``."""
 
 _GPU_SIZES = ("num_gpus", "gpus_per_node")
 _PROC_SIZES = ("num_procs", "procs_per_node")
@@ -49,7 +50,7 @@ def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[s
     A word that looks like an option is never taken for the value of the option before it: ``--log-dir --quiet`` is a
     value forgotten, and ``--log-dir=--quiet`` says that it is not.
     """
-    by_flag = {flag: option for option in options for flag in option.flags}
+    by_flag = {flag: option for option in options for flag in option.all_flags}
     given: Given = {}
     at = 0
     while at < len(argv):
@@ -70,8 +71,8 @@ def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[s
                 _refuse_unknown(flag, by_flag)
             if option.kind == "flag":
                 if attached is not None:
-                    raise UsageError(f"{flag} takes no value, and got {shown(attached)}")
-                given[option.field] = [""]
+                    raise UsageError(f"{flag} takes no value, and got {quoted(attached)}")
+                given[option.field] = ["0" if flag == option.negation else "1"]
                 continue
             text = attached
             if text is None:
@@ -97,9 +98,6 @@ def build(given: Given, rest: Sequence[str], environ: Mapping[str, str], options
         field = option.field
         if field in given:
             source[field] = option.name
-            if option.kind == "flag":
-                values[field] = True
-                continue
             converted = [convert(option, text, option.name) for text in given[field]]
             values[field] = tuple(converted) if option.repeatable else converted[-1]
         elif option.variable is not None and environ.get(option.variable):
@@ -151,7 +149,7 @@ def _next_value(word: str | None, flag: str, option: Option) -> str:
     if word.startswith("--") or word in ("-h", "-m", "-x"):
         raise UsageError(
             f"{flag} needs a value: {flag} {option.metavar}",
-            hint=f"if {shown(word)} is that value, write {option.name}={word}" if word.isprintable() else None,
+            hint=f"if {quoted(word)} is that value, write {option.name}={word}" if word.isprintable() else None,
         )
     return word
 
@@ -163,7 +161,7 @@ def _refuse_unknown(flag: str, by_flag: Mapping[str, Option]) -> NoReturn:
     # Without the dashes, which would make all short names alike.
     near = get_close_matches(flag.lstrip("-"), [known[2:] for known in by_flag if known[:2] == "--"], n=1, cutoff=0.7)
     ask = f"did you mean --{near[0]}? " if near else ""
-    raise UsageError(f"unknown option {shown(flag)}", hint=f"{ask}Options of the script go after SCRIPT.")
+    raise UsageError(f"unknown option {quoted(flag)}", hint=f"{ask}Options of the script go after SCRIPT.")
 
 
 def _split_variable(text: str, variable: str) -> tuple[str, ...]:
@@ -173,7 +171,7 @@ def _split_variable(text: str, variable: str) -> tuple[str, ...]:
     try:
         return tuple(word for word in shlex.split(text) if word)
     except ValueError as exc:
-        raise option_error(variable, f"has an unfinished quote: {shown(text)}") from exc
+        raise option_error(variable, f"has an unfinished quote: {quoted(text)}") from exc
 
 
 def _check_sizes(source: Mapping[str, str]) -> None:

@@ -16,32 +16,43 @@ def train(options: TrainOptions) -> int:
     if options.dry_run:
         return plan(options, "json" if options.format == "jsonl" else "table")
     from distlaunch.launch import run_job
-    from distlaunch.ui.console import open_console, parse_output_ranks
 
-    terminal: Terminal | None = None
+    front = _Front(options)
+    return run_job(options, os.environ, open_sink=front.open_sink, open_terminal=front.open_terminal)
 
-    def open_terminal() -> Terminal | None:
-        nonlocal terminal
-        if options.format is None and options.output == "all":
-            from distlaunch.ui.handover import user_terminal
 
-            terminal = user_terminal()
+class _Front:
+    """What the user has before them: a console, or their terminal handed over to the one worker."""
+
+    def __init__(self, options: TrainOptions) -> None:
+        self._options = options
+        self._handed_over = False
+
+    def open_terminal(self) -> Terminal | None:
+        """Hand the terminal over, if there is one and nothing was asked of a console; asked for one worker only."""
+        if self._options.format is not None or self._options.output != "all":
+            return None
+        from distlaunch.ui.handover import user_terminal
+
+        terminal = user_terminal()
+        self._handed_over = terminal is not None
         return terminal
 
-    def open_sink(world_size: int) -> Sink:
-        if terminal is not None:
+    def open_sink(self, world_size: int) -> Sink:
+        """Open the sink that suits: our lines go between the worker's bytes once the terminal is handed over."""
+        if self._handed_over:
             from distlaunch.ui.handover import Passthrough
 
-            return Passthrough(quiet=options.quiet)
+            return Passthrough(quiet=self._options.quiet)
+        from distlaunch.ui.console import open_console, parse_output_ranks
+
         return open_console(
             world_size=world_size,
             environ=os.environ,
-            format=options.format,
-            show=parse_output_ranks(options.output, world_size),
-            quiet=options.quiet,
+            format=self._options.format,
+            show=parse_output_ranks(self._options.output, world_size),
+            quiet=self._options.quiet,
         )
-
-    return run_job(options, os.environ, open_sink=open_sink, open_terminal=open_terminal)
 
 
 def plan(options: TrainOptions, fmt: Literal["table", "json"]) -> int:

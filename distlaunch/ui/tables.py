@@ -12,14 +12,14 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from distlaunch.core.model.ids import format_ranks
-from distlaunch.ui.errors import visible
+from distlaunch.core.model.ids import format_ranks, name_ranks
+from distlaunch.core.model.text import printable
+from distlaunch.core.model.variables import DEVICE_MASKS
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _NUMBERS = ("rank", "local_rank", "node_rank")
 _UNSETTLED = "(settled at the start)"
 _MOST_VALUES = 8
@@ -60,7 +60,7 @@ def _facts(console: Console, record: Mapping[str, Any], workers: Sequence[Mappin
     ]
     for name, value in facts:
         if value is not None:
-            console.print(f"{name:<10} {visible(str(value))}", soft_wrap=True)
+            console.print(f"{name:<10} {printable(str(value))}", soft_wrap=True)
 
 
 def _master(record: Mapping[str, Any]) -> str | None:
@@ -82,7 +82,7 @@ def _nodes(console: Console, nodes: Sequence[Mapping[str, Any]], workers: Sequen
             _cell(node.get("host")),
             _cell(node.get("slots")),
             _devices(node.get("devices") or ()),
-            format_ranks(sorted(bound)) if bound else "any",
+            format_ranks(bound) if bound else "any",
         )
     _heading(console, "Nodes")
     console.print(table)
@@ -115,7 +115,7 @@ def _commands(console: Console, workers: Sequence[Mapping[str, Any]]) -> None:
         by_argv.setdefault(tuple(map(str, worker.get("argv") or ())), []).append(worker.get("rank", 0))
     for argv, ranks in by_argv.items():
         # For reading only: what runs stays a list.
-        _line(console, (f"ranks {format_ranks(ranks)}: " if len(by_argv) > 1 else "") + shlex.join(argv))
+        _line(console, (f"{name_ranks(ranks)}: " if len(by_argv) > 1 else "") + shlex.join(argv))
 
 
 def _environment(console: Console, workers: Sequence[Mapping[str, Any]], given: Iterable[object]) -> None:
@@ -156,7 +156,7 @@ def _varying(name: str, workers: Sequence[Mapping[str, Any]], values: Sequence[o
     for worker, value in zip(workers, values, strict=True):
         text = "(not set)" if value is _Missing else _value(value)
         ranks.setdefault(text, []).append(worker.get("rank", 0))
-    parts = [f"{text} (ranks {format_ranks(some)})" for text, some in list(ranks.items())[:_MOST_VALUES]]
+    parts = [f"{text} ({name_ranks(some)})" for text, some in list(ranks.items())[:_MOST_VALUES]]
     if len(ranks) > _MOST_VALUES:
         parts.append(f"... {len(ranks) - _MOST_VALUES} more")
     return ", ".join(parts)
@@ -182,7 +182,7 @@ def _pattern(numbers: Sequence[str], workers: Sequence[Mapping[str, Any]], value
 
 def _mask(worker: Mapping[str, Any]) -> str:
     env = worker.get("env") or {}
-    masks = [env[name] for name in _MASKS if env.get(name) is not None]
+    masks = [env[name] for name in sorted(DEVICE_MASKS) if env.get(name) is not None]
     return _cell(masks[0] or "none") if masks else "-"
 
 
@@ -206,7 +206,7 @@ def _value(value: object) -> str:
 
 
 def _cell(value: object) -> str:
-    return "-" if value is None else visible(str(value))
+    return "-" if value is None else printable(str(value))
 
 
 def _count(number: object, noun: str) -> str:
@@ -220,7 +220,7 @@ def _heading(console: Console, text: str) -> None:
 
 def _line(console: Console, text: str) -> None:
     """Print one indented line, never broken, so that it can be copied."""
-    console.print("  " + visible(text), soft_wrap=True)
+    console.print("  " + printable(text), soft_wrap=True)
 
 
 def _table(*columns: str) -> Table:

@@ -12,6 +12,7 @@ MAY_LOAD = {
     "distlaunch.core.errors",
     "distlaunch.core.model",
     "distlaunch.core.model.record",
+    "distlaunch.core.model.text",
     "distlaunch.resolve",
     "distlaunch.resolve.options",
     "distlaunch.ui",

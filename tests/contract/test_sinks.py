@@ -170,6 +170,15 @@ def test_quiet_hides_information_and_nothing_else(place):
     assert all(words in seen for words in ("this is warning", "this is error", "from a worker"))
 
 
+def test_names_in_our_own_lines_move_no_cursor_and_show_their_bytes(place):
+    place.open().say("log: \x1b]0;t\x07l\udcff\r", level="error")
+    seen = place.seen()
+    assert b"\x1b" not in seen
+    assert b"\x07" not in seen
+    (line,) = texts(seen)
+    assert line.endswith(r"log: \x1b]0;t\x07l\xff\r") or json.loads(seen)["text"] == "log: \x1b]0;t\x07l\udcff\r"
+
+
 def test_words_that_are_no_unicode_are_shown_somehow(place):
     place.open().say("caf\udce9 \ud800")
     assert b"caf" in place.seen()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NewType
 
 Rank = NewType("Rank", int)
@@ -17,7 +18,7 @@ Attempt = NewType("Attempt", int)
 """Which start of the job this is: 0 for the first, k after k restarts."""
 
 
-def format_ranks(ranks: tuple[int, ...] | list[int]) -> str:
+def format_ranks(ranks: Iterable[int]) -> str:
     """Write ranks the way people do: ``0,2-5``; the input may be in any order."""
     parts: list[str] = []
     ordered = sorted(set(ranks))
@@ -30,3 +31,9 @@ def format_ranks(ranks: tuple[int, ...] | list[int]) -> str:
         parts.append(str(first) if first == last else f"{first}-{last}")
         start = end + 1
     return ",".join(parts)
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Write ranks as a sentence has them: ``rank 0``, ``ranks 0,2-5``."""
+    text = format_ranks(ranks)
+    return f"rank {text}" if text.isdigit() else f"ranks {text}"

@@ -7,7 +7,7 @@ as good as none.
 
 from __future__ import annotations
 
-from distlaunch.job.diagnose.text import clean, to_lines
+from distlaunch.job.diagnose.text import to_lines, without_escapes
 from distlaunch.job.diagnose.tracebacks import Raised, find_tracebacks
 
 _LIMIT = 262144
@@ -35,7 +35,7 @@ def read_error_file(data: bytes | None) -> list[Raised]:
             return found[-1].chain
     if not isinstance(message, str) or not message.strip():
         return []
-    first, *rest = (clean(line) for line in message.strip().split("\n"))
+    first, *rest = (without_escapes(line) for line in message.strip().split("\n"))
     type_, colon, text = first.partition(": ")
     typed = colon and type_.replace(".", "").isidentifier()
     raised = Raised(type_, text, lines=[first]) if typed else Raised(message=first, lines=[first])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distlaunch.core.model.ids import format_ranks
+from distlaunch.core.model.ids import name_ranks
 from distlaunch.core.model.record import replace
 from distlaunch.job.diagnose.consequence import Standing
 from distlaunch.job.diagnose.evidence import Evidence, read, was_stopped
@@ -130,17 +130,16 @@ def _hint_without_cause(
     """Point at the ranks that did not fail: one of them ended too early, or hangs."""
     early = [end.rank for end in ends if end.returncode == 0 and not end.told_to_stop]
     if early:
-        return f"{_ranks(early)} had already ended with exit code 0: do all ranks run the same number of steps?"
+        return f"{name_ranks(early)} had already ended with exit code 0: do all ranks run the same number of steps?"
     late = sorted({end.rank for end in ends if was_stopped(end)} | set(running))
     if late:
         if len(late) == 1:
-            return f"rank {late[0]} was still running and had not failed: its log shows where it hung"
-        return f"{_ranks(late)} were still running and had not failed: their logs show where they hung"
+            return f"{name_ranks(late)} was still running and had not failed: its log shows where it hung"
+        return f"{name_ranks(late)} were still running and had not failed: their logs show where they hung"
     known = {end.rank for end in ends}
     if missing := [rank for rank in range(world_size) if rank not in known]:
-        return (
-            f"{_ranks(missing)} did not fail: the log{'s' if len(missing) > 1 else ''} may show an early end or a hang"
-        )
+        logs = "logs" if len(missing) > 1 else "log"
+        return f"{name_ranks(missing)} did not fail: the {logs} may show an early end or a hang"
     if best.standing is Standing.TIMED_OUT:
         return "ranks waited for each other: do all of them call the same collectives in the same order?"
     return hint_for(best, python=None) or "a connection broke while all ranks ran: look at the nodes' network"
@@ -155,7 +154,7 @@ def _others(
         kinds.setdefault(_doing(end, seen.get(end.rank)), []).append(end.rank)
     if running:
         kinds.setdefault("still running", []).extend(running)
-    lines = [f"{_ranks(ranks)}: {doing}" for doing, ranks in kinds.items()]
+    lines = [f"{name_ranks(ranks)}: {doing}" for doing, ranks in kinds.items()]
     if len(lines) > _OTHERS:
         lines[_OTHERS - 1 :] = [f"and {len(lines) - _OTHERS + 1} more kinds of end, out of {world_size} ranks"]
     return tuple(lines)
@@ -175,7 +174,3 @@ def _doing(end: WorkerEnd, evidence: Evidence | None) -> str:
     what = ": ".join(part for part in (evidence.exception_type, evidence.message) if part)
     where = f" ({evidence.frame})" if evidence.frame else ""
     return f"failed too, {evidence.summary}" + (f": {shorten(what, 120)}{where}" if what else "")
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(list(ranks))}"

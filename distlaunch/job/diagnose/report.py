@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distlaunch.core.model.ids import format_ranks
+from distlaunch.core.model.ids import name_ranks
+from distlaunch.core.model.text import printable
 from distlaunch.job.diagnose.model import Cause, Diagnosis
-from distlaunch.job.diagnose.text import clean, shorten
+from distlaunch.job.diagnose.text import shorten
 
 _WIDTH = 100
 _EXCERPT = 12
@@ -51,7 +52,15 @@ def render_report(
         lines.append(f"  log: {cause.log_path or run_dir}")
     tries = f", attempt {attempt + 1} of {max_restarts + 1}" if max_restarts else ""
     lines.append(f"  job {job_id}, after {_duration(elapsed_s)}{tries}")
-    return "\n".join(clean(line).rstrip() for line in lines) + "\n"
+    return "\n".join(printable(line).rstrip() for line in lines) + "\n"
+
+
+def one_line(diagnosis: Diagnosis) -> str:
+    """Say a cause in one line: who failed, with what, where."""
+    cause = diagnosis.cause
+    what = f"{cause.exception_type}: {cause.message}" if cause.exception_type else cause.summary
+    where = f" ({cause.frame})" if cause.frame else ""
+    return f"{name_ranks(cause.ranks)}: {what[:160]}{where}"
 
 
 def diagnosis_record(diagnosis: Diagnosis) -> dict[str, object]:
@@ -82,9 +91,7 @@ def _who(ranks: Sequence[int], world_size: int) -> str:
         return "no rank"
     if len(ranks) == world_size:
         return "the only rank" if world_size == 1 else f"all {world_size} ranks"
-    if len(ranks) == 1:
-        return f"rank {ranks[0]} of {world_size}"
-    return f"ranks {format_ranks(list(ranks))} of {world_size}"
+    return f"{name_ranks(ranks)} of {world_size}"
 
 
 def _says_the_same(line: str, cause: Cause) -> bool:
@@ -99,7 +106,9 @@ def _wrapped(text: str, indent: str, *, limit: int = 0) -> list[str]:
     import textwrap
 
     further = indent + "  "
-    lines = textwrap.wrap(clean(text), _WIDTH, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        printable(text), _WIDTH, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False
+    )
     if limit and len(lines) > limit:
         lines = lines[:limit]
         lines[-1] = shorten(lines[-1], _WIDTH - 4) + " ..."

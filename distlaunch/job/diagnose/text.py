@@ -15,6 +15,9 @@ _LINE_CHARS = 4000
 _BREAK = re.compile(r"\r\n|\n|\r")
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch.distributed's excepthook puts this before every line of a traceback once a group exists."""
+_NAMES_FILE = re.compile(r"^[\s|]*File \"|can't open file '")
+_BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
+"""How Python's stderr writes a byte of a file's name that is not UTF-8; ``core.model.text`` writes it ``\\xff``."""
 
 _NOISE = re.compile(
     r"\[[WI]\d{4} "  # C++ warnings of torch: [W1128 00:45:12.3 file.cpp:1]
@@ -25,8 +28,8 @@ _NOISE = re.compile(
 )
 
 
-def clean(text: str) -> str:
-    """Take escape sequences and all that is not printable out of one line; tabs become spaces."""
+def without_escapes(text: str) -> str:
+    """Take escape sequences and all that is not printable out of one line of a worker; tabs become spaces."""
     if text.isascii() and text.isprintable():
         return text
     shown = []
@@ -44,9 +47,11 @@ def to_lines(data: bytes) -> list[str]:
     """Split what a worker wrote into clean lines; a carriage return ends a line too (progress bars)."""
     lines = []
     for raw in _BREAK.split(data.decode("utf-8", "replace")):
-        line = clean(raw).rstrip()
+        line = without_escapes(raw).rstrip()
         if line.startswith("[rank"):
             line = _RANK_PREFIX.sub("", line)
+        if "\\udc" in line and _NAMES_FILE.search(line):
+            line = _BYTE.sub(r"\\x\1", line)
         if len(line) > _LINE_CHARS:
             line = f"{line[: _LINE_CHARS // 2]} ... {line[-_LINE_CHARS // 2 :]}"
         lines.append(line)

@@ -69,7 +69,7 @@ class Frame(Record):
         return not any(part in self.file for part in LIBRARY_PARTS)
 
     def __str__(self) -> str:
-        parts = self.file.replace("\\", "/").split("/")
+        parts = self.file.split("/")
         name = "/".join(parts[-2:] if parts[-1] in ("__init__.py", "__main__.py") else parts[-1:])
         return f"{name}:{self.line} in {self.function}" if self.function else f"{name}:{self.line}"
 

@@ -7,8 +7,8 @@ import threading
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
+from distlaunch.core.model.text import printable
 from distlaunch.job.sink import STDERR, STDOUT, Sink
-from distlaunch.ui.console.escapes import clean
 from distlaunch.ui.console.ranks import RESET, Prefixes
 from distlaunch.ui.console.records import Records
 from distlaunch.ui.console.screen import Screen
@@ -40,8 +40,8 @@ def _bound(writer: Writer, timeout_s: float | None) -> float | None:
 
 
 def own_lines(text: str) -> bytes:
-    """Mark our own words, so that nobody takes them for a worker's."""
-    return b"distlaunch: " + text.encode("utf-8", "backslashreplace").removesuffix(b"\n")
+    """Mark our own words, so that nobody takes them for a worker's, and make the names in them harmless."""
+    return b"distlaunch: " + printable(text.removesuffix("\n"), keep="\n").encode()
 
 
 class Console(Sink):
@@ -119,8 +119,6 @@ class Console(Sink):
                 self._err.message(text, level)
                 return
             lines = own_lines(text).split(b"\n")
-            if isinstance(self._err, TerminalScreen):
-                lines = [clean(line) for line in lines]
             if self._colour:
                 lines[0] = _SGR[level] + lines[0] + RESET
             self._err.interject(b"\n".join(lines) + b"\n")

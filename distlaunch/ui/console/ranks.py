@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.ids import format_ranks
+from distlaunch.core.model.ids import format_ranks, name_ranks
 
 RESET = b"\x1b[0m"
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
@@ -35,8 +35,9 @@ def _rank(word: str, text: str, world_size: int) -> int:
         raise ConfigError(f"--output {text}: '{digits}' is not a rank", hint="all, none, or ranks such as 0,2-5")
     number = digits.lstrip("0") or "0"
     if len(number) > len(str(world_size)) or int(number) >= world_size:
-        there = "rank 0" if world_size == 1 else f"ranks 0-{world_size - 1}"
-        raise ConfigError(f"--output {text}: there is no rank {number}", hint=f"this job has {there}")
+        raise ConfigError(
+            f"--output {text}: there is no rank {number}", hint=f"this job has {name_ranks(range(world_size))}"
+        )
     return int(number)
 
 
@@ -57,7 +58,7 @@ class Prefixes:
         return prefix
 
     def _make(self, who: int | frozenset[int]) -> bytes:
-        label = f"[{who if isinstance(who, int) else format_ranks(list(who))}]"
+        label = f"[{who if isinstance(who, int) else format_ranks(who)}]"
         if not self._colour:
             return f"{label} ".encode()
         sgr = _COLOURS[who % len(_COLOURS)] if isinstance(who, int) else 1

@@ -11,72 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from distlaunch.ui.console.escapes import hold_back
-from distlaunch.ui.console.screen import PARTIAL_S, PIECE, Source
+from distlaunch.ui.console.lines import PIECE, STREAMS, Lines, Source
 from distlaunch.ui.console.writer import Writer
 
-_STREAMS = {1: "stdout", 2: "stderr"}
 
-
-class RecordSource(Source):
-    """One stream of one rank, with the head that all its records share."""
-
-    __slots__ = ("head",)
-
-    def __init__(self, rank: int, stream: int) -> None:
-        super().__init__(rank)
-        self.head = f', "type": "output", "rank": {rank}, "stream": "{_STREAMS[stream]}", "text": '
-
-
-class Records:
+class Records(Lines):
     """Writes worker lines, messages and events as JSON."""
 
     def __init__(self, writer: Writer, *, wall: Callable[[], float]) -> None:
         from json.encoder import encode_basestring_ascii
 
-        self.writer = writer
+        super().__init__(writer)
         self._quote = encode_basestring_ascii
         self._wall = wall
-        self._sources: dict[tuple[int, int], RecordSource] = {}
-        self._partial: dict[RecordSource, None] = {}
-
-    def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
-        """Take a chunk; see ``job.sink.Sink``."""
-        source = self._sources.get((rank, stream))
-        if source is None:
-            source = self._sources[rank, stream] = RecordSource(rank, stream)
-        cut = data.rfind(b"\n")
-        if cut >= 0:
-            self._complete(source, data[:cut])
-            data = data[cut + 1 :]
-        if not data:
-            return
-        source.buf += data
-        if len(source.buf) >= PIECE:
-            self._show(source)
-        elif source not in self._partial:
-            source.due = now + PARTIAL_S
-            self._partial[source] = None
-
-    def rank_ended(self, rank: int, now: float) -> None:
-        """Write what is held of this rank."""
-        for stream in _STREAMS:
-            source = self._sources.pop((rank, stream), None)
-            if source is not None and (source.buf or source.started):
-                self._complete(source, b"")
-
-    def flush_due(self, now: float) -> float | None:
-        """Write partial lines that have been held long enough; return when the next is due."""
-        while self._partial:
-            source = next(iter(self._partial))
-            if source.due > now:
-                return source.due
-            self._show(source)
-        return None
-
-    def finish(self, now: float) -> None:
-        """Write everything that is held."""
-        for rank in {rank for rank, _stream in self._sources}:
-            self.rank_ended(rank, now)
 
     def message(self, text: str, level: str) -> None:
         """Write lines of our own."""
@@ -88,14 +35,9 @@ class Records:
 
         self.writer.put(json.dumps(dict(record)).encode() + b"\n", must=True)
 
-    def _complete(self, source: RecordSource, block: bytes) -> None:
-        self._partial.pop(source, None)
-        if source.buf:
-            source.buf += block
-            block = bytes(source.buf)
-            source.buf.clear()
+    def _complete(self, source: Source, block: bytes, now: float) -> None:
         source.started = False
-        start = f'{{"time": {self._wall():.6f}{source.head}'
+        start = self._start(source)
         if len(block) <= PIECE or max(map(len, block.split(b"\n"))) <= PIECE:
             try:
                 text = block.decode()
@@ -106,33 +48,32 @@ class Records:
                 lines = [start + quote(line.removesuffix("\r")) + "}\n" for line in text.split("\n")]
                 self._put("".join(lines))
                 return
-        self._put("".join(self._long_or_binary(start, line) for line in block.split(b"\n")))
+        self._put("".join(self._pieces(start, line.removesuffix(b"\r"), partial=False) for line in block.split(b"\n")))
 
-    def _long_or_binary(self, start: str, line: bytes) -> str:
-        line = line.removesuffix(b"\r")
+    def _pieces(self, start: str, line: bytes, *, partial: bool) -> str:
+        """Write a long or binary line as records of at most PIECE bytes, the last of them ``partial`` or not."""
         out = []
         while len(line) > PIECE:
             piece, held = hold_back(line[:PIECE])
             out.append(self._record(start, piece, partial=True))
             line = held + line[PIECE:]
-        out.append(self._record(start, line, partial=False))
+        out.append(self._record(start, line, partial=partial))
         return "".join(out)
 
-    def _show(self, source: RecordSource) -> None:
+    def _show(self, source: Source) -> None:
         """Write the unfinished line, in pieces of at most PIECE; an unfinished character stays."""
         self._partial.pop(source, None)
-        start = f'{{"time": {self._wall():.6f}{source.head}'
+        start = self._start(source)
         shown, held = hold_back(bytes(source.buf))
         source.buf[:] = held
         if shown:
             source.started = True
-            pieces = []
-            while len(shown) > PIECE:
-                piece, rest = hold_back(shown[:PIECE])
-                pieces.append(self._record(start, piece, partial=True))
-                shown = rest + shown[PIECE:]
-            pieces.append(self._record(start, shown, partial=True))
-            self._put("".join(pieces))
+            self._put(self._pieces(start, shown, partial=True))
+
+    def _start(self, source: Source) -> str:
+        """Give the head that the records of one chunk share."""
+        stream = STREAMS[source.stream]
+        return f'{{"time": {self._wall():.6f}, "type": "output", "rank": {source.rank}, "stream": "{stream}", "text": '
 
     def _record(self, start: str, line: bytes, *, partial: bool) -> str:
         end = ', "partial": true}\n' if partial else "}\n"

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from distlaunch.ui.console.escapes import clean, hold_back, is_clean
+from distlaunch.ui.console.lines import PIECE, Source
 from distlaunch.ui.console.ranks import RESET, Prefixes
-from distlaunch.ui.console.screen import PIECE, Screen, Source
+from distlaunch.ui.console.screen import Screen
 from distlaunch.ui.console.writer import Writer
 
 CUT = "… line continues, see the log".encode()

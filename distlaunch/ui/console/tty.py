@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from distlaunch.core.model.text import printable
 from distlaunch.ui.console.ranks import RESET
 from distlaunch.ui.console.writer import Writer
 
@@ -63,7 +64,7 @@ class TerminalWriter(Writer):
         room = 0 if self._skipping else self._high_water + (_OWN_EXTRA if must else 0) - self._pending
         if len(data) <= room:
             self._queue(data)
-            return True
+            return not self._dead
         cut = data.rfind(b"\n", 0, max(0, room)) + 1
         self._skipping = True
         self._skipped += data.count(b"\n", cut)
@@ -112,13 +113,13 @@ class TerminalWriter(Writer):
             width = os.get_terminal_size(self._fd).columns or _WIDTH
         except OSError:
             width = _WIDTH
-        text = "".join(char if char.isprintable() else "?" for char in text)
+        text = printable(text)
         room = width - 1
         if _columns(text) > room:
             while text and _columns(text) >= room:
                 text = text[:-1]
             text += "…"
-        return text.encode("utf-8", "replace")
+        return text.encode()
 
 
 def _columns(text: str) -> int:

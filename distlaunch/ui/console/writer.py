@@ -2,7 +2,8 @@
 
 A slow reader must never hold up supervision, and O_NONBLOCK must not be set on 0-2 (the description is shared with
 the user's shell): so a daemon thread writes and may block for as long as it likes. A pipe, file or socket says when
-it is full and loses nothing. A descriptor that fails (reader gone, disk full) is given up for good, silently.
+it is full and loses nothing. A descriptor that fails (reader gone, disk full, no thread to be
+had) is given up for good, silently.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Writer:
         self._append(data)
         if self._pending >= self._high_water:
             self._full = True
-        return True
+        return not self._dead
 
     def _append(self, data: bytes) -> None:
         self._chunks.append(data)
@@ -95,8 +96,13 @@ class Writer:
 
     def _wake(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"console-{self._fd}", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=f"console-{self._fd}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads (ulimit -u): the job matters more than its console
+                self._give_up()
+                return
+            self._thread = thread
         elif self._sleeping:
             self._sleeping = False
             self._cond.notify_all()

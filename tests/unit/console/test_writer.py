@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import select
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -167,3 +169,26 @@ def test_nothing_written_starts_no_thread(pipe):
     assert writer.finish_close(None) == 0
     for fd in pipe:
         os.close(fd)
+
+
+def test_without_a_thread_to_be_had_the_descriptor_counts_as_failed_and_nobody_waits():
+    # A stack that does not fit into the address space: the same error as at the limit of processes, for root too.
+    source = (
+        "import os, resource, threading\n"
+        "from distlaunch.ui.console.tty import TerminalWriter\n"
+        "from distlaunch.ui.console.writer import Writer\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
+        "threading.stack_size(8 << 30)\n"
+        "for writer in (Writer(1), TerminalWriter(1, skipped=lambda lines: b'', colour=False)):\n"
+        "    assert not writer.put(b'12345')\n"
+        "    assert not writer.put(b'678', must=True)\n"
+        "    assert writer.has_room() and writer.wait_idle(None)\n"
+        "    writer.begin_close()\n"
+        "    assert writer.finish_close(None) == 8\n"
+        "writer = TerminalWriter(1, skipped=lambda lines: b'', colour=False)\n"
+        "writer.set_status('up')\n"
+        "writer.begin_close()\n"
+        "assert writer.finish_close(None) == 0\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], env={}, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

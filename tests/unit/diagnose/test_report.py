@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from distlaunch.job.diagnose.errorfile import read_error_file
 from distlaunch.job.diagnose.judge import diagnose, looks_like_consequence
 from distlaunch.job.diagnose.model import WorkerEnd
-from distlaunch.job.diagnose.report import diagnosis_record, render_report
-from distlaunch.job.diagnose.text import clean
+from distlaunch.job.diagnose.report import diagnosis_record, one_line, render_report
+from distlaunch.job.diagnose.text import without_escapes
 
 TAIL = """\
 Traceback (most recent call last):
@@ -93,15 +94,44 @@ def test_record_is_json_and_names_the_cause(end_of):
     assert record["signature"] == ["ValueError", "train.py:42 in step"]
 
 
+def test_bytes_of_a_path_that_are_not_utf8_are_shown_and_stay_in_their_line(end_of):
+    # As Python writes it to a worker's stderr.
+    tail = (
+        'Traceback (most recent call last):\n  File "/d/f\\udcff.py", line 1, in <module>\nOSError: it has a \\udcff\n'
+    )
+    log = os.fsdecode(b"/tmp/l\xff\n/rank-0.log")
+    diagnosis = diagnose([end_of(0, tail, log_path=log)], world_size=1)
+    lines = shown(diagnosis, world_size=1).splitlines()
+    assert "  at f\\xff.py:1 in <module>" in lines
+    assert '      File "/d/f\\xff.py", line 1, in <module>' in lines
+    assert "  OSError: it has a \\udcff" in lines
+    assert "  log: /tmp/l\\xff\\n/rank-0.log" in lines
+
+
+def test_a_script_that_cannot_be_opened_is_named_with_its_odd_bytes(end_of):
+    tail = "/usr/bin/python3: can't open file '/d/f\\udcff.py': [Errno 2] No such file or directory\n"
+    cause = diagnose([end_of(0, tail, returncode=2)], world_size=1).cause
+    assert cause.message == "cannot open /d/f\\xff.py: No such file or directory"
+
+
+def test_a_cause_fits_in_one_line(end_of):
+    assert one_line(diagnose([end_of(2, TAIL)], world_size=4)) == "rank 2: ValueError: bad batch (train.py:42 in step)"
+    both = [end_of(rank, TAIL.replace("bad", "b" * 300), ended_s=rank) for rank in (0, 1)]
+    text = one_line(diagnose(both, world_size=4))
+    assert text.startswith("ranks 0-1: ValueError: bbb")
+    assert len(text) < 220
+    assert one_line(diagnose([end_of(1, returncode=-9)], world_size=4)).startswith("rank 1: killed by SIGKILL")
+
+
 def test_escape_sequences_are_taken_out_whole():
-    assert clean("a\x1b]0;title\x07b\x1b[2Jc\x9b31md\u202ee\x1bPq\x1b\\f\tg\x00") == "abcdef    g"
+    assert without_escapes("a\x1b]0;title\x07b\x1b[2Jc\x9b31md\u202ee\x1bPq\x1b\\f\tg\x00") == "abcdef    g"
 
 
 @given(st.text())
 def test_cleaned_text_is_printable_and_stays_as_it_is(text):
-    once = clean(text)
+    once = without_escapes(text)
     assert not any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 for char in once)
-    assert clean(once) == once
+    assert without_escapes(once) == once
 
 
 PIECES = st.sampled_from(
@@ -206,5 +236,5 @@ JSON = st.recursive(
 def test_error_file_of_any_shape_does_no_harm(value):
     data = json.dumps(value).encode()
     for raised in read_error_file(data):
-        assert clean(raised.text) == raised.text
+        assert without_escapes(raised.text) == raised.text
     read_error_file(data[:-1])

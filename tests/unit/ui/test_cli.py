@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import distlaunch
 from distlaunch.core.errors import LaunchError, NodesError, UsageError
 from distlaunch.ui import quick
 from distlaunch.ui.cli import run_app
-from distlaunch.ui.errors import guarded, visible
+from distlaunch.ui.errors import guarded
 from distlaunch.ui.options import GROUP_TITLES, PLAN_OPTIONS, TRAIN_OPTIONS, Option
 
 VALUES = {
@@ -27,12 +28,27 @@ VALUES = {
     "port": ["29500", "0", "70000"],
     "seconds": ["0", "1.5", "5m", "nan", "-3"],
 }
-ODD_WORDS = ["--nun-gpus", "-q", "--quiet=1", "--env", "--grace", "-x", "--", "-mq", "--lr", "--format=json", "--help"]
+ODD_WORDS = [
+    "--nun-gpus",
+    "--no-quiet=1",
+    "--no-dry-run",
+    "-q",
+    "--quiet=1",
+    "--env",
+    "--grace",
+    "-x",
+    "--",
+    "-mq",
+    "--lr",
+    "--format=json",
+    "--help",
+]
 
 
 def option_words(option: Option) -> st.SearchStrategy[list[str]]:
     flags = [*option.flags, "--" + option.name[2:].replace("-", "_")]
     if option.kind == "flag":
+        flags += [option.negation, option.negation.replace("-", "_").replace("__", "--")] if option.negation else []
         return st.sampled_from(flags).map(lambda flag: [flag])
     values = [*option.choices, "odd"] if option.kind == "choice" else VALUES[option.kind]
     pairs = st.tuples(st.sampled_from(flags), st.sampled_from(values), st.booleans())
@@ -107,10 +123,18 @@ def test_the_help_of_train_names_every_option_and_group(capsys, monkeypatch):
     assert run_app(["train", "--num-gpus", "2", "--help"], {}) == 0
     text = capsys.readouterr().out
     for option in TRAIN_OPTIONS:
-        assert all(flag in text for flag in option.flags)
+        assert all(flag in text for flag in option.all_flags)
         assert option.metavar in text
     assert all(title in text for title in GROUP_TITLES.values())
     assert "Usage: distlaunch train [OPTIONS] SCRIPT [ARGS]..." in text
+
+
+def test_the_help_names_the_options_without_a_variable(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    run_app(["train", "--help"], {})
+    words = " ".join(capsys.readouterr().out.split())
+    assert "none have --script, -m, --no-python and --dry-run." in words
+    assert "except warnings and errors." in words
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
@@ -154,6 +178,7 @@ def complete(words: str, cword: int) -> list[str]:
 def test_the_shell_completes_commands_options_and_choices():
     assert complete("distlaunch tr", 1) == ["train"]
     assert complete("distlaunch train --num-g", 2) == ["--num-gpus"]
+    assert complete("distlaunch train --no-q", 2) == ["--no-quiet"]
     assert complete("distlaunch plan --bind c", 3) == ["cores"]
 
 
@@ -180,8 +205,12 @@ def test_a_handled_error_is_two_lines_and_its_own_code(capsys):
     assert captured.out == ""
 
 
-def test_what_moves_the_cursor_is_escaped():
-    assert visible("a\x1b[2J\x9b\udcff\rü") == "a\\x1b[2J\\x9b\\udcff\\rü"
+def test_what_moves_the_cursor_is_escaped_in_an_error(capsys):
+    def work() -> int:
+        raise NodesError("a\x1b[2J\x9b\udcff\rü", hint="\x07")
+
+    guarded(work)
+    assert capsys.readouterr().err == "distlaunch: error: a\\x1b[2J\\x9b\\xff\\rü\n  hint: \\x07\n"
 
 
 def test_ctrl_c_is_answered_quietly(capsys):
@@ -202,6 +231,18 @@ def test_a_fault_of_ours_is_one_line_and_a_private_file_with_the_traceback(tmp_p
     assert stat.S_IMODE(saved.stat().st_mode) == 0o600
     assert "Traceback" in saved.read_text()
     assert "ValueError: odd\nmore" in saved.read_text()
+
+
+def test_a_fault_whose_traceback_cannot_be_saved_says_where_it_happened_in_one_line(tmp_path):
+    code = "import tempfile\ntempfile.tempdir = '/nowhere'\nfrom distlaunch.ui.options import convert\n"
+    done = run_guarded(f"{code}def work():\n    return convert(None, '', '')", tmp_path)
+    first, second = done.stderr.splitlines()
+    assert done.returncode == 70
+    assert first.startswith("distlaunch: internal error: AttributeError: ")
+    assert re.fullmatch(
+        r"  raised at .*/distlaunch/ui/options\.py:\d+ in convert; the traceback could not be saved: .*'/nowhere/.*",
+        second,
+    )
 
 
 @pytest.mark.parametrize("lines", [1, 100_000])

@@ -25,7 +25,7 @@ def test_every_field_that_is_an_option_has_exactly_one_row():
 
 
 def test_no_flag_and_no_variable_is_used_twice():
-    flags = [flag for option in TRAIN_OPTIONS for flag in option.flags]
+    flags = [flag for option in TRAIN_OPTIONS for flag in option.all_flags]
     variables = [option.variable for option in TRAIN_OPTIONS if option.variable]
     assert len(flags) == len(set(flags))
     assert len(variables) == len(set(variables))
@@ -37,7 +37,7 @@ def test_plan_has_the_options_of_train_and_a_format_of_its_own():
         "format",
         "plan_format",
     }
-    flags = [flag for option in PLAN_OPTIONS for flag in option.flags]
+    flags = [flag for option in PLAN_OPTIONS for flag in option.all_flags]
     assert len(flags) == len(set(flags))
 
 
@@ -57,6 +57,12 @@ def test_every_option_but_what_runs_and_dry_run_has_a_variable_named_after_it():
     for option in TRAIN_OPTIONS:
         if option.variable is not None:
             assert option.variable == odd.get(option.field, "DISTLAUNCH_" + option.name[2:].replace("-", "_").upper())
+
+
+def test_every_switch_that_a_variable_can_set_has_a_flag_that_undoes_it():
+    negations = {option.negation for option in TRAIN_OPTIONS} - {None}
+    assert negations == {"--no-quiet", "--no-isolate-gpus"}
+    assert all(option.kind == "flag" and option.variable for option in TRAIN_OPTIONS if option.negation)
 
 
 def test_choices_are_those_of_the_field_type():

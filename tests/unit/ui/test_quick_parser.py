@@ -94,6 +94,24 @@ def test_switches_are_read_from_the_environment(text: str, value: bool):
     assert parse("s", DISTLAUNCH_QUIET=text).quiet is value
 
 
+def test_the_command_line_undoes_a_switch_of_the_environment():
+    assert parse("--no-quiet", "s", DISTLAUNCH_QUIET="1").quiet is False
+    assert parse("--no_isolate_gpus", "s", DISTLAUNCH_ISOLATE_GPUS="on", DISTLAUNCH_QUIET="1") == TrainOptions(
+        script="s", quiet=True
+    )
+
+
+def test_the_last_of_a_switch_and_its_negation_wins():
+    assert parse("--no-quiet", "--quiet", "s").quiet is True
+    assert parse("--quiet", "--no-quiet", "s").quiet is False
+
+
+def test_a_negation_takes_no_value_and_only_switches_with_a_variable_have_one():
+    assert refused("--no-quiet=1", "s")[0] == "--no-quiet takes no value, and got '1'"
+    assert refused("--no-dry-run", "s")[0] == "unknown option '--no-dry-run'"
+    assert refused("--no-quite", "s")[1] == "did you mean --no-quiet? Options of the script go after SCRIPT."
+
+
 def test_a_switch_that_is_neither_is_refused_by_its_variable():
     message, _ = refused("s", DISTLAUNCH_ISOLATE_GPUS="maybe")
     assert message == "DISTLAUNCH_ISOLATE_GPUS takes 1, true, yes, on or 0, false, no, off, not 'maybe'"

@@ -106,8 +106,8 @@ def test_a_value_that_follows_no_pattern_is_given_with_its_ranks(printed):
         worker["env"]["ODD"] = value
     del plan["workers"][1]["env"]["WORLD_SIZE"]
     text = printed(plan)
-    assert "  ODD=a (ranks 0,2), b (ranks 1)\n" in text
-    assert "  WORLD_SIZE=3 (ranks 0,2), (not set) (ranks 1)\n" in text
+    assert "  ODD=a (ranks 0,2), b (rank 1)\n" in text
+    assert "  WORLD_SIZE=3 (ranks 0,2), (not set) (rank 1)\n" in text
 
 
 def test_what_the_user_gave_is_named_without_its_value(printed):

@@ -1,0 +1,36 @@
+r"""Layer core.model: words that come from outside, made fit to stand in a line of ours.
+
+Three kinds of text need three ways: a user's word within a message (``quoted``), a line of ours with names in it
+(``printable``), and what workers write, byte for byte, to a terminal (``ui.console.escapes.clean``).
+"""
+
+from __future__ import annotations
+
+_LONGEST = 80
+_BYTE = "\udc80", "\udcff"
+_BYTE_BASE = 0xDC00
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    r"""Escape what would end the line, move the cursor or retitle the terminal: ``\n``, ``\x1b``, and so on.
+
+    A byte of a path that is not UTF-8 is written ``\xff``. ``keep``: characters to leave alone (newlines, mostly).
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in keep else _escaped(char) for char in text)
+
+
+def quoted(text: str) -> str:
+    """Quote what the user wrote, printable and short enough for one line."""
+    quote = '"' if "'" in text and '"' not in text else "'"
+    if len(text) <= _LONGEST:
+        return f"{quote}{printable(text)}{quote}"
+    return f"{quote}{printable(text[: _LONGEST - 3])}{quote}..."
+
+
+def _escaped(char: str) -> str:
+    first, last = _BYTE
+    if first <= char <= last:
+        return f"\\x{ord(char) - _BYTE_BASE:02x}"
+    return char.encode("unicode_escape").decode()
