@@ -5,23 +5,27 @@ from __future__ import annotations
 import importlib
 import os
 import resource
+import select
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 
 from distlaunch.backends.registry import find_backend
+from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.ports import hold_port
 from distlaunch.core.agent.spawner import start_spawner
-from distlaunch.core.errors import ConfigError
+from distlaunch.core.errors import ConfigError, shown
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.probe.cpus import probe_cpus
+from distlaunch.core.wire.spawning import FromSpawner
 from distlaunch.job.policy import JobPolicy, PolicySettings
 from distlaunch.job.records import EventLog, OutputFiles
-from distlaunch.job.rundir import RunDir, default_log_dir, make_run_dir, new_job_id
+from distlaunch.job.rundir import LATEST, RunDir, log_base, make_run_dir, new_job_id
 from distlaunch.job.runner import Clock, Runner, Terminal
 from distlaunch.job.signals import SignalPipe
 from distlaunch.job.sink import Sink
@@ -33,10 +37,13 @@ from distlaunch.resolve.sources.local import local_topology
 
 _DESCRIPTORS_PER_WORKER = 6  # at most, while one is being started; then 3
 _DESCRIPTORS_OF_OUR_OWN = 64
-_ENV_FILE_BYTES = 4 << 20
+_ENV_FILE_CHARS = 4 << 20
 _SCHEDULERS = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
-_JOB_ID_LENGTH = 100
+_JOB_ID_BYTES = 100
 _HOUSEKEEPING_S = 0.25
+CONSOLE_CLOSE_S = 10.0
+"""How long a pipe may stand still at the end of a job that failed or was stopped, before its rest is given up."""
+_STDERR = 2
 _PRUNE_S = 5.0
 
 OpenSink = Callable[[int], Sink]
@@ -48,11 +55,11 @@ OpenTerminal = Callable[[], Terminal | None]
 def read_facts(options: TrainOptions, environ: Mapping[str, str]) -> Facts:
     """Read what resolving may need of this machine. Raises ConfigError for a file that cannot be read."""
     cwd = _cwd()
-    workdir = os.path.join(cwd, options.workdir or "")
-    wanted = {workdir.rstrip("/") or "/", *((os.path.join(cwd, options.workdir),) if options.workdir else ())}
+    workdir = cwd if options.workdir is None else os.path.join(cwd, options.workdir)
+    wanted = {workdir}
     programs: dict[str, str | None] = {}
     if options.script is not None and not options.module:
-        places = script_places(options.script, cwd, os.path.join(cwd, options.workdir or ""))
+        places = script_places(options.script, cwd, workdir)
         wanted |= {*places, os.path.join(places[0], "__main__.py")}
         if options.no_python:
             programs[options.script] = _find_program(options.script, workdir, environ)
@@ -63,7 +70,7 @@ def read_facts(options: TrainOptions, environ: Mapping[str, str]) -> Facts:
         cwd=cwd,
         hostname=socket.gethostname(),
         python=sys.executable,
-        cpus=probe_cpus(),
+        cpus=probe_cpus(topology=options.bind != "none"),
         gpus=_gpus(options, environ),
         paths={path: _kind_of(path) for path in wanted},
         texts={path: _read_text(path) for path in options.env_file},
@@ -112,18 +119,24 @@ def _find_program(name: str, workdir: str, environ: Mapping[str, str]) -> str | 
 def _read_text(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read(_ENV_FILE_BYTES)
+            text = file.read(_ENV_FILE_CHARS + 1)
     except OSError as exc:
-        raise ConfigError(f"--env-file {path}: {os.strerror(exc.errno or 0)}") from exc
+        raise ConfigError(f"--env-file {shown(path)}: {os.strerror(exc.errno or 0)}") from exc
+    if len(text) > _ENV_FILE_CHARS:
+        raise ConfigError(f"--env-file {shown(path)}: over 4 MiB, which is more than an environment can be")
+    return text
 
 
 def _job_id(options: TrainOptions) -> str:
     if options.job_id is None:
         return new_job_id(time.time(), os.urandom(3))
     bad = next((letter for letter in options.job_id if not (letter.isalnum() or letter in "._-:+@=,")), None)
-    if bad is not None or not options.job_id.strip(".") or len(options.job_id) > _JOB_ID_LENGTH:
+    unusable = not options.job_id.strip(".") or options.job_id == LATEST or options.job_id.startswith("-")
+    if bad is not None or unusable or len(os.fsencode(options.job_id)) > _JOB_ID_BYTES:
         why = f"{bad!r} is not allowed" if bad else "not usable as a folder's name"
-        raise ConfigError(f"--job-id {options.job_id!r}: {why}", hint="letters, digits and ._-:+@=, (at most 100)")
+        raise ConfigError(
+            f"--job-id {options.job_id!r}: {why}", hint="letters, digits and ._-:+@=, (at most 100 bytes)"
+        )
     return options.job_id
 
 
@@ -133,7 +146,7 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> LaunchPlan:
     backend = find_backend(options.backend)
     topology = local_topology(options, facts)
     job_id = _job_id(options)
-    base = os.path.abspath(options.log_dir) if options.log_dir else default_log_dir(dict(environ))
+    base = log_base(options.log_dir, environ) or "a temporary directory"
     return build_plan(options, facts, topology, backend, job_id=job_id, run_dir=os.path.join(base, job_id))
 
 
@@ -142,20 +155,85 @@ def run_job(
 ) -> int:
     """Run a whole job on this machine; return the exit code of the launcher. Raises LaunchError before the start."""
     plan = make_plan(options, environ)
+    _check_proc()
     terminal = open_terminal() if plan.world_size == 1 else None
     sink = open_sink(plan.world_size)
     nofile = _allow_descriptors(plan.world_size)
-    if plan.wanted_port:
-        hold_port(
-            plan.wanted_port, owner=plan.job_id
-        ).release()  # refused here, nothing is left; held by the agent later
-    run_dir = make_run_dir(options.log_dir, plan.job_id, dict(environ))
+    port = hold_port(plan.wanted_port, owner=plan.job_id)  # refused before anything is made
+    run_dir = make_run_dir(options.log_dir, plan.job_id, environ)
     if run_dir.path != plan.run_dir:
         plan = replace(plan, run_dir=run_dir.path, env={**plan.env, "DISTLAUNCH_RUN_DIR": run_dir.path})
+    clock = Clock()
+    files = OutputFiles(plan.run_dir, sink, lambda text: sink.say(text, level="warning"))
+    with ExitStack() as stack:
+        stack.callback(run_dir.close)
+        transport = LocalTransport(
+            job_id=plan.job_id,
+            cookie=os.urandom(8).hex(),
+            nofile=nofile,
+            spawner=_start_spawner(plan.job_id, options),  # before the first thread
+            port=port,
+            taker=files,
+            clock=clock,
+        )
+        housekeeping = _Housekeeping(run_dir)
+        stack.callback(housekeeping.finish)
+        ended = stack.enter_context(_closed_console(sink))
+        signal_pipe = SignalPipe()
+        stack.callback(signal_pipe.close)
+        if terminal is not None:
+            stack.callback(terminal.give_back)
+        stack.callback(transport.close)
+        runner = Runner(
+            plan=plan,
+            policy=JobPolicy(_policy_settings(options, plan, environ, terminal=terminal is not None)),
+            run_dir=run_dir,
+            transport=transport,
+            files=files,
+            sink=sink,
+            events=EventLog(run_dir.events, sink),
+            signal_pipe=signal_pipe,
+            clock=clock,
+            terminal=terminal,
+        )
+        run_dir.link_latest()
+        if run_dir.temporary:
+            sink.say("the log directory cannot be written; logs go to a temporary one", level="warning")
+        housekeeping.start()
+        code = runner.run()
+        ended.append(code)
+    return code
+
+
+def _check_proc() -> None:
+    """Refuse to run on a /proc that is missing or another PID namespace's: we would look for, and kill, strangers."""
     try:
-        return _run(options, plan, run_dir, nofile=nofile, environ=environ, sink=sink, terminal=terminal)
+        seen = os.readlink("/proc/self")
+    except OSError as exc:
+        raise ConfigError("/proc is not mounted here", hint="mount -t proc proc /proc") from exc
+    if seen != str(os.getpid()):
+        raise ConfigError("/proc belongs to another PID namespace", hint="mount it anew, as unshare --mount-proc does")
+
+
+def _start_spawner(job_id: str, options: TrainOptions) -> tuple[Channel[FromSpawner], int]:
+    try:
+        return start_spawner(job_id=job_id, orphan_grace_s=options.failure_grace)
+    except OSError as exc:
+        why = os.strerror(exc.errno or 0)
+        raise ConfigError(f"no process can be started: {why}", hint="see the limits: ulimit -u, ulimit -n") from exc
+
+
+@contextmanager
+def _closed_console(sink: Sink) -> Iterator[list[int]]:
+    """Close the console at the end: after exit code 0 however slow its pipe is, otherwise while that moves at all."""
+    ended: list[int] = []
+    try:
+        yield ended
     finally:
-        run_dir.close()
+        lost = sink.close(timeout_s=None if ended == [0] else CONSOLE_CLOSE_S)
+        if lost and select.select([], [_STDERR], [], 0)[1]:
+            with suppress(OSError):
+                os.write(_STDERR, f"distlaunch: {lost} bytes of output could not be shown\n".encode())
 
 
 def _allow_descriptors(workers: int) -> int:
@@ -171,62 +249,6 @@ def _allow_descriptors(workers: int) -> int:
     return soft
 
 
-def _run(
-    options: TrainOptions,
-    plan: LaunchPlan,
-    run_dir: RunDir,
-    *,
-    nofile: int,
-    environ: Mapping[str, str],
-    sink: Sink,
-    terminal: Terminal | None,
-) -> int:
-    spawner = start_spawner(orphan_grace_s=options.failure_grace)  # before the first thread
-    signal_pipe = SignalPipe()
-    clock = Clock()
-    events = EventLog(run_dir.events, sink)
-    files = OutputFiles(plan.run_dir, sink, lambda text: sink.say(text, level="warning"))
-    cookie = os.urandom(8).hex()
-    transport = LocalTransport(
-        job_id=plan.job_id, cookie=cookie, nofile=nofile, spawner=spawner, taker=files, clock=clock
-    )
-    policy = JobPolicy(_policy_settings(options, plan, environ, terminal=terminal is not None))
-    runner = Runner(
-        plan=plan,
-        policy=policy,
-        transport=transport,
-        files=files,
-        sink=sink,
-        events=events,
-        signal_pipe=signal_pipe,
-        clock=clock,
-        terminal=terminal,
-    )
-    workers = "1 worker" if plan.world_size == 1 else f"{plan.world_size} workers"
-    sink.say(f"job {plan.job_id}: {workers} on {plan.nodes[0].host}; logs: {plan.run_dir}")
-    for note in plan.notes:
-        sink.say(note)
-    run_dir.link_latest()
-    housekeeping = _Housekeeping(run_dir)
-    if run_dir.temporary:
-        sink.say(f"the log directory cannot be written; this job's logs: {run_dir.path}", level="warning")
-    events.write("job_started", {"job_id": plan.job_id, "world_size": plan.world_size, "backend": plan.backend})
-    code: int | None = None
-    try:
-        housekeeping.start()
-        if terminal is not None:
-            terminal.take()
-        code = runner.run()
-    finally:
-        transport.close()
-        housekeeping.finish()
-        if terminal is not None:
-            terminal.give_back()
-        signal_pipe.close()
-        sink.close(timeout_s=None if code == 0 else options.failure_grace)
-    return code
-
-
 class _Housekeeping(threading.Thread):
     """Does beside the loop what can wait until the workers have started: they need the CPUs first."""
 
@@ -236,28 +258,30 @@ class _Housekeeping(threading.Thread):
         self._ending = threading.Event()
 
     def run(self) -> None:
-        """Prune old runs, which may be large and on a slow file system; load what explains a failure."""
+        """Prune old runs, which may be on a slow file system; load what explains a failure."""
         over = self._ending.wait(_HOUSEKEEPING_S)
         self._run_dir.prune()
         for name in () if over else ("judge", "report"):
             importlib.import_module(f"distlaunch.job.diagnose.{name}")
 
+    def start(self) -> None:
+        """Start, unless the user may start no more threads: nothing of this is needed."""
+        with suppress(RuntimeError):
+            super().start()
+
     def finish(self) -> None:
         """Do it now, if the job was shorter than the wait; bounded, as it is not what the user waits for."""
         self._ending.set()
-        self.join(timeout=_PRUNE_S)
+        if self.is_alive():
+            self.join(timeout=_PRUNE_S)
 
 
 def _policy_settings(
     options: TrainOptions, plan: LaunchPlan, environ: Mapping[str, str], *, terminal: bool
 ) -> PolicySettings:
-    first_ranks, rank = [], 0
-    for node in plan.nodes:
-        first_ranks.append(rank)
-        rank += node.slots
     return PolicySettings(
         hosts=tuple(node.host for node in plan.nodes),
-        first_ranks=tuple(first_ranks),
+        first_ranks=plan.first_ranks,
         world_size=plan.world_size,
         python=None if options.no_python else options.python or sys.executable,
         master_port=plan.wanted_port,

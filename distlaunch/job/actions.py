@@ -22,9 +22,10 @@ class FromNode(Record):
 
 
 class Signalled(Record):
-    """The launcher got a signal (or the user typed one into the worker's terminal)."""
+    """The launcher got a signal, or the user typed one into the worker's terminal (``kill``: more than once)."""
 
     signum: int
+    kill: bool = False
 
 
 class Tick(Record):

@@ -11,6 +11,7 @@ from collections import deque
 from typing import Literal
 
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_USAGE
+from distlaunch.core.model.never import assert_never
 from distlaunch.core.model.record import Record
 from distlaunch.core.wire import messages as m
 from distlaunch.job import restarts
@@ -109,11 +110,13 @@ class JobPolicy:
             case Begin():
                 return self._prepare(now)
             case Signalled():
-                return self._signalled(event.signum, now)
+                return self._signalled(event, now)
             case Tick():
                 return self._tick(now)
             case FromNode():
                 return self._from_node(event.node, event.message, now)
+            case _:
+                assert_never(event)
 
     def _from_node(self, node: int, message: m.FromAgent, now: float) -> list[Action]:
         match message:
@@ -129,8 +132,8 @@ class JobPolicy:
                 return self._gone(node, message, now)
             case m.Fault():
                 return self._faulted(node, message)
-            case m.Output():
-                return []  # goes to files and console without passing here
+            case _:
+                assert_never(message)
 
     # --- the turns of an attempt
 
@@ -269,15 +272,17 @@ class JobPolicy:
         diagnosis = restarts.diagnose(ends, world_size=self.settings.world_size, python=self.settings.python)
         outcome = restarts.Outcome.of(diagnosis, self._failures, min_uptime_s=self.settings.min_uptime_s)
         why = "told to stop" if self.told is not None else self._why_not_again(outcome, now)
-        failed = Failed(diagnosis=diagnosis, attempt=self.attempt, final=why is not None, why_final=why)
+        if why is None and self._left:
+            why = "not restarted: what is left of this attempt would meet the next one"
         if why is not None:
             code = 128 + self.told if self.told is not None else diagnosis.exit_code
+            failed = Failed(diagnosis=diagnosis, attempt=self.attempt, final=True, why_final=why)
             return [failed, *self._end(code)]
         self._previous = outcome
         self._restart_times.append(now)
         self.attempt += 1
         return [
-            failed,
+            Failed(diagnosis=diagnosis, attempt=self.attempt - 1, final=False),
             Entry(type="restarting", fields={"attempt": self.attempt, "of": self.settings.max_restarts}),
             *self._prepare(now),
         ]
@@ -295,19 +300,21 @@ class JobPolicy:
 
     # --- signals, time, faults
 
-    def _signalled(self, signum: int, now: float) -> list[Action]:
+    def _signalled(self, event: Signalled, now: float) -> list[Action]:
+        signum = event.signum
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
             return [
                 Entry(type="signal", fields={"signal": signal.Signals(signum).name}),
                 *(ToNode(node=node, message=m.Forward(signum=signum)) for node in range(len(self.settings.hosts))),
             ]
-        if self.told is not None and now - self._told_at < DOUBLE_S:
+        impatient = event.kill or signum == signal.SIGQUIT
+        if self.told is not None and now - self._told_at < DOUBLE_S and not impatient:
             return []
         record = Entry(type="signal", fields={"signal": signal.Signals(signum).name})
         if self.told is not None:
             if signum == signal.SIGTERM and not self.settings.repeated_term_kills:
                 return [record]
-            return [record, Say(text="killing all workers", level="warning"), *self._stop_all(signal.SIGKILL, 0)]
+            return [record, *self._kill_all("")]
         self.told, self._told_at = signum, now
         if self.phase in ("new", "preparing"):
             return [record, *self._end(128 + signum)]
@@ -317,13 +324,20 @@ class JobPolicy:
         self._others_until = None
         if asked_already and signum == signal.SIGTERM and not self.settings.repeated_term_kills:
             return [record]
-        if asked_already or signum == signal.SIGQUIT:
-            return [record, Say(text=f"{name}: killing all workers"), *self._stop_all(signal.SIGKILL, 0)]
+        if asked_already or impatient:
+            return [record, *self._kill_all(f"{name}: ")]
         grace_s = self.settings.grace_s
         ask = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
         again = "; once more kills" if signum == signal.SIGINT else ""
-        text = f"{name}: asking {self.up - self.ended} workers to end, within {grace_s:g} s{again}"
+        left = self.up - self.ended
+        workers = "1 worker" if left == 1 else f"{left} workers"
+        text = f"{name}: asking {workers} to end, within {grace_s:,.10g} s{again}"
         return [record, Say(text=text), *self._stop_all(ask, grace_s)]
+
+    def _kill_all(self, why: str) -> list[Action]:
+        """Have all that runs killed; where nothing runs any more (a disk keeps the last output), wait no longer."""
+        say = f"{why}killing all workers" if self.ended < self.up else f"{why}not waiting for the last output"
+        return [Say(text=say, level="warning"), *self._stop_all(signal.SIGKILL, 0)]
 
     def _tick(self, now: float) -> list[Action]:
         if self._others_until is not None and now >= self._others_until:

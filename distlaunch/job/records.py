@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from distlaunch.core.model.layout import log_path
 from distlaunch.job.sink import Sink
-from distlaunch.resolve.plan import attempt_dir
 
 _RETRY_S = 5.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -32,7 +33,9 @@ class EventLog:
 
 
 class OutputFiles:
-    """Files every byte, then hands it to the console: the taker of the output pump, and called by its thread only.
+    """Files every byte, then hands it to the console: the taker of the output pump, called by its thread.
+
+    ``begin_attempt`` is the main thread's, at a moment when no output is under way.
 
     ``trouble`` is called once, from that thread, when files stop.
     """
@@ -58,6 +61,9 @@ class OutputFiles:
 
     def rank_ended(self, rank: int, now: float) -> None:
         """Close the rank's file."""
+        if rank in self._missing:
+            self._retry_at[rank] = now
+            self._file(rank, b"", now)  # says how much is missing, if there is room for that by now
         descriptor = self._files.pop(rank, -1)
         if descriptor >= 0:
             os.close(descriptor)
@@ -101,9 +107,9 @@ class OutputFiles:
 
     def _open(self, rank: int) -> int:
         path = log_path(self._run_dir, self._attempt, rank)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-
-
-def log_path(run_dir: str, attempt: int, rank: int) -> str:
-    """Name the file of a rank's output, stdout and stderr in the order of their coming."""
-    return os.path.join(attempt_dir(run_dir, attempt), f"rank-{rank}.log")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(path, flags, 0o600)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a worker has put a pipe or device there
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "not a plain file")
+        return descriptor

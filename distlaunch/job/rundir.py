@@ -4,47 +4,52 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
+from collections.abc import Mapping
 from contextlib import suppress
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.layout import EVENTS, MARKER, REPORT, is_ours
 
 KEPT = 50
-EVENTS = "events.jsonl"
-REPORT = "report.txt"
-_LATEST = "latest"
+LATEST = "latest"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def new_job_id(now: float, token: bytes) -> str:
     """Make an id that sorts by time: ``20261128-003012-1f9a2c``; ``token`` holds random bytes."""
-    import time
-
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + token.hex()
 
 
-def default_log_dir(environ: dict[str, str]) -> str:
-    """Name where run directories go when --log-dir does not say."""
-    state = environ.get("XDG_STATE_HOME")
-    if not state or not os.path.isabs(state):
-        state = os.path.join(os.path.expanduser("~"), ".local", "state")
+def log_base(log_dir: str | None, environ: Mapping[str, str]) -> str | None:
+    """Name where run directories go: --log-dir, else in the user's state directory; None if there is none."""
+    if log_dir is not None:
+        return os.path.abspath(log_dir)
+    state = environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):
+        home = environ.get("HOME") or os.path.expanduser("~")
+        if not os.path.isabs(home):  # no HOME, and no entry for this user id: some containers
+            return None
+        state = os.path.join(home, ".local", "state")
     return os.path.join(state, "distlaunch", "jobs")
 
 
 class RunDir:
     """The folder of one job. Its event file stays locked while the job runs, so that none prunes it."""
 
-    def __init__(self, path: str, base: str, *, temporary: bool) -> None:
+    def __init__(self, path: str, base: str, *, temporary: bool, pruned: bool) -> None:
         self.path = path
         self.temporary = temporary
         self._base = base
-        self.events = os.open(
-            os.path.join(path, EVENTS), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
+        self._pruned = pruned
+        self.events = os.open(os.path.join(path, EVENTS), _NEW | os.O_APPEND, 0o600)
+        os.close(os.open(os.path.join(path, MARKER), _NEW, 0o600))
         with suppress(OSError):  # a file system without locks: pruning goes by age alone there
             fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def link_latest(self) -> None:
         """Point ``latest`` at this run; best effort, atomically."""
-        link = os.path.join(self._base, _LATEST)
+        link = os.path.join(self._base, LATEST)
         fresh = f"{link}.{os.getpid()}"
         with suppress(OSError):
             if os.path.lexists(link) and not os.path.islink(link):
@@ -52,21 +57,28 @@ class RunDir:
             os.symlink(os.path.basename(self.path), fresh)
             os.replace(fresh, link)
 
+    def write_report(self, text: str) -> None:
+        """Keep the failure's report; nothing that a worker may have put in its place is followed or opened."""
+        fresh = os.path.join(self.path, f"{REPORT}.new")
+        with suppress(OSError):  # the console and the exit code still tell
+            with open(os.open(fresh, _NEW, 0o600), "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+            os.replace(fresh, os.path.join(self.path, REPORT))
+
     def prune(self) -> None:
-        """Remove the oldest runs beyond the newest 50; what does not look like a run, or still runs, stays."""
-        runs = []
+        """Remove the oldest runs beyond the newest 50 from the default place: our own files, and folders then empty.
+
+        What lacks our marker, still runs, or was put there by others, stays; a --log-dir is its owner's to tidy.
+        """
+        if not self._pruned:
+            return
         try:
-            for entry in os.scandir(self._base):
-                events = os.path.join(entry.path, EVENTS)
-                if entry.is_dir(follow_symlinks=False) and os.path.isfile(events):
-                    runs.append((entry.stat(follow_symlinks=False).st_mtime, entry.path, events))
+            runs = [(entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in _runs(self._base)]
         except OSError:
             return
-        for _, path, events in sorted(runs, reverse=True)[KEPT:]:
-            if path != self.path and not _in_use(events):
-                import shutil
-
-                shutil.rmtree(path, ignore_errors=True)
+        for _, path in sorted(runs, reverse=True)[KEPT:]:
+            if path != self.path and not _in_use(os.path.join(path, EVENTS)):
+                _remove(path)
 
     def close(self) -> None:
         """Release the event file."""
@@ -75,28 +87,53 @@ class RunDir:
             self.events = -1
 
 
+def _runs(base: str) -> list[os.DirEntry[str]]:
+    return [
+        entry
+        for entry in os.scandir(base)
+        if entry.is_dir(follow_symlinks=False) and os.path.isfile(os.path.join(entry.path, MARKER))
+    ]
+
+
+def _remove(run: str) -> None:
+    with suppress(OSError):
+        for entry in list(os.scandir(run)):
+            if entry.is_dir(follow_symlinks=False) and entry.name.startswith("attempt-"):
+                _remove(entry.path)
+            elif is_ours(entry.name) and entry.name != MARKER:
+                os.unlink(entry.path)
+        if os.listdir(run) == [MARKER]:
+            os.unlink(os.path.join(run, MARKER))
+        os.rmdir(run)
+
+
 def _in_use(events: str) -> bool:
     try:
-        descriptor = os.open(events, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(events, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
     except OSError:
         return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:
+        return False  # no locks here
     finally:
         os.close(descriptor)
     return False
 
 
-def make_run_dir(log_dir: str | None, job_id: str, environ: dict[str, str]) -> RunDir:
+def make_run_dir(log_dir: str | None, job_id: str, environ: Mapping[str, str]) -> RunDir:
     """Make ``<log dir>/<job id>``, 0700. An id that exists gets ``-2``, ``-3`` …: nothing is overwritten.
 
     Raises ConfigError if an explicit directory cannot be written; the default one falls back to a temporary one.
     """
-    base = os.path.abspath(log_dir) if log_dir is not None else default_log_dir(environ)
+    base = log_base(log_dir, environ)
     try:
-        return RunDir(_make(base, job_id), base, temporary=False)
+        if base is not None:
+            return RunDir(_make(base, job_id), base, temporary=False, pruned=log_dir is None)
     except OSError as exc:
         if log_dir is not None:
             raise ConfigError(
@@ -104,16 +141,17 @@ def make_run_dir(log_dir: str | None, job_id: str, environ: dict[str, str]) -> R
             ) from exc
     import tempfile
 
-    base = os.path.join(tempfile.gettempdir(), f"distlaunch-jobs-{os.getuid()}")
     try:
-        return RunDir(_make(base, job_id), base, temporary=True)
+        base = os.path.join(tempfile.gettempdir(), f"distlaunch-jobs-{os.getuid()}")
+        return RunDir(_make(base, job_id, shared_place=True), base, temporary=True, pruned=True)
     except OSError as exc:
-        raise ConfigError(f"no place for logs: {base}: {os.strerror(exc.errno or 0)}", hint="use --log-dir") from exc
+        why = os.strerror(exc.errno or 0)
+        raise ConfigError(f"there is no place for log files: {why}", hint="name one with --log-dir") from exc
 
 
-def _make(base: str, job_id: str) -> str:
+def _make(base: str, job_id: str, *, shared_place: bool = False) -> str:
     os.makedirs(base, mode=0o700, exist_ok=True)
-    if os.stat(base).st_uid not in (os.getuid(), 0) and base.startswith("/tmp/"):  # noqa: S108 - someone else's trap
+    if shared_place and os.stat(base, follow_symlinks=False).st_uid != os.getuid():
         raise PermissionError(13, "belongs to another user")
     number = 1
     while True:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from distlaunch.core.model.ids import format_ranks
+from distlaunch.core.model.layout import attempt_dir, log_path, plan_path
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.wire import messages as m
@@ -19,16 +20,18 @@ from distlaunch.job import actions as a
 from distlaunch.job import signals
 from distlaunch.job.diagnose.model import Diagnosis
 from distlaunch.job.policy import JobPolicy
-from distlaunch.job.records import EventLog, OutputFiles, log_path
-from distlaunch.job.rundir import REPORT
+from distlaunch.job.records import EventLog, OutputFiles
+from distlaunch.job.rundir import RunDir
 from distlaunch.job.sink import Sink, StatusView
-from distlaunch.resolve.plan import attempt_dir, bind
+from distlaunch.resolve.plan import bind
 
+PAUSE_S = 1.0
+"""How long the workers' parent may take to hear that all trees are to stop (Ctrl-Z)."""
 INTERRUPTS_KILL = 3
 INTERRUPTS_S = 1.5
 """With a pseudo-terminal Ctrl-C is the worker's own; so many within so many seconds kill it."""
 _INTERRUPT = b"\x03"
-_IGNORED = frozenset((signal.SIGCONT, signal.SIGWINCH, signal.SIGCHLD))
+_LONGEST_POLL_MS = 3_600_000  # poll takes a C int; whoever asks for longer is woken in between
 
 
 class Transport(Protocol):
@@ -65,6 +68,9 @@ class Terminal(Protocol):
     def size(self) -> tuple[int, int]:
         """Give rows and columns."""
 
+    def is_ours(self) -> bool:
+        """Tell whether we are its foreground job."""
+
     def take(self) -> None:
         """Switch to passing every key on."""
 
@@ -95,6 +101,7 @@ class Runner:
         *,
         plan: LaunchPlan,
         policy: JobPolicy,
+        run_dir: RunDir,
         transport: Transport,
         files: OutputFiles,
         sink: Sink,
@@ -105,6 +112,7 @@ class Runner:
     ) -> None:
         self._plan = plan
         self._policy = policy
+        self._run_dir = run_dir
         self._transport = transport
         self._files = files
         self._sink = sink
@@ -112,24 +120,38 @@ class Runner:
         self._signals = signal_pipe
         self._clock = clock
         self._terminal = terminal
+        self._has_terminal = False
         self._interrupts: deque[float] = deque(maxlen=INTERRUPTS_KILL)
         self._exit_code: int | None = None
         self._started_s = time.monotonic()
 
     def run(self) -> int:
         """Run the job; give the exit code."""
+        plan = self._plan
+        workers = "1 worker" if plan.world_size == 1 else f"{plan.world_size} workers"
+        self._sink.say(f"job {plan.job_id}: {workers} on {plan.nodes[0].host}; logs: {plan.run_dir}")
+        for note in plan.notes:
+            self._sink.say(note)
+        fields = {"job_id": plan.job_id, "world_size": plan.world_size, "backend": plan.backend}
+        self._events.write("job_started", fields)
         self._transport.start()
+        self._take_terminal()
         self._feed(a.Begin())
         while True:
-            while not self._is_over() and (received := self._transport.receive()):
-                for node, message in received:  # on one machine, feeding one may bring the next
-                    self._feed(a.FromNode(node=node, message=message))
+            while not self._is_over() and self._receive():
+                pass  # on one machine, feeding one message may bring the next
             deadline = self._policy.deadline()
             if deadline is not None and self._clock() >= deadline:
                 self._feed(a.Tick())
             if self._exit_code is not None:
                 return self._exit_code
             self._wait()
+
+    def _receive(self) -> bool:
+        received = self._transport.receive()
+        for node, message in received:
+            self._feed(a.FromNode(node=node, message=message))
+        return bool(received)
 
     def _is_over(self) -> bool:
         return self._exit_code is not None
@@ -139,10 +161,10 @@ class Runner:
         for descriptor, wanted in self._transport.descriptors().items():
             poll.register(descriptor, wanted)
         poll.register(self._signals.fileno(), select.POLLIN)
-        if self._terminal is not None:
+        if self._has_terminal and self._terminal is not None:
             poll.register(self._terminal.fileno(), select.POLLIN)
         deadlines = [time for time in (self._policy.deadline(), self._transport.deadline()) if time is not None]
-        timeout_ms = max(0.0, min(deadlines) - self._clock()) * 1000 + 1 if deadlines else None
+        timeout_ms = min(max(0.0, min(deadlines) - self._clock()) * 1000 + 1, _LONGEST_POLL_MS) if deadlines else None
         for descriptor, _ in poll.poll(timeout_ms):
             if descriptor == self._signals.fileno():
                 for signum in self._signals.read():
@@ -219,7 +241,7 @@ class Runner:
     def _write_plan(self, attempt: int) -> None:
         try:
             os.mkdir(attempt_dir(self._plan.run_dir, attempt), 0o700)
-            with open(os.path.join(self._plan.run_dir, f"plan-{attempt}.json"), "x", encoding="utf-8") as file:
+            with open(plan_path(self._plan.run_dir, attempt), "x", encoding="utf-8") as file:
                 file.write(json.dumps(self._plan.record(), indent=1) + "\n")
         except OSError as exc:
             self._sink.say(f"the plan was not written: {os.strerror(exc.errno or 0)}", level="warning")
@@ -249,11 +271,7 @@ class Runner:
         )
         if failed.why_final:
             text = f"{text.rstrip()}\n{failed.why_final}\n"
-        try:
-            with open(os.path.join(self._plan.run_dir, REPORT), "w", encoding="utf-8") as file:
-                file.write(text)
-        except OSError:
-            pass  # the console and the exit code still tell
+        self._run_dir.write_report(text)
         self._sink.say(text.rstrip(), level="error")
 
     # --- signals and keys
@@ -261,43 +279,72 @@ class Runner:
     def _on_signal(self, signum: int) -> None:
         if signum == signal.SIGTSTP:
             self._pause()
-        elif signum == signal.SIGWINCH:
-            if self._terminal is not None:
-                rows, columns = self._terminal.size()
-                self._transport.send(0, m.Resize(rows=rows, columns=columns))
-        elif signum not in _IGNORED:
+        elif signum in (signal.SIGWINCH, signal.SIGCONT):
+            self._take_terminal()
+            if self._has_terminal and self._terminal is not None:
+                self._resize(self._terminal)
+        elif signum != signal.SIGCHLD:  # which only wakes the loop
             self._feed(a.Signalled(signum=signum))
 
     def _on_keys(self, terminal: Terminal) -> None:
         data = terminal.keys()
         if not data:  # the terminal has gone away
-            self._terminal = None
+            self._terminal, self._has_terminal = None, False
             if not self._signals.ignores(signal.SIGHUP):
                 self._feed(a.Signalled(signum=signal.SIGHUP))
+            return
+        if self._policy.up == self._policy.ended:  # no worker is there to have it
+            if _INTERRUPT in data:
+                self._feed(a.Signalled(signum=signal.SIGINT))
             return
         self._transport.send(0, m.Input(data=data))
         now = time.monotonic()
         self._interrupts.extend([now] * data.count(_INTERRUPT))
         if len(self._interrupts) == INTERRUPTS_KILL and now - self._interrupts[0] < INTERRUPTS_S:
             self._interrupts.clear()
-            self._feed(a.Signalled(signum=signal.SIGQUIT))
+            self._feed(a.Signalled(signum=signal.SIGINT, kill=True))
 
     def _pause(self) -> None:
         """Stop the workers' trees, then the launcher; go on with both when it is continued."""
         self._sink.suspend()
-        if self._terminal is not None:
+        if self._has_terminal and self._terminal is not None:
             self._terminal.give_back()
+            self._has_terminal = False
         for node in range(len(self._plan.nodes)):
             self._transport.send(node, m.Pause(paused=True))
         began = time.monotonic()
+        self._flush(until=began + PAUSE_S)
         signals.stop_self()
         self._clock.skip(time.monotonic() - began)
+        self._take_terminal()
         for node in range(len(self._plan.nodes)):
             self._transport.send(node, m.Pause(paused=False))
-        if self._terminal is not None:
-            self._terminal.take()
-            self._on_signal(signal.SIGWINCH)
         self._sink.resume()
+
+    def _flush(self, *, until: float) -> None:
+        """Let what has been sent leave, for a bounded time: this process is about to stand still."""
+        while time.monotonic() < until:
+            unsent = {
+                number: wanted for number, wanted in self._transport.descriptors().items() if wanted & select.POLLOUT
+            }
+            if not unsent:
+                break
+            poll = select.poll()
+            for number, wanted in unsent.items():
+                poll.register(number, wanted)
+            poll.poll(max(0.0, until - time.monotonic()) * 1000)
+            self._receive()
+
+    def _take_terminal(self) -> None:
+        """Have the terminal (again) if we are its foreground job: after ``bg`` touching it would stop us."""
+        if self._terminal is not None and not self._has_terminal and self._terminal.is_ours():
+            self._terminal.take()
+            self._has_terminal = True
+            self._resize(self._terminal)
+
+    def _resize(self, terminal: Terminal) -> None:
+        rows, columns = terminal.size()
+        self._transport.send(0, m.Resize(rows=rows, columns=columns))
 
 
 def _spec(worker: WorkerPlan) -> m.WorkerSpec:

@@ -26,7 +26,8 @@ class SignalPipe:
         self._mask = signal.pthread_sigmask(
             signal.SIG_UNBLOCK, (*_ENDING, *_PASSED_ON, *_OWN)
         )  # as a bad parent left it
-        for number in (*_ENDING, *_PASSED_ON, *_OWN):
+        orphans = (signal.SIGCHLD,) if os.getpid() == 1 else ()  # as a container's first process, to be woken and reap
+        for number in (*_ENDING, *_PASSED_ON, *_OWN, *orphans):
             before = signal.getsignal(number)
             if before != signal.SIG_IGN or number in (signal.SIGCONT, signal.SIGTERM):
                 self._before[number] = before

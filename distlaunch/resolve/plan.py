@@ -5,6 +5,7 @@ from __future__ import annotations
 import os.path
 
 from distlaunch.core.errors import ConfigError, UsageError, shown
+from distlaunch.core.model.layout import error_file
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.topology import Topology
@@ -57,16 +58,6 @@ def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None) -> LaunchPl
         for worker in plan.workers
     )
     return replace(plan, attempt=attempt, master_port=master_port, env={**plan.env, **settled}, workers=workers)
-
-
-def attempt_dir(run_dir: str, attempt: int) -> str:
-    """Name the folder of one attempt's files."""
-    return os.path.join(run_dir, f"attempt-{attempt}")
-
-
-def error_file(run_dir: str, attempt: int, rank: int) -> str:
-    """Name the file that torch's ``@record`` writes a worker's exception to."""
-    return os.path.join(attempt_dir(run_dir, attempt), f"rank-{rank}.error.json")
 
 
 def _workers(options: TrainOptions, facts: Facts, topology: Topology, *, counted: bool) -> list[WorkerPlan]:

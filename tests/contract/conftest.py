@@ -47,7 +47,7 @@ def open_local(taken: Taken) -> LocalTransport:
         job_id="contract",
         cookie=os.urandom(8).hex(),
         nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        spawner=start_spawner(orphan_grace_s=1.0),
+        spawner=start_spawner(job_id="j", orphan_grace_s=1.0),
         taker=taken,
         clock=time.monotonic,
     )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
-SPAWNER = "distlaunch-spwn"
+SPAWNER = "dl-spawner"
 _DEFAULTS = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "TSTP", "CONT", "CHLD", "TTIN", "TTOU")
 
 

@@ -19,7 +19,7 @@ class Nowhere:
     def has_room(self): return True
     def on_room(self, wake): pass
 
-spawner = start_spawner(orphan_grace_s=1)
+spawner = start_spawner(job_id="j", orphan_grace_s=1)
 agent = LocalTransport(job_id="j", cookie="c", nofile=256, spawner=spawner, taker=Nowhere(), clock=time.monotonic)
 agent.start()
 

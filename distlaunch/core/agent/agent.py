@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import stat
 import threading
 import time
 from collections import deque
@@ -17,18 +18,20 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from distlaunch.core.agent import table as t
-from distlaunch.core.agent import tree
 from distlaunch.core.agent.channel import Channel
-from distlaunch.core.agent.output import STDERR, Drained, OutputsClosed, Pump, Taker
+from distlaunch.core.agent.output import STDERR, Posted, Pump, PumpFailed, Taker
 from distlaunch.core.agent.ports import HeldPort, hold_port
+from distlaunch.core.agent.pseudo_terminal import PseudoTerminal
+from distlaunch.core.agent.remains import Remains
 from distlaunch.core.agent.spawner import SWEEP_S
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.never import assert_never
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import spawning as w
 
 GPU_RELEASE_S = 30.0
 """How long the driver may take to give back the memory of processes that have ended."""
-_LOCAL, _SPECIAL = 3, 6  # places in termios attributes
+_PUMP_S = 2.0
 ERROR_FILE_BYTES = 256 << 10
 _STDOUT = 1
 
@@ -51,6 +54,7 @@ class Agent:
         nofile: int,
         channel: Channel[w.FromSpawner],
         spawner_pid: int,
+        port: HeldPort | None,
         taker: Taker,
         send: Callable[[m.FromAgent], None],
         clock: Callable[[], float],
@@ -65,23 +69,29 @@ class Agent:
         self._table = t.WorkerTable()
         self._start: m.Start | None = None
         self._pids: list[int] = []  # of this attempt's workers
-        self._port: HeldPort | None = None
-        self._terminal: int | None = None  # our side of the worker's pseudo-terminal
+        self._port = port  # for the first attempt it may be held already
+        self._terminal: PseudoTerminal | None = None
         self._oom_before = 0
-        self._posted: deque[Drained | OutputsClosed | _GpusFree] = deque()
+        self._posted: deque[Posted | _GpusFree] = deque()
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
         self._waking = threading.Lock()
         self._pump = Pump(taker, self._post)
         self._lost = False
-        self._strangers = frozenset(tree.children_of(os.getpid())) - {spawner_pid}
+        self._up: dict[int, int] = {}  # rank -> pid of workers that have come up and were not reported yet
+        self._broken: str | None = None  # why the spawner said that it cannot go on
+        self._remains = Remains(spawner_pid)
+        self._is_init = os.getpid() == 1
 
     # --- hosting
 
     def start(self) -> None:
-        """Start the output thread; the spawner exists already."""
-        self._pump.start()
+        """Start the output thread; the spawner exists already. Raises ConfigError if the user may start none."""
+        try:
+            self._pump.start()
+        except RuntimeError as exc:
+            raise ConfigError("no thread can be started", hint="the limit of processes is reached: ulimit -u") from exc
 
     def descriptors(self) -> dict[int, int]:
         """Give what to poll, with the events."""
@@ -104,6 +114,8 @@ class Agent:
         """Take what the spawner and the output thread have to say."""
         with suppress(BlockingIOError):
             os.read(self._wake, 65536)
+        if self._is_init:
+            self._remains.reap_adopted()
         if not self._lost:
             self._take_from_spawner()
         while self._posted:
@@ -111,8 +123,10 @@ class Agent:
             if isinstance(event, _GpusFree):
                 held = ", ".join(map(str, event.holders))
                 self._hold(event.prepare, warning=f"GPU memory is still held by ended pid {held}" if held else None)
+            elif isinstance(event, PumpFailed):
+                self._send(m.Fault(text=f"the output thread failed\n{event.text}"))
             else:
-                self._step(self._with_evidence(event) if isinstance(event, Drained) else event)
+                self._step(self._with_evidence(event) if isinstance(event, t.Drained) else event)
 
     def _take_from_spawner(self) -> None:
         try:
@@ -124,16 +138,30 @@ class Agent:
             self._spawner_lost()
             return
         for message in messages:
-            self._step(message)
+            if isinstance(message, w.Broken):
+                self._broken = message.text
+            else:
+                self._step(message)
+        self._tell_started()
+
+    def _tell_started(self) -> None:
+        """Report the workers that have come up at once in one message."""
+        if self._up:
+            started = m.Started(attempt=self._table.attempt, pids=self._up)
+            self._pids += self._up.values()
+            self._up = {}
+            self._send(started)
 
     def close(self) -> None:
         """Dismiss the spawner (whatever is left is killed), stop the thread, free everything. Bounded by 7 s or so."""
         if not self._lost:
             self._tell_spawner(w.Dismiss())
             if not self._spawner_has_ended(time.monotonic() + SWEEP_S + 1.0):
-                self._kill_remains()
+                self._remains.kill(bound_s=t.KILL_S)
+        self._pump.finish()  # there is something left only after a fault
         self._pump.stop()
-        self._pump.join(timeout=1)
+        if self._pump.is_alive():
+            self._pump.join(timeout=_PUMP_S)
         self._release_port()
         self._close_terminal()
         with self._waking:  # a wait for GPU memory may end later
@@ -144,10 +172,10 @@ class Agent:
     def _spawner_has_ended(self, deadline: float) -> bool:
         """Read on until the spawner has closed its side, which is the last that it does, and reap it."""
         poll = select.poll()
-        poll.register(self._channel.fileno(), select.POLLIN)
         while not self._lost and (left_s := deadline - time.monotonic()) > 0:
             try:
                 self._channel.flush()
+                poll.register(self._channel.fileno(), self.descriptors()[self._channel.fileno()])
                 if poll.poll(left_s * 1000) and self._channel.receive() is None:
                     os.waitpid(self._spawner_pid, 0)
                     self._channel.close()
@@ -155,20 +183,6 @@ class Agent:
             except OSError:
                 break
         return self._lost
-
-    def _kill_remains(self) -> None:
-        """Kill and reap what has fallen to us, the spawner too, but not children that we were started with.
-
-        Those exist where a shell script ends in ``exec distlaunch`` and has a helper in the background.
-        """
-        deadline = time.monotonic() + t.KILL_S
-        while time.monotonic() < deadline:
-            _reap_ended_children()
-            children = [pid for pid in tree.children_of(os.getpid()) if pid not in self._strangers]
-            if not children:
-                break
-            tree.kill_each_tree(children)
-            time.sleep(0.002)
 
     # --- the coordinator's words
 
@@ -180,11 +194,14 @@ class Agent:
             case m.Input():
                 self._type(message.data)
             case m.Resize():
-                self._resize(message.rows, message.columns)
+                if self._terminal is not None:
+                    self._terminal.resize(message.rows, message.columns)
             case m.Start():
                 self._begin(message)
-            case _:
+            case m.Stop() | m.Forward() | m.Pause():
                 self._step(message)
+            case _:
+                assert_never(message)
 
     def _prepare(self, message: m.Prepare) -> None:
         """Hold the port; after an attempt on GPUs, first wait (in a thread) until its memory has been given back."""
@@ -201,10 +218,11 @@ class Agent:
         threading.Thread(target=wait, name="gpu memory", daemon=True).start()
 
     def _hold(self, message: m.Prepare, *, warning: str | None) -> None:
-        self._release_port()
+        if message.attempt > 0:
+            self._release_port()
         problem = hint = None
         try:
-            if message.port is not None:
+            if message.port is not None and self._port is None:
                 self._port = hold_port(message.port, owner=self._job_id)
         except ConfigError as exc:
             problem, hint = exc.message, exc.hint
@@ -218,7 +236,14 @@ class Agent:
         if self._port is not None:
             self._port.share()
         env = {**message.env, "DISTLAUNCH_COOKIE": self._cookie}
-        self._tell_spawner(w.Setup(env=env, cwd=message.cwd, cookie=self._cookie, nofile=self._nofile))
+        setup = w.Setup(
+            env=env,
+            cwd=message.cwd,
+            cookie=self._cookie,
+            nofile=self._nofile,
+            signal_group=message.signal_group,
+        )
+        self._tell_spawner(setup)
         self._pump.expect(2 * len(message.workers))
         self._step(message)
 
@@ -231,12 +256,15 @@ class Agent:
                     self._pump.drain(action.rank)
                 case t.CloseOutputs():
                     self._pump.finish()
+                case t.GiveUpSpawner():
+                    self._spawner_lost()
                 case w.Setup() | w.Spawn() | w.Signal() | w.Sweep() | w.Dismiss():
                     self._tell_spawner(action)
+                case m.Started():
+                    self._up.update(action.pids)
                 case _:
-                    if isinstance(action, m.Started):
-                        self._pids += action.pids.values()
-                    elif isinstance(action, m.Gone):
+                    self._tell_started()
+                    if isinstance(action, m.Gone):
                         self._close_terminal()
                         self._release_port()
                     self._send(action)
@@ -275,48 +303,21 @@ class Agent:
         return stdin, out_end, err_end
 
     def _open_terminal(self, start: m.Start, rank: int) -> tuple[int, int, int]:
-        master, slave = os.openpty()
-        self._terminal = os.dup(master)
-        self._resize(start.rows, start.columns)
-        self._pump.add(rank, _STDOUT, master, keeps_tail=True)
-        return slave, os.dup(slave), os.dup(slave)
+        self._terminal = PseudoTerminal(start.rows, start.columns)
+        self._pump.add(rank, _STDOUT, self._terminal.output, keeps_tail=True)
+        return self._terminal.worker_ends
 
     def _type(self, data: bytes) -> None:
         if self._terminal is None:
             return
-        halts = self._halts(self._terminal, data)
-        with suppress(OSError):  # its input queue is full, or it is gone: as with any terminal, keys are lost
-            os.write(self._terminal, data)
+        halts = self._terminal.halts(data, self._pids)
+        self._terminal.type(data)
         for rank in self._table.running if halts else ():
             self._send(m.WorkerHalted(rank=rank))
 
-    def _halts(self, terminal: int, data: bytes) -> bool:
-        """Tell whether these keys hold a Ctrl-Z that the kernel will not act on.
-
-        The worker leads its session, so its process group is orphaned, where SIGTSTP stops nothing by default (POSIX).
-        One that catches it is left to itself, as are programs that have switched signals from keys off.
-        """
-        import termios
-
-        try:
-            modes = termios.tcgetattr(terminal)
-        except (termios.error, OSError):
-            return False
-        key = modes[_SPECIAL][termios.VSUSP]
-        typed = bool(modes[_LOCAL] & termios.ISIG) and key != b"\0" and key in data
-        return typed and not any(tree.catches(pid, signal.SIGTSTP) for pid in self._pids)
-
-    def _resize(self, rows: int, columns: int) -> None:
-        if self._terminal is not None and rows and columns:
-            import fcntl
-            import struct
-            import termios
-
-            fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
     def _close_terminal(self) -> None:
         if self._terminal is not None:
-            os.close(self._terminal)
+            self._terminal.close()
             self._terminal = None
 
     def _release_port(self) -> None:
@@ -329,16 +330,18 @@ class Agent:
             return
         try:
             self._channel.send(message, descriptors)
+            if isinstance(message, (w.Signal, w.Sweep, w.Dismiss)):
+                os.kill(self._spawner_pid, signal.SIGCONT)  # somebody may have stopped it; it is our child, unreaped
         except OSError:
             self._spawner_lost()
 
-    def _post(self, event: Drained | OutputsClosed | _GpusFree) -> None:
+    def _post(self, event: Posted | _GpusFree) -> None:
         self._posted.append(event)
         with self._waking, suppress(BlockingIOError):
             if self._wake_end >= 0:
                 os.write(self._wake_end, b"\0")
 
-    def _with_evidence(self, drained: Drained) -> t.Evidence:
+    def _with_evidence(self, drained: t.Drained) -> t.Evidence:
         worker = self._table.workers.get(drained.rank)
         path = worker.spec.error_file if worker else None
         killed = worker is not None and worker.returncode == -signal.SIGKILL
@@ -354,22 +357,30 @@ class Agent:
             return
         self._lost = True
         self._channel.close()
-        self._kill_remains()
-        self._send(m.Fault(text="the spawner (parent of the workers) was killed"))
+        status = self._remains.kill(bound_s=t.KILL_S)
+        ended = "has vanished" if status is None else _said(os.waitstatus_to_exitcode(status))
+        because = f"\n{self._broken}" if self._broken else ""
+        self._send(m.Fault(text=f"the spawner, the workers' parent, {ended}{because}"))
 
 
-def _reap_ended_children() -> None:
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+def _said(exit_code: int) -> str:
+    return f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with {exit_code}"
 
 
 def _read_error_file(path: str) -> str | None:
+    """Read what the worker left, if it is a plain file: anything else could keep us, or be somebody else's."""
     try:
-        with open(path, "rb") as file:
-            return file.read(ERROR_FILE_BYTES).decode("utf-8", "replace")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        return os.read(descriptor, ERROR_FILE_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def _oom_kills() -> int:

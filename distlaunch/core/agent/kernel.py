@@ -26,7 +26,16 @@ def die_with_parent(signum: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
-def name_process(name: str) -> None:
-    """Set what ``ps -o comm`` shows, at most 15 bytes."""
+def rename_process(name: str, title: str) -> None:
+    """Set what ``ps`` shows: ``name`` (15 bytes) as the command, ``title`` in place of the argument list.
+
+    The list lies in this process's own memory, from arg_start to arg_end (fields 48 and 49 of ``/proc/self/stat``).
+    """
     buffer = ctypes.create_string_buffer(os.fsencode(name)[:15])
     _prctl(_SET_NAME, ctypes.addressof(buffer), 0, 0, 0)
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    if start and end - start > 1:
+        text = os.fsencode(title)[: end - start - 1]
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
+from distlaunch.core.agent.table import Drained, OutputsClosed
 from distlaunch.core.model.record import Record
 from distlaunch.core.wire.codec import MAX_RAW_BYTES
 
@@ -49,15 +50,13 @@ class Taker(Protocol):
         """Set what is to be called when there is room again."""
 
 
-class Drained(Record):
-    """All that an ended worker had written has been taken; ``tail`` is the last of its stderr."""
+class PumpFailed(Record):
+    """The thread has ended by a fault of ours; no output is read any more."""
 
-    rank: int
-    tail: bytes
+    text: str
 
 
-class OutputsClosed(Record):
-    """No stream is left."""
+Posted = Drained | OutputsClosed | PumpFailed
 
 
 class _Stream:
@@ -88,7 +87,7 @@ class _Tail:
 class Pump(threading.Thread):
     """Reads all streams of a node. ``post`` is called from this thread with Drained and OutputsClosed."""
 
-    def __init__(self, taker: Taker, post: Callable[[Drained | OutputsClosed], None]) -> None:
+    def __init__(self, taker: Taker, post: Callable[[Posted], None]) -> None:
         super().__init__(name="output", daemon=True)
         self._taker = taker
         self._post = post
@@ -149,7 +148,17 @@ class Pump(threading.Thread):
     # --- the thread
 
     def run(self) -> None:
-        """Serve until ``stop``."""
+        """Serve until ``stop``; a fault is posted, for a silent end would leave the job waiting."""
+        try:
+            self._serve()
+        except Exception:  # noqa: BLE001 - whatever it is, the agent has to know
+            import traceback
+
+            self._post(PumpFailed(text=traceback.format_exc()))
+        finally:
+            self._release()
+
+    def _serve(self) -> None:
         last = 0.0
         while self._running:
             now = time.monotonic()
@@ -166,8 +175,11 @@ class Pump(threading.Thread):
             if 0 < taken < self._pipe_bytes // 4 and now - last < _BUSY_GAP_S:
                 time.sleep(_BUSY_WAIT_S)  # many small writes: let some gather, and spare the writers our wake-ups
             last = now
-        for stream in list(self._streams.values()):
-            self._close(stream)
+
+    def _release(self) -> None:
+        for stream in self._streams.values():
+            os.close(stream.descriptor)
+        self._streams.clear()
         self._poll.close()
         self._idle.close()
         with self._waking:  # the console may call for us still, and the number will be another file's

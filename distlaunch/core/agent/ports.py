@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import socket
+from contextlib import suppress
 
 from distlaunch.core.errors import ConfigError
 
@@ -54,7 +55,8 @@ def hold_port(number: int, *, owner: str) -> HeldPort:
 def _bind(number: int) -> socket.socket:
     try:
         held = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-        held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        with suppress(OSError):
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         address = "::"
     except OSError:  # a kernel without IPv6
         held, address = socket.socket(socket.AF_INET, socket.SOCK_STREAM), "0.0.0.0"  # noqa: S104 - bound, not listening
@@ -84,6 +86,8 @@ def _lock_directory() -> str:
     base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"  # noqa: S108 - the folder below is private to the user
     directory = os.path.join(base, f"distlaunch-{os.getuid()}")
     os.makedirs(directory, mode=0o700, exist_ok=True)
+    if os.stat(directory, follow_symlinks=False).st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, "belongs to another user")
     return directory
 
 

@@ -23,20 +23,26 @@ from typing import NoReturn
 
 from distlaunch.core.agent import tree
 from distlaunch.core.agent.channel import Channel
-from distlaunch.core.agent.kernel import become_subreaper, die_with_parent, name_process
+from distlaunch.core.agent.kernel import become_subreaper, die_with_parent, rename_process
+from distlaunch.core.errors import EXIT_SOFTWARE
+from distlaunch.core.model.never import assert_never
 from distlaunch.core.wire import spawning as w
 from distlaunch.core.wire.codec import Decoder
 
+NAME = "dl-spawner"
+"""Neither name nor title says distlaunch or python: ``pkill -9 -f`` of the launcher must not hit its guard as well."""
 SWEEP_S = 5.0
 """How long KILL may take to show (exit of a process with much memory) before its pid is reported as left."""
 _SWEEP_STEP_S = 0.02
 _SWEEP_PASSES = 16
+_WEDGED_STEP_S = 5.0
+_NO_WORKER = 127
 _TO_WORKERS = (
     signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
 )  # fmt: skip
 
 
-def start_spawner(*, orphan_grace_s: float) -> tuple[Channel[w.FromSpawner], int]:
+def start_spawner(*, job_id: str, orphan_grace_s: float) -> tuple[Channel[w.FromSpawner], int]:
     """Fork the spawner; give our end of the channel and its pid. Call before the first thread is started.
 
     ``orphan_grace_s``: how long workers may take to end by TERM if this process vanishes.
@@ -45,21 +51,28 @@ def start_spawner(*, orphan_grace_s: float) -> tuple[Channel[w.FromSpawner], int
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
-        _run(theirs, orphan_grace_s)
+        _run(theirs, job_id, orphan_grace_s)
     theirs.close()
     return Channel(ours, Decoder(w.FROM_SPAWNER)), pid
 
 
-def _run(end: socket.socket, orphan_grace_s: float) -> NoReturn:
-    code = 70
+def _run(end: socket.socket, job_id: str, orphan_grace_s: float) -> NoReturn:
+    code = EXIT_SOFTWARE
+    channel: Channel[w.ToSpawner] = Channel(end, Decoder(w.TO_SPAWNER))
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # SIGCHLD must come, whatever our starter had blocked
         os.setsid()
-        name_process("distlaunch-spwn")
+        die_with_parent(signal.SIGCONT)  # should somebody have stopped us when the agent ends, we must wake to see it
+        rename_process(NAME, f"{NAME}: parent of the workers of job {job_id}")
         _close_inherited(keep=end.fileno())
         become_subreaper()
-        Spawner(end, orphan_grace_s=orphan_grace_s).run()
+        Spawner(channel, orphan_grace_s=orphan_grace_s).run()
         code = 0
+    except Exception:  # noqa: BLE001 - nobody above could tell of it
+        import traceback
+
+        with suppress(OSError):
+            channel.send(w.Broken(text=traceback.format_exc()))
     finally:
         os._exit(code)  # never unwind into the launcher's frames
 
@@ -78,13 +91,14 @@ def _close_inherited(*, keep: int) -> None:
 class Spawner:
     """Starts, signals, reaps and sweeps on the agent's word."""
 
-    def __init__(self, end: socket.socket, *, orphan_grace_s: float) -> None:
-        self._channel: Channel[w.ToSpawner] = Channel(end, Decoder(w.TO_SPAWNER))
+    def __init__(self, channel: Channel[w.ToSpawner], *, orphan_grace_s: float) -> None:
+        self._channel = channel
         self._orphan_grace_s = orphan_grace_s
-        self._setup = w.Setup(env={}, cwd="/", cookie="", nofile=1024)
+        self._setup = w.Setup(env={}, cwd="/", cookie="", nofile=1024, signal_group=False)
         self._pids: dict[int, int] = {}  # pid -> rank, of workers not reaped yet
         self._terminals: set[int] = set()  # ranks
         self._paused = False  # the agent had all trees stopped: that one is now, is no news
+        self._failed: dict[int, tuple[str, int]] = {}  # pid -> step and errno of what could not become a worker
         self._failures, self._failure_end = os.pipe()
         self._wake, wake_end = os.pipe()
         for descriptor in (self._wake, wake_end, self._failures):
@@ -130,9 +144,14 @@ class Spawner:
             case w.Signal():
                 self._signal(message)
             case w.Sweep():
-                self._report(w.Swept(left=self._kill_all()))
+                left = self._kill_all()
+                for pid in left:
+                    self._pids.pop(pid, None)  # of no attempt any more, should it end some day
+                self._report(w.Swept(left=left))
             case w.Dismiss():
-                pass
+                pass  # the loop's own
+            case _:
+                assert_never(message)
 
     def _report(self, message: w.FromSpawner) -> None:
         with suppress(OSError):  # the agent is gone: the read side of the loop sees it
@@ -157,17 +176,15 @@ class Spawner:
             self._terminals.add(order.rank)
         self._report(w.Spawned(rank=order.rank, pid=pid))
 
-    def _failed_starts(self) -> dict[int, tuple[str, int]]:
-        """Read what children wrote that could not become workers."""
+    def _read_failures(self) -> None:
+        """Take what children have written that could not become workers."""
         text = b""
         with suppress(BlockingIOError):
             while chunk := os.read(self._failures, 65536):
                 text += chunk
-        failures = {}
         for line in text.decode().splitlines():
             pid, step, number = line.split()
-            failures[int(pid)] = (step, int(number))
-        return failures
+            self._failed[int(pid)] = (step, int(number))
 
     # --- ends
 
@@ -178,7 +195,6 @@ class Spawner:
 
     def _reap(self) -> None:
         """Reap every child that has ended, workers and adopted orphans alike, and report the workers."""
-        failures: dict[int, tuple[str, int]] = {}
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -195,13 +211,13 @@ class Spawner:
                 continue
             del self._pids[pid]
             returncode = os.waitstatus_to_exitcode(status)
-            if returncode == 127:
-                failures.update(self._failed_starts())
-            if pid in failures:
-                step, number = failures[pid]
-                self._report(w.SpawnFailed(rank=rank, step=step, errno=number))
+            if returncode == _NO_WORKER:
+                self._read_failures()
+            failed = self._failed.pop(pid, None)
+            if failed is not None:
+                self._report(w.SpawnFailed(rank=rank, step=failed[0], errno=failed[1]))
             else:
-                self._report(w.Exited(rank=rank, returncode=returncode))
+                self._report(w.Exited(rank=rank, pid=pid, returncode=returncode))
                 self._kill_remains(pid, rank)
 
     def _kill_remains(self, worker: int, rank: int) -> None:
@@ -263,14 +279,17 @@ class Spawner:
         """End everything, the agent being gone: ask the workers, give the grace, then KILL until nothing is left."""
         deadline = time.monotonic() + self._orphan_grace_s
         for pid in self._pids:
-            tree.send(pid, signal.SIGCONT)
-            tree.send(pid, signal.SIGTERM)
+            if self._setup.signal_group:
+                _to_group(pid, signal.SIGTERM)
+            else:
+                tree.send(pid, signal.SIGTERM)
+            tree.signal_tree(pid, signal.SIGCONT, include_root=True)  # a paused job must be able to obey
         while self._pids and (left_s := deadline - time.monotonic()) > 0:
             select.select([self._wake], [], [], left_s)
             self._drain_wake()
             self._reap()
         while self._kill_all():
-            pass
+            time.sleep(_WEDGED_STEP_S)
 
 
 def _to_group(pid: int, signum: int) -> None:
@@ -295,7 +314,7 @@ def _become_worker(
         os.setsid()
         die_with_parent(signal.SIGKILL)
         if os.getppid() != spawner:  # it was killed before the line above could take effect
-            os._exit(127)
+            os._exit(_NO_WORKER)
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             if number < 32:
@@ -317,7 +336,9 @@ def _become_worker(
         env = {**setup.env, **order.env}
         os.execvpe(order.argv[0], order.argv, env)
     except (OSError, ValueError) as exc:  # ValueError: a NUL in an argument or variable
+        if step == "exec" and isinstance(exc, FileNotFoundError) and os.path.exists(order.argv[0]):
+            step = "interpreter"
         code = exc.errno if isinstance(exc, OSError) else errno.EINVAL
         os.write(failures, f"{os.getpid()} {step} {code or 0}\n".encode())
     finally:
-        os._exit(127)
+        os._exit(_NO_WORKER)

@@ -11,13 +11,17 @@ import os
 import signal
 from collections.abc import Collection
 
-from distlaunch.core.agent.output import Drained, OutputsClosed
+from distlaunch.core.model.never import assert_never
 from distlaunch.core.model.record import Record
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import spawning as w
 
 DRAIN_S = 1.0
 """How long reading an ended worker's last words may take before its end is reported without them."""
+SWEEP_S = 15.0
+"""How long the spawner may take to answer that nothing is left (its own bound is shorter)."""
+CLOSE_S = 30.0
+"""How long the last output may take to be filed, on a disk or network that is slow, before the attempt ends without."""
 KILL_S = 5.0
 """How long KILL may take to show before a worker counts as wedged in the kernel."""
 
@@ -27,6 +31,17 @@ AGAIN_S = 1.0
 swallow a KeyboardInterrupt while it imports."""
 
 _EXEC_EXIT = {2: 127, 20: 127}  # ENOENT, ENOTDIR: not found, as shells have it; anything else is 126
+
+
+class Drained(Record):
+    """All that an ended worker had written has been taken; ``tail`` is the last of its stderr."""
+
+    rank: int
+    tail: bytes
+
+
+class OutputsClosed(Record):
+    """No stream is left."""
 
 
 class Launch(Record):
@@ -45,6 +60,10 @@ class CloseOutputs(Record):
     """Read and close what is left of all outputs; answered by OutputsClosed."""
 
 
+class GiveUpSpawner(Record):
+    """It does not answer: stopped by a debugger, frozen or wedged. Kill it and all that falls to us."""
+
+
 class Tick(Record):
     """The deadline has come."""
 
@@ -58,7 +77,7 @@ class Evidence(Record):
 
 
 Event = m.ToAgent | w.FromSpawner | Evidence | OutputsClosed | Tick
-Action = Launch | Drain | CloseOutputs | m.FromAgent | w.ToSpawner
+Action = Launch | Drain | CloseOutputs | GiveUpSpawner | m.FromAgent | w.ToSpawner
 
 
 class _Worker:
@@ -85,6 +104,8 @@ class WorkerTable:
         self.kill_at: float | None = None
         self.wedged_at: float | None = None
         self.again_at: float | None = None
+        self.sweep_at: float | None = None
+        self.close_at: float | None = None
         self._young: set[int] = set()
         self.sweeping = False
         self.left: tuple[int, ...] = ()
@@ -98,7 +119,11 @@ class WorkerTable:
 
     def deadline(self) -> float | None:
         """Give the time at which ``Tick`` is due."""
-        times = [time for time in (self.kill_at, self.wedged_at, self.again_at) if time is not None]
+        times = [
+            time
+            for time in (self.kill_at, self.wedged_at, self.again_at, self.sweep_at, self.close_at)
+            if time is not None
+        ]
         times += [ended + DRAIN_S for ended in itertools.islice(self._draining.values(), 1)]
         return min(times, default=None)
 
@@ -118,20 +143,24 @@ class WorkerTable:
             case w.SpawnFailed():
                 return self._failed_to_start(event, now)
             case w.Exited():
+                worker = self.workers.get(event.rank)
+                if worker is None or worker.pid != event.pid:
+                    return []  # of an earlier attempt, wedged until now
                 return self._ended(event.rank, event.returncode, now)
             case w.Halted():
                 return [m.WorkerHalted(rank=event.rank)]
             case Evidence():
-                return self._report(event.drained.rank, event)
+                return self._report(event.drained.rank, event, now)
             case w.Swept():
-                self.left = event.left
-                return [CloseOutputs()]
+                return self._swept(event.left, now)
             case OutputsClosed():
                 return self._finish()
             case Tick():
                 return self._tick(now)
+            case m.Prepare() | m.Input() | m.Resize() | w.Broken():
+                return []  # the edge's own
             case _:
-                return []  # Prepare, Input and Resize are the edge's own
+                assert_never(event)
 
     def _start(self, event: m.Start, now: float) -> list[Action]:
         self.attempt = event.attempt
@@ -140,7 +169,7 @@ class WorkerTable:
         self.workers = {spec.rank: _Worker(spec, started=now) for spec in event.workers}
         self._unreported = len(self.workers)
         self._draining = {}
-        self.kill_at = self.wedged_at = self.again_at = None
+        self.kill_at = self.wedged_at = self.again_at = self.sweep_at = self.close_at = None
         self.sweeping = not event.workers
         self.left = ()
         return [Launch(spec=spec) for spec in event.workers] or [w.Sweep()]
@@ -153,7 +182,12 @@ class WorkerTable:
     def _failed_to_start(self, event: w.SpawnFailed, now: float) -> list[Action]:
         worker = self.workers[event.rank]
         reason = os.strerror(event.errno)
-        what = {"exec": f"run {(worker.spec.argv or (self.argv0,))[0]}", "chdir": "enter the working directory"}
+        program = (worker.spec.argv or (self.argv0,))[0]
+        what = {
+            "exec": f"run {program}",
+            "interpreter": f"run {program}, as what its #! line names is missing",
+            "chdir": "enter the working directory",
+        }
         text = f"distlaunch: cannot {what.get(event.step, 'start the worker (' + event.step + ')')}: {reason}\n"
         worker.failure = text.encode("utf-8", "surrogateescape")
         return self._ended(event.rank, _EXEC_EXIT.get(event.errno, 126), now)
@@ -166,7 +200,7 @@ class WorkerTable:
         self._draining[rank] = now
         return [Drain(rank=rank)]
 
-    def _report(self, rank: int, evidence: Evidence | None) -> list[Action]:
+    def _report(self, rank: int, evidence: Evidence | None, now: float) -> list[Action]:
         worker = self.workers.get(rank)
         if worker is None or worker.returncode is None or worker.reported:
             return []
@@ -190,19 +224,31 @@ class WorkerTable:
         if not self._unreported and not self.sweeping:
             self.sweeping = True
             self.kill_at = self.wedged_at = self.again_at = None
+            self.sweep_at = now + SWEEP_S
             actions.append(w.Sweep())
         return actions
+
+    def _swept(self, left: tuple[int, ...], now: float) -> list[Action]:
+        if self.sweep_at is None and not self.sweeping:
+            return []
+        self.left = left
+        self.sweep_at = None
+        self.close_at = now + CLOSE_S
+        return [CloseOutputs()]
 
     def _finish(self) -> list[Action]:
         if not self.sweeping:
             return []
         self.workers.clear()
         self.sweeping = False
+        self.sweep_at = self.close_at = None
         return [m.Gone(attempt=self.attempt, left=self.left)]
 
     def _stop(self, event: m.Stop, now: float) -> list[Action]:
-        if event.attempt != self.attempt or not self.running:
+        if event.attempt != self.attempt:
             return []
+        if not self.running:
+            return self._finish() if event.grace_s <= 0 and self.close_at is not None else []
         for rank in self.running:
             self.workers[rank].told_to_stop = True
         if event.grace_s <= 0:
@@ -245,7 +291,12 @@ class WorkerTable:
             for rank in self.running:
                 actions += self._ended(rank, -signal.SIGKILL, now)
         for rank in self._overdue(now):
-            actions += self._report(rank, None)
+            actions += self._report(rank, None, now)
+        if self.sweep_at is not None and now >= self.sweep_at:
+            self.sweep_at = None
+            actions.append(GiveUpSpawner())
+        if self.close_at is not None and now >= self.close_at:
+            actions += self._finish()
         return actions
 
     def _overdue(self, now: float) -> list[int]:

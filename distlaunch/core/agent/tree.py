@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 
 _MAX_PASSES = 64
+_KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
 
 
 def children_of(pid: int) -> list[int]:
     """List the direct children of a process; empty if it is gone."""
+    if not _KERNEL_LISTS_CHILDREN:
+        return _children_by_parent().get(pid, [])
     found: list[int] = []
     try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
-                found += map(int, file.read().split())
-    except FileNotFoundError:
-        if os.path.exists(f"/proc/{pid}/stat") and not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
-            return _children_by_scan(pid)
-    except (ProcessLookupError, PermissionError):
-        pass
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for task in tasks:  # a thread may end meanwhile, the next still has children
+        with suppress(OSError), open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+            found += map(int, file.read().split())
     return found
 
 
-def _children_by_scan(parent: int) -> list[int]:
-    """Do without ``/proc/PID/task/TID/children``, which some kernels lack."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            facts = stat_of(int(name))
-            if facts is not None and facts[1] == parent:
-                found.append(int(name))
+def _children_by_parent() -> dict[int, list[int]]:
+    """Do without ``/proc/PID/task/TID/children``, which some kernels lack: one look at all processes."""
+    found: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        facts = stat_of(int(name))
+        if facts is not None:
+            found.setdefault(facts[1], []).append(int(name))
     return found
 
 
@@ -40,20 +42,25 @@ def stat_of(pid: int) -> tuple[str, int, int, int] | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             rest = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:  # gone, or hidden from this user (hidepid)
         return None
     return rest[0].decode(), int(rest[1]), int(rest[3]), int(rest[19])
 
 
 def descendants_of(pid: int) -> list[int]:
     """List all descendants, children before grandchildren; a moving tree may hide some: call again until empty."""
+    below = children_of if _KERNEL_LISTS_CHILDREN else partial(_children_in, _children_by_parent())
     found: list[int] = []
     queue = [pid]
     while queue:
-        below = children_of(queue.pop())
-        found += below
-        queue += below
+        children = below(queue.pop())
+        found += children
+        queue += children
     return found
+
+
+def _children_in(snapshot: Mapping[int, list[int]], pid: int) -> list[int]:
+    return snapshot.get(pid, [])
 
 
 def send(pid: int, signum: int, *, parent_or_ancestor: int | None = None) -> bool:
@@ -63,10 +70,7 @@ def send(pid: int, signum: int, *, parent_or_ancestor: int | None = None) -> boo
     which its pid could have been given to a stranger. Own unreaped children need no such check.
     Returns False if the process is gone or not ours to signal.
     """
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        descriptor = -1
+    descriptor = _pidfd(pid)
     try:
         if parent_or_ancestor is not None and not _descends(pid, parent_or_ancestor):
             return False
@@ -80,6 +84,17 @@ def send(pid: int, signum: int, *, parent_or_ancestor: int | None = None) -> boo
         if descriptor >= 0:
             os.close(descriptor)
     return True
+
+
+def _pidfd(pid: int) -> int:
+    """Open a pidfd; -1 where kernel or sandbox refuse it, or this Python was built without (conda's)."""
+    opened = getattr(os, "pidfd_open", None)
+    if opened is None or not hasattr(signal, "pidfd_send_signal"):
+        return -1
+    try:
+        return int(opened(pid))
+    except OSError:
+        return -1
 
 
 def _descends(pid: int, ancestor: int) -> bool:
@@ -119,13 +134,10 @@ def kill_each_tree(roots: Iterable[int]) -> None:
 
 def catches(pid: int, signum: int) -> bool:
     """Tell whether a process has a handler for a signal."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            for line in file:
-                if line.startswith(b"SigCgt:"):
-                    return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    except (FileNotFoundError, ProcessLookupError):
-        pass
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
     return False
 
 

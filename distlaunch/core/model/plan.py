@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from distlaunch.core.model.record import Record
@@ -47,6 +48,11 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     def world_size(self) -> int:
         """Number of workers over all nodes."""
         return len(self.workers)
+
+    @property
+    def first_ranks(self) -> tuple[int, ...]:
+        """The lowest rank of each node."""
+        return tuple(itertools.accumulate((node.slots for node in self.nodes[:-1]), initial=0))
 
     @property
     def shared_env(self) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Layer core.wire: frames, and messages as records with checked fields. No sockets here.
 
-A frame is two big-endian 32-bit lengths, then a JSON object, then raw bytes. The object's ``t`` names the message;
-its other keys are the message's fields; a field annotated ``bytes`` is the raw part. What arrives is checked field
-by field and size-capped: a peer can send numbers and text, never code.
+A frame is a byte with the protocol's version and two big-endian 32-bit lengths, then a JSON object, then raw bytes. The
+object's ``t`` names the message; its other keys are the message's fields; a field annotated ``bytes`` is the raw part.
+What arrives is checked field by field and size-capped: a peer can send numbers and text, never code.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any, Generic, TypeVar, cast
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.record import Record, fields_of, plain
 
+VERSION = 1
 MAX_OBJECT_BYTES = 64 << 20
 MAX_RAW_BYTES = 1 << 20
 
-_LENGTHS = struct.Struct(">II")
+_HEADER = struct.Struct(">BII")
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 M = TypeVar("M")
@@ -35,7 +36,7 @@ def encode(message: Record) -> bytes:
         else:
             record[field] = plain(value)
     body = _dumps(record).encode("ascii")
-    return _LENGTHS.pack(len(body), len(raw)) + body + raw
+    return _HEADER.pack(VERSION, len(body), len(raw)) + body + raw
 
 
 class Decoder(Generic[M]):
@@ -49,15 +50,17 @@ class Decoder(Generic[M]):
     def feed(self, data: bytes) -> Iterator[M]:
         """Yield each message that ``data`` completes. Raises ProtocolError; the stream is useless after that."""
         self._buffer += data
-        while len(self._buffer) >= _LENGTHS.size:
-            body_size, raw_size = _LENGTHS.unpack_from(self._buffer)
+        while len(self._buffer) >= _HEADER.size:
+            version, body_size, raw_size = _HEADER.unpack_from(self._buffer)
+            if version != VERSION:
+                raise ProtocolError(f"the peer speaks version {version} of the protocol, this is version {VERSION}")
             if body_size > MAX_OBJECT_BYTES or raw_size > MAX_RAW_BYTES:
                 raise ProtocolError(f"a frame of {body_size}+{raw_size} bytes is over the size allowed")
-            end = _LENGTHS.size + body_size + raw_size
+            end = _HEADER.size + body_size + raw_size
             if len(self._buffer) < end:
                 return
-            body = bytes(self._buffer[_LENGTHS.size : _LENGTHS.size + body_size])
-            raw = bytes(self._buffer[_LENGTHS.size + body_size : end])
+            body = bytes(self._buffer[_HEADER.size : _HEADER.size + body_size])
+            raw = bytes(self._buffer[_HEADER.size + body_size : end])
             del self._buffer[:end]
             yield self._message(body, raw)
 

@@ -135,15 +135,7 @@ class Fault(Record):
     text: str
 
 
-class Output(Record):
-    """Bytes that a worker wrote to stdout (1) or stderr (2); at most 1 MiB."""
-
-    rank: int
-    stream: int
-    data: bytes
-
-
 ToAgent = Prepare | Start | Stop | Forward | Pause | Input | Resize
-FromAgent = Prepared | Started | WorkerExited | WorkerHalted | Gone | Fault | Output
+FromAgent = Prepared | Started | WorkerExited | WorkerHalted | Gone | Fault
 TO_AGENT: tuple[type, ...] = (Prepare, Start, Stop, Forward, Pause, Input, Resize)
-FROM_AGENT: tuple[type, ...] = (Prepared, Started, WorkerExited, WorkerHalted, Gone, Fault, Output)
+FROM_AGENT: tuple[type, ...] = (Prepared, Started, WorkerExited, WorkerHalted, Gone, Fault)

@@ -19,6 +19,8 @@ class Setup(Record):
     cookie: str
     nofile: int
     """Soft limit of open files to give them: the one the launcher was started with."""
+    signal_group: bool
+    """They are asked to end by their process group, also when the agent has vanished."""
 
 
 class Spawn(Record):
@@ -69,6 +71,7 @@ class Exited(Record):
     """A worker ended; ``returncode`` is its exit code, or -N for signal N."""
 
     rank: int
+    pid: int
     returncode: int
 
 
@@ -79,6 +82,12 @@ class Halted(Record):
     signum: int
 
 
+class Broken(Record):
+    """The spawner cannot go on, through a fault of ours; its end follows."""
+
+    text: str
+
+
 class Swept(Record):
     """Nothing is left, except these pids that KILL did not end (a process wedged in the kernel)."""
 
@@ -86,6 +95,6 @@ class Swept(Record):
 
 
 ToSpawner = Setup | Spawn | Signal | Sweep | Dismiss
-FromSpawner = Spawned | SpawnFailed | Exited | Halted | Swept
+FromSpawner = Spawned | SpawnFailed | Exited | Halted | Broken | Swept
 TO_SPAWNER: tuple[type, ...] = (Setup, Spawn, Signal, Sweep, Dismiss)
-FROM_SPAWNER: tuple[type, ...] = (Spawned, SpawnFailed, Exited, Halted, Swept)
+FROM_SPAWNER: tuple[type, ...] = (Spawned, SpawnFailed, Exited, Halted, Broken, Swept)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from distlaunch.core.agent.agent import Agent
 from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.output import Taker
+from distlaunch.core.agent.ports import HeldPort
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire.codec import Decoder, encode
 from distlaunch.core.wire.spawning import FromSpawner
@@ -25,13 +26,14 @@ class LocalTransport:
         spawner: tuple[Channel[FromSpawner], int],
         taker: Taker,
         clock: Callable[[], float],
+        port: HeldPort | None = None,
     ) -> None:
         self._to_agent: Decoder[m.ToAgent] = Decoder(m.TO_AGENT, (m.WorkerSpec,))
         self._from_agent: Decoder[m.FromAgent] = Decoder(m.FROM_AGENT)
         self._received: deque[m.FromAgent] = deque()
         channel, pid = spawner
         self._agent = Agent(
-            job_id=job_id, cookie=cookie, nofile=nofile, channel=channel, spawner_pid=pid, taker=taker,
+            job_id=job_id, port=port, cookie=cookie, nofile=nofile, channel=channel, spawner_pid=pid, taker=taker,
             send=self._from, clock=clock,
         )  # fmt: skip
 

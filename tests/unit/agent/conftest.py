@@ -55,7 +55,7 @@ class Node:
         return self.step(w.SpawnFailed(rank=rank, step=step, errno=errno))
 
     def ended(self, rank: int, returncode: int = 0) -> list[t.Action]:
-        return self.step(w.Exited(rank=rank, returncode=returncode))
+        return self.step(w.Exited(rank=rank, pid=100 + rank, returncode=returncode))
 
     def drained(self, rank: int, *, tail=b"", error_file=None, oom_kills=0) -> list[t.Action]:
         drained = Drained(rank=rank, tail=tail)

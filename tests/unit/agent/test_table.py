@@ -242,8 +242,33 @@ def test_when_all_have_ended_there_is_nothing_left_to_kill(make_node):
     node.stop(grace_s=10.0)
     node.ended(0, -15)
     node.drained(0)
-    assert node.table.deadline() is None
+    assert node.table.deadline() == pytest.approx(node.now + t.SWEEP_S), "the spawner's answer is awaited, not for ever"
     assert node.stop(grace_s=0) == []
+
+
+def test_a_spawner_that_does_not_answer_is_not_waited_for_for_ever(make_node):
+    node = make_node().up(1)
+    node.ended(0)
+    node.drained(0)
+    node.now += t.SWEEP_S
+    assert node.tick() == [t.GiveUpSpawner()]
+
+
+def test_output_that_cannot_be_filed_is_given_up_after_a_while_or_on_the_users_word(make_node):
+    for impatient in (False, True):
+        node = make_node().up(1)
+        node.ended(0)
+        node.drained(0)
+        assert node.step(w.Swept(left=())) == [t.CloseOutputs()]
+        if not impatient:
+            node.now += t.CLOSE_S
+        assert (node.stop(grace_s=0) if impatient else node.tick()) == [m.Gone(attempt=0, left=())]
+
+
+def test_the_late_end_of_a_worker_of_an_earlier_attempt_is_not_the_new_ones(make_node):
+    node = make_node().up(1)
+    assert node.step(w.Exited(rank=0, pid=7, returncode=-9)) == []
+    assert node.table.running == [0]
 
 
 @pytest.mark.parametrize("attempt", [0, 2])
@@ -341,10 +366,15 @@ def run_one_attempt(node, data, ranks: int, attempt: int) -> None:
     node.start(ranks, attempt=attempt)
     unborn, alive, undrained, stops, sweeping = list(range(ranks)), [], [], 0, ranks == 0
     heard: list = []
-    done = False
+    closing = done = False
     while not done:
         can = ["spawned"] * bool(unborn) + ["exited"] * bool(alive) + ["drained"] * bool(undrained)
-        can += ["swept"] * sweeping + ["tick"] * (node.table.deadline() is not None) + ["stop"] * (stops < 2)
+        can += (
+            ["swept"] * sweeping
+            + ["closed"] * closing
+            + ["tick"] * (node.table.deadline() is not None)
+            + ["stop"] * (stops < 2)
+        )
         assert can, "the table waits for something that nobody owes"
         node.now += data.draw(st.sampled_from([0.0, 0.3, 2.0]))
         choice = data.draw(st.sampled_from(can))
@@ -371,10 +401,13 @@ def run_one_attempt(node, data, ranks: int, attempt: int) -> None:
             stops += 1
             actions = node.stop(attempt=attempt, grace_s=data.draw(st.sampled_from([0.0, 1.0, 5.0])))
         elif choice == "swept":
-            actions = [*node.swept(), *node.closed()]
-            done = True
+            actions = node.swept()
+        elif choice == "closed":
+            actions = node.closed()
         undrained += [action.rank for action in node.of(t.Drain, actions)]
-        sweeping = sweeping or bool(node.of(w.Sweep, actions))
+        sweeping = (sweeping or bool(node.of(w.Sweep, actions))) and not node.of(t.CloseOutputs, actions)
+        closing = closing or bool(node.of(t.CloseOutputs, actions))
+        done = bool(node.of(m.Gone, actions))
         for sent in node.of(w.Signal, actions):
             assert sent.ranks, "a signal to nobody"
         heard += [action for action in actions if isinstance(action, (m.WorkerExited, m.Gone))]

@@ -95,8 +95,9 @@ def test_children_are_found_whichever_thread_started_them():
 
 
 def test_without_the_kernels_list_children_are_found_by_their_parent(family):
-    assert set(tree._children_by_scan(family.parent)) == {family.child, family.sibling}
-    assert tree._children_by_scan(family.grandchild) == []
+    by_parent = tree._children_by_parent()
+    assert set(by_parent[family.parent]) == {family.child, family.sibling}
+    assert family.grandchild not in by_parent
 
 
 def test_descendants_are_all_below_each_after_its_parent(family):

@@ -103,17 +103,15 @@ def test_processes_that_kill_did_not_end_are_named_once_over_all_nodes(make_job)
     assert job.exit_code == 0
 
 
-def test_processes_left_by_one_attempt_are_not_named_again_after_the_next(make_job):
+def test_processes_that_not_even_kill_ended_keep_the_job_from_a_restart(make_job):
     job = make_job(max_restarts=1).run()
     job.exited(0, 1, tail=job.RAISED)
     job.exited(1, -9, told=True)
     job.gone(left=(7,))
-    job.come_up()
-    for rank in job.ranks:
-        job.exited(rank)
-    job.all_gone()
-    assert job.exit_code == 0
-    assert job.said.count("pid 7") == 1
+    assert job.exit_code == 1
+    assert "pid 7" in job.said
+    [failed] = job.of(p.Failed)
+    assert failed.why_final.startswith("not restarted")
 
 
 def test_nothing_happens_after_the_end(make_job):
@@ -169,11 +167,6 @@ def test_a_worker_that_ends_before_the_others_have_started_is_a_failure_like_any
 def test_the_worker_stopped_from_its_terminal_suspends_the_launcher(make_job):
     job = make_job(per_node=1, terminal=True).run()
     assert job.say(0, m.WorkerHalted(rank=0)) == [p.Suspend()]
-
-
-def test_output_needs_no_decision(make_job):
-    job = make_job().run()
-    assert job.say(0, m.Output(rank=0, stream=1, data=b"x")) == []
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

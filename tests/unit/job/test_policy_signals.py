@@ -97,6 +97,13 @@ def test_two_signals_at_almost_the_same_time_are_one(make_job, second):
     assert job.signal(second) == []
 
 
+def test_a_quit_right_after_another_signal_kills(make_job):
+    job = make_job().run()
+    job.signal(signal.SIGTERM)
+    job.now += p.DOUBLE_S / 2
+    assert kills(job, job.signal(signal.SIGQUIT))
+
+
 def test_under_a_scheduler_a_repeated_term_counts_once(make_job):
     job = make_job(repeated_term_kills=False).run()
     job.signal(signal.SIGTERM)

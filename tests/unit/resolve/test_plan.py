@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.gpus import Gpu, GpuInventory
+from distlaunch.core.model.layout import attempt_dir, error_file
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.model.variables import SET_FOR_WORKERS
 from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.plan import attempt_dir, bind, build_plan, error_file
+from distlaunch.resolve.plan import bind, build_plan
 from distlaunch.resolve.sources.local import local_topology
 
 TWO = GpuInventory(gpus=(Gpu(index=0, numa_node=0), Gpu(index=1, numa_node=1)), source="nvml")

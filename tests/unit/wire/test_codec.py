@@ -54,7 +54,7 @@ def decoder(side: str = "agent") -> Decoder:
 
 def frame(body: bytes | object, raw: bytes = b"") -> bytes:
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return struct.pack(">II", len(body), len(raw)) + body + raw
+    return struct.pack(">BII", codec.VERSION, len(body), len(raw)) + body + raw
 
 
 def read(data: bytes) -> list:
@@ -92,7 +92,7 @@ def test_frames_may_come_in_any_pieces(messages, data):
 
 
 def test_a_frame_may_be_split_at_every_byte():
-    message = m.Output(rank=3, stream=1, data=bytes(range(256)))
+    message = m.Input(data=bytes(range(256)))
     data = encode(message)
     for cut in range(len(data) + 1):
         reader = decoder()
@@ -104,18 +104,20 @@ def test_a_frame_may_be_split_at_every_byte():
 def test_environments_that_are_no_utf8_survive():
     name, value = b"caf\xe9", b"\xff\x80 \xf0\x9f\x9a\x80"
     env = {os.fsdecode(name): os.fsdecode(value)}
-    [received] = Decoder(spawning.TO_SPAWNER).feed(encode(spawning.Setup(env=env, cwd="/", cookie="", nofile=1)))
+    [received] = Decoder(spawning.TO_SPAWNER).feed(
+        encode(spawning.Setup(env=env, cwd="/", cookie="", nofile=1, signal_group=False))
+    )
     assert {os.fsencode(key): os.fsencode(item) for key, item in received.env.items()} == {name: value}
 
 
 def test_a_message_of_the_largest_size_is_taken():
-    message = m.Output(rank=0, stream=1, data=bytes(codec.MAX_RAW_BYTES))
+    message = m.Input(data=bytes(codec.MAX_RAW_BYTES))
     assert read(encode(message)) == [message]
 
 
 def test_a_frame_is_ascii_with_the_raw_part_behind():
-    data = encode(m.Output(rank=1, stream=2, data=b"\xff"))
-    assert data == frame(b'{"t":"Output","rank":1,"stream":2}', b"\xff")
+    data = encode(m.Input(data=b"\xff"))
+    assert data == frame(b'{"t":"Input"}', b"\xff")
 
 
 # --- what is refused
@@ -187,7 +189,7 @@ def test_a_part_that_is_not_one_is_refused(worker):
         attempt=0, argv=("x",), env={}, cwd="/", workers=(), uses_gpus=False, signal_group=False, terminal=False,
         rows=1, columns=1, stdin_rank=None,
     )  # fmt: skip
-    body = json.loads(encode(start)[8:])
+    body = json.loads(encode(start)[9:])
     assert read(frame({**body, "workers": [SPEC]})) == [replace(start, workers=(m.WorkerSpec(**SPEC),))]
     refused(frame({**body, "workers": [SPEC, worker]}))
 
@@ -208,7 +210,7 @@ def test_what_is_no_message_is_refused(body):
     [(codec.MAX_OBJECT_BYTES + 1, 0), (0, codec.MAX_RAW_BYTES + 1), (2**32 - 1, 2**32 - 1)],
 )
 def test_an_oversized_frame_is_refused_before_it_has_come(body, raw):
-    assert "over the size allowed" in refused(struct.pack(">II", body, raw))
+    assert "over the size allowed" in refused(struct.pack(">BII", codec.VERSION, body, raw))
 
 
 def test_messages_before_the_garbage_are_still_given():

@@ -1,0 +1,63 @@
+"""Layer core.agent: our side of the pseudo-terminal that the one worker of a job has."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+import termios
+from collections.abc import Iterable
+from contextlib import suppress
+
+from distlaunch.core.agent import tree
+
+_LOCAL, _SPECIAL = 3, 6  # places in termios attributes
+
+
+class PseudoTerminal:
+    """Made for one attempt. ``output`` and ``worker_ends`` go to others, who close them; the rest is closed here.
+
+    Raises OSError when no terminal or descriptor is left.
+    """
+
+    def __init__(self, rows: int, columns: int) -> None:
+        opened = list(os.openpty())
+        try:
+            opened += [os.dup(opened[0]), os.dup(opened[1]), os.dup(opened[1])]
+        except OSError:
+            for descriptor in opened:
+                os.close(descriptor)
+            raise
+        self.output, slave, self._ours, *others = opened
+        self.worker_ends = (slave, others[0], others[1])
+        self.resize(rows, columns)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell the worker the size of the user's terminal."""
+        if rows and columns:
+            with suppress(OSError):
+                fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, data: bytes) -> None:
+        """Pass keys on; as with any terminal they are lost if its input queue is full."""
+        with suppress(OSError):
+            os.write(self._ours, data)
+
+    def halts(self, data: bytes, pids: Iterable[int]) -> bool:
+        """Tell whether these keys hold a Ctrl-Z that the kernel will not act on.
+
+        The worker leads its session, so its process group is orphaned, where SIGTSTP stops nothing by default (POSIX).
+        One that catches it is left to itself, as are programs that have switched signals from keys off.
+        """
+        try:
+            modes = termios.tcgetattr(self._ours)
+        except (termios.error, OSError):
+            return False
+        key = modes[_SPECIAL][termios.VSUSP]
+        typed = bool(modes[_LOCAL] & termios.ISIG) and key != b"\0" and key in data
+        return typed and not any(tree.catches(pid, signal.SIGTSTP) for pid in pids)
+
+    def close(self) -> None:
+        """Close what is ours."""
+        os.close(self._ours)
