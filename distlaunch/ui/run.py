@@ -22,25 +22,26 @@ def train(options: TrainOptions) -> int:
 
 
 class _Front:
-    """What the user has before them: a console, or their terminal handed over to the one worker."""
+    """What the user has before them: a console, or their terminal handed over to the one worker.
+
+    Both methods come to the same answer, in any order: looking for the terminal changes nothing of it.
+    """
 
     def __init__(self, options: TrainOptions) -> None:
         self._options = options
-        self._handed_over = False
+        self._terminal: Terminal | None = None
 
     def open_terminal(self) -> Terminal | None:
-        """Hand the terminal over, if there is one and nothing was asked of a console; asked for one worker only."""
-        if self._options.format is not None or self._options.output != "all":
-            return None
-        from distlaunch.ui.handover import user_terminal
+        """Give the terminal that one worker may have, if there is one and nothing was asked of a console."""
+        if self._terminal is None and self._options.format is None and self._options.output == "all":
+            from distlaunch.ui.handover import user_terminal
 
-        terminal = user_terminal()
-        self._handed_over = terminal is not None
-        return terminal
+            self._terminal = user_terminal()
+        return self._terminal
 
     def open_sink(self, world_size: int) -> Sink:
-        """Open the sink that suits: our lines go between the worker's bytes once the terminal is handed over."""
-        if self._handed_over:
+        """Open the sink that suits: a worker that has the terminal is shown byte for byte."""
+        if world_size == 1 and self.open_terminal() is not None:
             from distlaunch.ui.handover import Passthrough
 
             return Passthrough(quiet=self._options.quiet)

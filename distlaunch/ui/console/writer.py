@@ -2,8 +2,8 @@
 
 A slow reader must never hold up supervision, and O_NONBLOCK must not be set on 0-2 (the description is shared with
 the user's shell): so a daemon thread writes and may block for as long as it likes. A pipe, file or socket says when
-it is full and loses nothing. A descriptor that fails (reader gone, disk full, no thread to be
-had) is given up for good, silently.
+it is full and loses nothing. A descriptor that fails (reader gone, disk full, no thread for it) is given up for good,
+silently.
 """
 
 from __future__ import annotations

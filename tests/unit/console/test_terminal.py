@@ -229,6 +229,12 @@ def test_the_status_line_is_cut_to_the_terminals_width(screen):
     assert shown.decode() == "distlaunch: 4/4 workers up ·…"
 
 
+def test_the_status_line_shows_odd_bytes_and_controls_of_a_path(screen):
+    one = screen(world_size=1)
+    one.console.status(view(log_dir="/l\udcff\x1b[2J"))
+    assert one.terminal.wait_for(b"2J").endswith(rb"/l\xff\x1b[2J")
+
+
 def test_suspending_clears_the_status_line_and_resuming_draws_it(screen):
     one = screen(world_size=1)
     one.console.status(view())
