@@ -17,10 +17,11 @@ from distlaunch.backends.registry import find_backend
 from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.ports import hold_port
 from distlaunch.core.agent.spawner import start_spawner
-from distlaunch.core.errors import ConfigError, shown
+from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import printable
 from distlaunch.core.probe.cpus import probe_cpus
 from distlaunch.core.wire.spawning import FromSpawner
 from distlaunch.job.policy import JobPolicy, PolicySettings
@@ -43,7 +44,7 @@ _JOB_ID_BYTES = 100
 _HOUSEKEEPING_S = 0.25
 CONSOLE_CLOSE_S = 10.0
 """How long a pipe may stand still at the end of a job that failed or was stopped, before its rest is given up."""
-_STDERR = 2
+_STDOUT, _STDERR = 1, 2
 _PRUNE_S = 5.0
 
 OpenSink = Callable[[int], Sink]
@@ -72,6 +73,7 @@ def read_facts(options: TrainOptions, environ: Mapping[str, str]) -> Facts:
         python=sys.executable,
         cpus=probe_cpus(topology=options.bind != "none"),
         gpus=_gpus(options, environ),
+        columns=_columns(),
         paths={path: _kind_of(path) for path in wanted},
         texts={path: _read_text(path) for path in options.env_file},
         programs=programs,
@@ -83,6 +85,14 @@ def _cwd() -> str:
         return os.getcwd()
     except FileNotFoundError as exc:
         raise ConfigError("the current directory no longer exists", hint="cd to one that does") from exc
+
+
+def _columns() -> int | None:
+    """Give the width of the terminal that shows our output, if one does."""
+    try:
+        return os.get_terminal_size(_STDOUT).columns or None
+    except OSError:
+        return None
 
 
 def _gpus(options: TrainOptions, environ: Mapping[str, str]) -> GpuInventory:
@@ -121,9 +131,9 @@ def _read_text(path: str) -> str:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             text = file.read(_ENV_FILE_CHARS + 1)
     except OSError as exc:
-        raise ConfigError(f"--env-file {shown(path)}: {os.strerror(exc.errno or 0)}") from exc
+        raise ConfigError(f"--env-file {printable(path)}: {os.strerror(exc.errno or 0)}") from exc
     if len(text) > _ENV_FILE_CHARS:
-        raise ConfigError(f"--env-file {shown(path)}: over 4 MiB, which is more than an environment can be")
+        raise ConfigError(f"--env-file {printable(path)}: over 4 MiB, which is more than an environment can be")
     return text
 
 
@@ -198,7 +208,9 @@ def run_job(
         )
         run_dir.link_latest()
         if run_dir.temporary:
-            sink.say("the log directory cannot be written; logs go to a temporary one", level="warning")
+            sink.say(f"the log directory cannot be written; this job's logs: {run_dir.path}", level="warning")
+        elif os.path.basename(run_dir.path) != plan.job_id:
+            sink.say(f"there are logs of a job {plan.job_id} already; this one's: {run_dir.path}", level="warning")
         housekeeping.start()
         code = runner.run()
         ended.append(code)

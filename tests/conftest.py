@@ -196,6 +196,17 @@ class Running:
 
         return self.wait_for(found, f"event {kind!r}", timeout=timeout)
 
+    def wait_workers(self, count: int, *, timeout: float = 30.0) -> list[int]:
+        """Return the pids of ``count`` workers as soon as so many have been started in all."""
+
+        def found() -> list[int] | None:
+            pids = [
+                pid for event in self.events if event.get("type") == "workers_started" for pid in event["pids"].values()
+            ]
+            return pids if len(pids) >= count else None
+
+        return self.wait_for(found, f"{count} workers", timeout=timeout)
+
     def wait_stdout(self, text: str, *, timeout: float = 30.0) -> None:
         self.wait_for(lambda: text in self.stdout, f"{text!r} on stdout", timeout=timeout)
 

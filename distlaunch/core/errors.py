@@ -12,11 +12,6 @@ EXIT_SOFTWARE = 70
 EXIT_HANG = 124
 
 
-def shown(name: str) -> str:
-    """Write a name that the user gave so that it stays within its line."""
-    return name if name.isprintable() else repr(name)
-
-
 class LaunchError(Exception):
     """Base of everything that distlaunch reports to a user on purpose."""
 

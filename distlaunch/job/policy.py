@@ -35,7 +35,7 @@ from distlaunch.job.diagnose.model import WorkerEnd
 CAUSE_S = 0.8
 """How long the others run on when the first failure looks like a consequence, so that its cause can show."""
 SAME_S = 0.15
-"""How long the others run on after an exception, so that the same one on all ranks is seen as one."""
+"""How long the others run on after a failure with words on stderr, so that the same one on all ranks is seen as one."""
 DOUBLE_S = 0.1
 """Two signals closer than this are one: a wrapper that passes Ctrl-C on, or a scheduler that sends twice."""
 TAILS_KEPT = 256
@@ -265,7 +265,9 @@ class JobPolicy:
         if self._fault is not None:
             return self._end(EXIT_SOFTWARE)
         if self.told is not None and not self._failed_before_told():
-            return self._end(128 + self.told)
+            killed = sum(end.returncode == -signal.SIGKILL for end in self._failures)
+            left = f"{killed} of them killed" if killed else "all by themselves"
+            return [Say(text=f"stopped: {self.up} workers have ended, {left}"), *self._end(128 + self.told)]
         if not self._failures:
             return self._end(0)
         ends = [*self._failures, *self._finished]

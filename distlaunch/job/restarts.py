@@ -24,7 +24,7 @@ def looks_like_consequence(end: WorkerEnd) -> bool:
 
 def may_be_shared(end: WorkerEnd) -> bool:
     """Tell whether the other ranks may be about to end by the same exception."""
-    return end.error_file is not None or b"Traceback (most recent call last)" in end.stderr_tail
+    return end.error_file is not None or (end.returncode > 0 and bool(end.stderr_tail.strip()))
 
 
 class Outcome(Record):

@@ -11,14 +11,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
-from distlaunch.core.model.ids import format_ranks
 from distlaunch.core.model.layout import attempt_dir, log_path, plan_path
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as a
 from distlaunch.job import signals
-from distlaunch.job.diagnose.model import Diagnosis
 from distlaunch.job.policy import JobPolicy
 from distlaunch.job.records import EventLog, OutputFiles
 from distlaunch.job.rundir import RunDir
@@ -247,7 +245,7 @@ class Runner:
             self._sink.say(f"the plan was not written: {os.strerror(exc.errno or 0)}", level="warning")
 
     def _report(self, failed: a.Failed) -> None:
-        from distlaunch.job.diagnose.report import diagnosis_record, render_report
+        from distlaunch.job.diagnose.report import diagnosis_record, one_line, render_report
 
         cause = failed.diagnosis.cause
         path = log_path(self._plan.run_dir, failed.attempt, cause.ranks[0])
@@ -356,12 +354,3 @@ def _spec(worker: WorkerPlan) -> m.WorkerSpec:
         cpus=worker.cpus,
         error_file=worker.env["TORCHELASTIC_ERROR_FILE"],
     )
-
-
-def one_line(diagnosis: Diagnosis) -> str:
-    """Say a cause in one line."""
-    cause = diagnosis.cause
-    who = f"rank{'s' if len(cause.ranks) > 1 else ''} {format_ranks(cause.ranks)}"
-    what = f"{cause.exception_type}: {cause.message}" if cause.exception_type else cause.summary
-    where = f" ({cause.frame})" if cause.frame else ""
-    return f"{who}: {what[:160]}{where}"

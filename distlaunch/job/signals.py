@@ -8,6 +8,7 @@ from types import FrameType
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+_NEVER_IGNORED = (signal.SIGCONT, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _OWN = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
 
 
@@ -16,7 +17,10 @@ def _noted(signum: int, frame: FrameType | None) -> None:
 
 
 class SignalPipe:
-    """Signals as they come. One that we were started with ignored (nohup, a shell's background job) stays ignored."""
+    """Signals as they come. HUP and what stops by keys stay ignored if we were started so (nohup).
+
+    INT does not: a script that starts us with ``&`` has it ignored unasked, and may well send it on purpose.
+    """
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
@@ -29,7 +33,7 @@ class SignalPipe:
         orphans = (signal.SIGCHLD,) if os.getpid() == 1 else ()  # as a container's first process, to be woken and reap
         for number in (*_ENDING, *_PASSED_ON, *_OWN, *orphans):
             before = signal.getsignal(number)
-            if before != signal.SIG_IGN or number in (signal.SIGCONT, signal.SIGTERM):
+            if before != signal.SIG_IGN or number in _NEVER_IGNORED:
                 self._before[number] = before
                 signal.signal(number, _noted)
         self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)

@@ -54,7 +54,8 @@ def select_devices(
             # ROCr filters first, and HIP numbers what is left.
             within = whole.renumbered(through_mask(whole, ROCR, rocr.strip(), notes))
         if variable == ZE:
-            visible = [unknown_device(entry.strip()) for entry in mask.split(",")]
+            entries = dict.fromkeys(filter(None, (entry.strip() for entry in mask.split(","))))  # each once
+            visible = [unknown_device(entry) for entry in entries]
         else:
             visible = through_mask(within, variable, mask, notes)
         limit = f"{variable}={mask}"

@@ -24,5 +24,7 @@ class Facts(Record, hide=("environ", "texts")):
     gpus: GpuInventory
     paths: Mapping[str, PathKind]
     texts: Mapping[str, str]
+    columns: int | None = None
+    """Width of the user's terminal, if output goes to one."""
     programs: Mapping[str, str | None]
     """Where PATH has each program that the options name; None if nowhere."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os.path
 
-from distlaunch.core.errors import ConfigError, UsageError, shown
+from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.layout import error_file
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import printable
 from distlaunch.core.model.topology import Topology
 from distlaunch.resolve import variables as v
 from distlaunch.resolve.binding import bind_cpus, pinned_note, threads_per_worker
@@ -29,7 +30,8 @@ def build_plan(
     job = v.job_variables(
         topology, job_id=job_id, max_restarts=options.max_restarts, run_dir=run_dir, backend=backend.name
     )
-    defaults = unless_set({**v.DEFAULTS, **backend.default_variables(topology)}, base, given)
+    columns = v.terminal_variables(topology, facts.columns)
+    defaults = unless_set({**v.DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)
     env = {**defaults, **job, **backend.job_variables(topology)}
     plan = LaunchPlan(
         job_id=job_id,
@@ -81,7 +83,7 @@ def _workdir(options: TrainOptions, facts: Facts) -> str:
     path = os.path.join(facts.cwd, options.workdir)
     kind = facts.paths[path]
     if kind != "directory":
-        raise ConfigError(f"--workdir {shown(options.workdir)}: {_not_a(kind, 'directory')}")
+        raise ConfigError(f"--workdir {printable(options.workdir)}: {_not_a(kind, 'directory')}")
     return path
 
 
@@ -120,7 +122,7 @@ def _script(script: str, facts: Facts, workdir: str) -> str:
     if kind == "directory" and facts.paths.get(os.path.join(places[0], "__main__.py")) == "file":
         return script
     hint = f"looked in {' and '.join(os.path.dirname(place) for place in places)}" if kind == "missing" else None
-    raise ConfigError(f"{shown(script)}: {_not_a(kind, 'file')}", hint=hint)
+    raise ConfigError(f"{printable(script)}: {_not_a(kind, 'file')}", hint=hint)
 
 
 def _program(name: str, facts: Facts, workdir: str) -> str:
@@ -130,15 +132,15 @@ def _program(name: str, facts: Facts, workdir: str) -> str:
     if os.sep in name:
         kind = facts.paths.get(os.path.join(workdir, name), "missing")
         said = "is not executable" if kind == "file" else _not_a(kind, "file")
-        raise ConfigError(f"{shown(name)}: {said}", hint=f"chmod +x {shown(name)}" if kind == "file" else None)
-    raise ConfigError(f"{shown(name)}: no such command on PATH")
+        raise ConfigError(f"{printable(name)}: {said}", hint=f"chmod +x {printable(name)}" if kind == "file" else None)
+    raise ConfigError(f"{printable(name)}: no such command on PATH")
 
 
 def _interpreter(options: TrainOptions, facts: Facts) -> str:
     if options.python is None:
         return facts.python
     if facts.programs.get(options.python) is None:
-        raise ConfigError(f"--python {shown(options.python)}: no such executable")
+        raise ConfigError(f"--python {printable(options.python)}: no such executable")
     return options.python
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from distlaunch.core.model.topology import Topology
 
 ROLE = "default"
+_LEAST_COLUMNS = 20
 
 
 class BackendVariables(Protocol):
@@ -47,6 +48,13 @@ DEFAULTS: Mapping[str, str] = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 }
 """Set only where nobody else does. PYTHONUNBUFFERED: else the lines before a crash are lost."""
+
+
+def terminal_variables(topology: Topology, columns: int | None) -> dict[str, str]:
+    """Tell workers, whose output is a pipe, how wide the terminal at its end is, less the rank in front."""
+    if columns is None:
+        return {}
+    return {"COLUMNS": str(max(_LEAST_COLUMNS, columns - len(f"[{topology.world_size - 1}] ")))}
 
 
 def attempt_variables(*, attempt: int, master_addr: str, master_port: int | None) -> dict[str, str]:

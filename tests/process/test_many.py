@@ -19,7 +19,7 @@ def test_twenty_jobs_at_once_all_succeed_with_different_ports(job):
     running = [job.start(*words, options=["--log-dir", f"jobs-{number}"]) for number in range(JOBS)]
     ports = [one.wait_event("attempt_started")["master_port"] for one in running]
     for one in running:
-        one.wait_event("workers_started", count=2)
+        one.wait_workers(2)
     assert len({*ports}) == JOBS
     gate_end = os.open(gate, os.O_RDWR)
     os.write(gate_end, b"\n" * (2 * JOBS))  # a line for each: all go

@@ -322,7 +322,7 @@ def test_a_failing_job_keeps_its_exit_code_with_streams_closed(distlaunch):
 def test_our_descriptors_are_never_made_non_blocking(distlaunch, pipe):
     watcher = script(distlaunch, "print(RANK, flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)")
     running = distlaunch.start(["train", "--num-procs", "2", watcher], stdout=pipe[1], stderr=pipe[1], stdin=pipe[0])
-    running.wait_event("workers_started", count=2)
+    running.wait_workers(2)
     select.select([pipe[0]], [], [], 20)
     assert [os.get_blocking(end) for end in pipe] == [True, True]
     (distlaunch.work / "go").touch()

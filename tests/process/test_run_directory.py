@@ -34,6 +34,7 @@ def test_the_layout_of_a_job_with_a_restart(distlaunch):
     assert result.run_dir == distlaunch.jobs / "the-job"
     files = {str(path.relative_to(result.run_dir)) for path in result.run_dir.rglob("*") if path.is_file()}
     assert files == {
+        ".distlaunch-run",
         "events.jsonl",
         "plan-0.json",
         "plan-1.json",
@@ -147,8 +148,9 @@ def test_the_same_job_id_again_overwrites_nothing(distlaunch):
 def old_runs(jobs, count: int) -> None:
     for number in range(count):
         directory = jobs / f"old-{number:02}"
-        directory.mkdir(parents=True)
-        (directory / "events.jsonl").touch()
+        (directory / "attempt-0").mkdir(parents=True)
+        for name in (".distlaunch-run", "events.jsonl", "plan-0.json", "attempt-0/rank-0.log"):
+            (directory / name).touch()
         os.utime(directory, (1_000_000 + number, 1_000_000 + number))
 
 
@@ -157,10 +159,22 @@ def test_the_newest_50_runs_are_kept_and_what_is_no_run_stays(distlaunch):
     (distlaunch.jobs / "notes").mkdir()
     (distlaunch.jobs / "notes" / "mine.txt").touch()
     os.utime(distlaunch.jobs / "notes", (1, 1))
+    (distlaunch.jobs / "old-00" / ".distlaunch-run").unlink()  # another tool's folder that has an events.jsonl
+    (distlaunch.jobs / "old-01" / "attempt-0" / "model.pt").touch()  # what a worker keeps in its run directory
+    os.utime(distlaunch.jobs / "old-01", (1_000_001, 1_000_001))
     result = distlaunch.train("--num-procs", "1", script(distlaunch, "pass"))
     assert result.returncode == 0
     left = {path.name for path in distlaunch.jobs.iterdir() if not path.is_symlink()}
-    assert left == {result.run_dir.name, "notes", *(f"old-{number:02}" for number in range(6, 55))}
+    kept = {"old-00", "old-01", *(f"old-{number:02}" for number in range(6, 55))}
+    assert left == {result.run_dir.name, "notes", *kept}
+    assert (distlaunch.jobs / "old-00" / "plan-0.json").exists()
+    assert (distlaunch.jobs / "old-01" / "attempt-0" / "model.pt").exists()
+
+
+def test_a_log_directory_of_ones_own_is_never_pruned(distlaunch):
+    old_runs(distlaunch.work / "mine", 60)
+    assert distlaunch.train("--num-procs", "1", "--log-dir", "mine", script(distlaunch, "pass")).returncode == 0
+    assert len([path for path in (distlaunch.work / "mine").iterdir() if not path.is_symlink()]) == 61
 
 
 def test_a_job_that_still_runs_is_never_pruned(distlaunch):

@@ -262,8 +262,8 @@ def test_control_c_interrupts_the_worker_and_the_job_ends_with_130(distlaunch, s
 
 def test_a_worker_that_catches_control_c_goes_on(distlaunch, screen, on_screen):
     source = """
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     time.sleep(600)
 except KeyboardInterrupt:
     print("caught it", flush=True)

@@ -299,7 +299,8 @@ def _to_group(pid: int, signum: int) -> None:
 
 def _ignore_signals() -> tuple[int, ...]:
     """Make this process deaf to all but KILL; return those that we were started with ignored, as workers shall be."""
-    ignored = tuple(number for number in _TO_WORKERS if signal.getsignal(number) == signal.SIG_IGN)
+    # Of INT and QUIT a script's ``&`` makes deaf, too; but workers are to obey when we ask them.
+    ignored = tuple(number for number in (signal.SIGHUP,) if signal.getsignal(number) == signal.SIG_IGN)
     for number in (*_TO_WORKERS, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH):
         signal.signal(number, signal.SIG_IGN)
     return ignored

@@ -25,7 +25,7 @@ CLOSE_S = 30.0
 KILL_S = 5.0
 """How long KILL may take to show before a worker counts as wedged in the kernel."""
 
-YOUNG_S = 2.0
+YOUNG_S = 0.3
 AGAIN_S = 1.0
 """Workers younger than the one are asked a second time, by TERM, if INT has not ended them within the other: Python may
 swallow a KeyboardInterrupt while it imports."""
