@@ -21,7 +21,7 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
-from distlaunch.core.model.text import printable
+from distlaunch.core.model.text import counted, printable
 from distlaunch.core.probe.cpus import probe_cpus
 from distlaunch.core.wire.spawning import FromSpawner
 from distlaunch.job.policy import JobPolicy, PolicySettings
@@ -69,7 +69,7 @@ def read_facts(options: TrainOptions, environ: Mapping[str, str]) -> Facts:
     return Facts(
         environ=dict(environ),
         cwd=cwd,
-        hostname=socket.gethostname(),
+        hostname=printable(socket.gethostname()) or "localhost",
         python=sys.executable,
         cpus=probe_cpus(topology=options.bind != "none"),
         gpus=_gpus(options, environ),
@@ -155,6 +155,7 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> LaunchPlan:
     facts = read_facts(options, environ)
     backend = find_backend(options.backend)
     topology = local_topology(options, facts)
+    _check_descriptors(topology.world_size)
     job_id = _job_id(options)
     base = log_base(options.log_dir, environ) or "a temporary directory"
     return build_plan(options, facts, topology, backend, job_id=job_id, run_dir=os.path.join(base, job_id))
@@ -248,15 +249,22 @@ def _closed_console(sink: Sink) -> Iterator[list[int]]:
                 os.write(_STDERR, f"distlaunch: {lost} bytes of output could not be shown\n".encode())
 
 
+def _check_descriptors(workers: int) -> int:
+    """Give how many open files we need. Raises ConfigError if that is over the hard limit."""
+    needed = workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS_OF_OUR_OWN
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"{counted(workers, 'worker')} would need {needed} open files, the limit is {hard}", hint="see ulimit -Hn"
+        )
+    return needed
+
+
 def _allow_descriptors(workers: int) -> int:
     """Raise our own limit of open files as far as the job needs; give the soft limit that we found."""
+    needed = _check_descriptors(workers)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS_OF_OUR_OWN
     if soft != resource.RLIM_INFINITY and soft < needed:
-        if hard != resource.RLIM_INFINITY and hard < needed:
-            raise ConfigError(
-                f"{workers} workers need {needed} open files, the limit is {hard}", hint="raise it: ulimit -Hn"
-            )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     return soft
 

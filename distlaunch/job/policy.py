@@ -13,6 +13,7 @@ from typing import Literal
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_USAGE
 from distlaunch.core.model.never import assert_never
 from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import counted
 from distlaunch.core.wire import messages as m
 from distlaunch.job import restarts
 from distlaunch.job.actions import (
@@ -266,8 +267,8 @@ class JobPolicy:
             return self._end(EXIT_SOFTWARE)
         if self.told is not None and not self._failed_before_told():
             killed = sum(end.returncode == -signal.SIGKILL for end in self._failures)
-            left = f"{killed} of them killed" if killed else "all by themselves"
-            return [Say(text=f"stopped: {self.up} workers have ended, {left}"), *self._end(128 + self.told)]
+            left = f"{killed} of them killed" if killed else "none had to be killed"
+            return [Say(text=f"stopped: {counted(self.up, 'worker')} ended, {left}"), *self._end(128 + self.told)]
         if not self._failures:
             return self._end(0)
         ends = [*self._failures, *self._finished]
@@ -331,9 +332,7 @@ class JobPolicy:
         grace_s = self.settings.grace_s
         ask = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
         again = "; once more kills" if signum == signal.SIGINT else ""
-        left = self.up - self.ended
-        workers = "1 worker" if left == 1 else f"{left} workers"
-        text = f"{name}: asking {workers} to end, within {grace_s:,.10g} s{again}"
+        text = f"{name}: asking {counted(self.up - self.ended, 'worker')} to end, within {grace_s:,.10g} s{again}"
         return [record, Say(text=text), *self._stop_all(ask, grace_s)]
 
     def _kill_all(self, why: str) -> list[Action]:

@@ -14,6 +14,7 @@ from typing import Protocol
 from distlaunch.core.model.layout import attempt_dir, log_path, plan_path
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import counted
 from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as a
 from distlaunch.job import signals
@@ -126,7 +127,7 @@ class Runner:
     def run(self) -> int:
         """Run the job; give the exit code."""
         plan = self._plan
-        workers = "1 worker" if plan.world_size == 1 else f"{plan.world_size} workers"
+        workers = counted(plan.world_size, "worker")
         self._sink.say(f"job {plan.job_id}: {workers} on {plan.nodes[0].host}; logs: {plan.run_dir}")
         for note in plan.notes:
             self._sink.say(note)

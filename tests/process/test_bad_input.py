@@ -143,7 +143,7 @@ def test_gpus_that_are_not_there_are_refused_naming_num_procs(distlaunch, mask):
         (["--device", "cpu", "--num-gpus", "1", "good.py"], ("--device cpu",)),
         (["--num-procs", "2", "--num-nodes", "2", "good.py"], ("--num-nodes 2",)),
         (["--num-procs", "2", "--procs-per-node", "3", "good.py"], ("--num-procs 2", "--procs-per-node 3")),
-        (["--num-procs", "900000", "good.py"], ("900000 workers", "ulimit")),
+        (["--num-procs", "900000", "good.py"], ("900,000 workers", "ulimit")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

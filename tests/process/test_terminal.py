@@ -505,3 +505,23 @@ def test_under_nohup_the_job_outlives_its_terminal(distlaunch, screen, on_screen
     result = running.wait(30)
     assert result.returncode == 0
     assert (result.run_dir / "attempt-0" / "rank-0.log").read_bytes().count(b"on") >= 1000
+
+
+def test_what_is_pasted_arrives_whole_although_the_worker_is_busy(distlaunch, screen, on_screen):
+    source = """
+import tty
+tty.setraw(0)
+print("ready", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+left = 200_000
+while left:
+    left -= len(os.read(0, left))
+print("all of it", flush=True)
+"""
+    on_screen("--num-procs", "1", script(distlaunch, source))
+    screen.wait_text("ready")
+    screen.type("x" * 100_000)
+    (distlaunch.work / "go").touch()
+    screen.type("x" * 100_000)
+    screen.wait_text("all of it")

@@ -96,6 +96,8 @@ class Agent:
     def descriptors(self) -> dict[int, int]:
         """Give what to poll, with the events."""
         wanted = {self._wake: select.POLLIN}
+        if self._terminal is not None and self._terminal.has_unsent:
+            wanted[self._terminal.fileno()] = select.POLLOUT
         if not self._lost:
             wanted[self._channel.fileno()] = select.POLLIN | (select.POLLOUT if self._channel.has_unsent else 0)
         return wanted
@@ -114,6 +116,8 @@ class Agent:
         """Take what the spawner and the output thread have to say."""
         with suppress(BlockingIOError):
             os.read(self._wake, 65536)
+        if self._terminal is not None:
+            self._terminal.flush()
         if self._is_init:
             self._remains.reap_adopted()
         if not self._lost:

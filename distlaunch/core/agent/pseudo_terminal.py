@@ -12,6 +12,8 @@ from contextlib import suppress
 
 from distlaunch.core.agent import tree
 
+_TYPED_BYTES = 4 << 20
+_WRITE_BYTES = 4096
 _LOCAL, _SPECIAL = 3, 6  # places in termios attributes
 
 
@@ -30,6 +32,8 @@ class PseudoTerminal:
                 os.close(descriptor)
             raise
         self.output, slave, self._ours, *others = opened
+        os.set_blocking(self._ours, False)
+        self._typed = bytearray()
         self.worker_ends = (slave, others[0], others[1])
         self.resize(rows, columns)
 
@@ -40,9 +44,24 @@ class PseudoTerminal:
                 fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def type(self, data: bytes) -> None:
-        """Pass keys on; as with any terminal they are lost if its input queue is full."""
+        """Pass keys on; what the worker does not take yet waits (a pasted block), up to 4 MiB."""
+        self._typed += data[: _TYPED_BYTES - len(self._typed)]
+        self.flush()
+
+    def flush(self) -> None:
+        """Pass on what the worker takes now."""
         with suppress(OSError):
-            os.write(self._ours, data)
+            while self._typed:
+                del self._typed[: os.write(self._ours, self._typed[:_WRITE_BYTES])]
+
+    @property
+    def has_unsent(self) -> bool:
+        """Tell whether keys wait."""
+        return bool(self._typed)
+
+    def fileno(self) -> int:
+        """Give the descriptor to poll for writing while keys wait."""
+        return self._ours
 
     def halts(self, data: bytes, pids: Iterable[int]) -> bool:
         """Tell whether these keys hold a Ctrl-Z that the kernel will not act on.

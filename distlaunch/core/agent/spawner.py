@@ -49,9 +49,13 @@ def start_spawner(*, job_id: str, orphan_grace_s: float) -> tuple[Channel[w.From
     """
     become_subreaper()
     ours, theirs = socket.socketpair()
-    pid = os.fork()
-    if pid == 0:
-        _run(theirs, job_id, orphan_grace_s)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_WORKERS)  # until the child has made itself deaf to them
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _run(theirs, job_id, orphan_grace_s)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return Channel(ours, Decoder(w.FROM_SPAWNER)), pid
 
@@ -60,7 +64,6 @@ def _run(end: socket.socket, job_id: str, orphan_grace_s: float) -> NoReturn:
     code = EXIT_SOFTWARE
     channel: Channel[w.ToSpawner] = Channel(end, Decoder(w.TO_SPAWNER))
     try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # SIGCHLD must come, whatever our starter had blocked
         os.setsid()
         die_with_parent(signal.SIGCONT)  # should somebody have stopped us when the agent ends, we must wake to see it
         rename_process(NAME, f"{NAME}: parent of the workers of job {job_id}")
@@ -104,6 +107,7 @@ class Spawner:
         for descriptor in (self._wake, wake_end, self._failures):
             os.set_blocking(descriptor, False)
         self._ignored = _ignore_signals()
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # SIGCHLD must come, whatever our starter had blocked
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
 

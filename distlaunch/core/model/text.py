@@ -34,3 +34,8 @@ def _escaped(char: str) -> str:
     if first <= char <= last:
         return f"\\x{ord(char) - _BYTE_BASE:02x}"
     return char.encode("unicode_escape").decode()
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number of things: ``1 worker``, ``2 workers``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
