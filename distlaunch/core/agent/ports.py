@@ -11,9 +11,11 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 from contextlib import suppress
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.text import printable
 
 _TIME_WAIT, _LISTEN = "06", "0A"  # as /proc/net/tcp has states
 
@@ -83,30 +85,42 @@ def _bind(number: int) -> socket.socket:
 
 
 def _lock_directory() -> str:
-    base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"  # noqa: S108 - the folder below is private to the user
+    """Make sure of a folder that only we can write to. Raises OSError if there is none."""
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    if not os.path.isabs(base) or not os.path.isdir(base):
+        base = "/tmp"  # noqa: S108 - what is made there is checked below
     directory = os.path.join(base, f"distlaunch-{os.getuid()}")
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    if os.stat(directory, follow_symlinks=False).st_uid != os.getuid():
-        raise PermissionError(errno.EPERM, "belongs to another user")
+    with suppress(FileExistsError):
+        os.mkdir(directory, 0o700)
+    found = os.stat(directory, follow_symlinks=False)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "not ours alone")
     return directory
 
 
 def _lock(number: int, owner: str) -> int | None:
+    """Lock a port among our jobs; None where that cannot be: the exclusive bind still protects, only names are lost."""
     try:
-        lock = os.open(os.path.join(_lock_directory(), f"port-{number}"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        path = os.path.join(_lock_directory(), f"port-{number}")
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError:
-        return None  # the exclusive bind still protects; only the other job's name is lost
+        return None
     try:
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            raise OSError(errno.EINVAL, "not a plain file")  # noqa: TRY301 - handled as all that goes wrong here
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        other = os.read(lock, 200).decode(errors="replace").strip()
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{owner} (pid {os.getpid()})".encode())
+    except BlockingIOError:
+        other = printable(os.read(lock, 200).decode(errors="replace").strip())
         os.close(lock)
         raise ConfigError(
             f"port {number} is held by distlaunch job {other}",
             hint="leave --master-port out: each job then gets a free port of its own",
         ) from None
-    os.ftruncate(lock, 0)
-    os.write(lock, f"{owner} (pid {os.getpid()})".encode())
+    except OSError:
+        os.close(lock)
+        return None
     return lock
 
 
