@@ -202,7 +202,8 @@ def open_console(
     """Open the console of a job.
 
     ``show`` is what ``parse_output_ranks`` gives (None: all ranks). Without a format: rich when stderr is a terminal,
-    else plain. Colour only on a terminal, under rich, and respecting NO_COLOR and TERM.
+    else plain. Colour only on a terminal, under rich, and respecting NO_COLOR and TERM. A status line only where
+    nobody else writes to the terminal: what reads a pipe from us (``| tee log``) would write into it.
     """
     dumb = environ.get("TERM") in ("dumb", "unknown")
     if format is None:
@@ -225,7 +226,7 @@ def open_console(
     out = screen(stdout_fd)
     err = out if _same_file(stdout_fd, stderr_fd) else screen(stderr_fd)
     terminal = err.writer if isinstance(err.writer, TerminalWriter) else None
-    live = format == "rich" and not quiet and not dumb
+    live = format == "rich" and not quiet and not dumb and not _is_read_by_a_program(stdout_fd)
     return Console(
         out=out,
         err=err,
@@ -244,6 +245,16 @@ def _same_file(one: int, two: int) -> bool:
     except OSError:
         return False
     return (first.st_dev, first.st_ino, first.st_rdev) == (second.st_dev, second.st_ino, second.st_rdev)
+
+
+def _is_read_by_a_program(fd: int) -> bool:
+    import stat
+
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def _skipped(lines: int) -> bytes:

@@ -2,8 +2,8 @@
 
 ``{"time": epoch seconds, "type": "output", "rank": r, "stream": "stdout"|"stderr", "text": ...}`` for each line,
 without its end. ``"partial": true``: the line goes on in this stream's next record. ``"base64"`` has the bytes of
-a text that is not UTF-8. Our own lines are ``{"time", "type": "message", "level", "text"}``; job events come as they
-are.
+a text that is not UTF-8. ``"progress": true``: the newest state of a line that is still being drawn over; its last
+state comes as a line. Our own lines are ``{"time", "type": "message", "level", "text"}``; job events come as they are.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Records(Lines):
         out = []
         while len(line) > PIECE:
             piece, held = hold_back(line[:PIECE])
-            out.append(self._record(start, piece, partial=True))
+            out.append(self._record(start, piece, mark="partial"))
             line = held + line[PIECE:]
-        out.append(self._record(start, line, partial=partial))
+        out.append(self._record(start, line, mark="partial" if partial else ""))
         return "".join(out)
 
     def _show(self, source: Source) -> None:
@@ -70,13 +70,28 @@ class Records(Lines):
             source.started = True
             self._put(self._pieces(start, shown, partial=True))
 
+    def _show_state(self, source: Source, state: bytes, now: float) -> None:
+        del now
+        self._leave(source)
+        self._put(self._record(self._start(source), state, mark="progress"))
+
+    def _complete_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
+        del shown, now
+        self._leave(source)
+        self._put(self._pieces(self._start(source), state, partial=False))
+
+    def _leave(self, source: Source) -> None:
+        if source.started:
+            self._put(self._record(self._start(source), b""))
+        source.started = False
+
     def _start(self, source: Source) -> str:
         """Give the head that the records of one chunk share."""
         stream = STREAMS[source.stream]
         return f'{{"time": {self._wall():.6f}, "type": "output", "rank": {source.rank}, "stream": "{stream}", "text": '
 
-    def _record(self, start: str, line: bytes, *, partial: bool) -> str:
-        end = ', "partial": true}\n' if partial else "}\n"
+    def _record(self, start: str, line: bytes, *, mark: str = "") -> str:
+        end = f', "{mark}": true}}\n' if mark else "}\n"
         try:
             text = line.decode()
         except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Layer ui.console: what the ranks wrote, as whole prefixed lines for one pipe or file, byte for byte.
+r"""Layer ui.console: what the ranks wrote, as whole prefixed lines for one pipe or file, byte for byte but for bars.
 
 One screen serves every stream that ends in the same file, so that a rank's own order holds across stdout and stderr.
 ``terminal`` refines it for a person's terminal.
@@ -39,8 +39,8 @@ class Screen(Lines):
 
     def flush_due(self, now: float) -> float | None:
         """Show what has been held long enough; return when the next is due."""
-        folded = self._folder.flush_due(now) if self._folder is not None else None
         partial = super().flush_due(now)
+        folded = self._folder.flush_due(now) if self._folder is not None else None
         self._send()
         return min((due for due in (folded, partial) if due is not None), default=None)
 
@@ -95,6 +95,20 @@ class Screen(Lines):
         self._claim(source)
         self._out.append(bytes(source.buf))
         source.buf.clear()
+
+    def _show_state(self, source: Source, state: bytes, now: float) -> None:
+        self._leave(source)
+        self._add(source.rank, state, now)
+
+    def _complete_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
+        self._leave(source)
+        if state != shown:
+            self._add(source.rank, state, now)
+
+    def _leave(self, source: Source) -> None:
+        source.started = False
+        if self._open is source:
+            self._end_open()
 
     def _finish(self, source: Source, rest: bytes) -> None:
         """End the line in which the cursor stands with the rest of it."""

@@ -1,7 +1,8 @@
 """Layer ui.console: the lines of a terminal: harmless, of bounded length, and with progress bars that stay usable.
 
-A carriage return starts the visible text of a line anew. The rank whose unfinished line has the cursor draws over it
-at once; any other shows its newest state at most every PARTIAL_S, on a line of its own.
+A carriage return starts the visible text of a line anew. While only one bar moves, it is drawn over in place. While
+several do, they would take the cursor from each other for ever: so each shows its newest state as a line of its own,
+at most every PROGRESS_S.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from distlaunch.ui.console.escapes import clean, hold_back, is_clean
-from distlaunch.ui.console.lines import PIECE, Source
+from distlaunch.ui.console.lines import PARTIAL_S, PIECE, PROGRESS_S, Source
 from distlaunch.ui.console.ranks import RESET, Prefixes
 from distlaunch.ui.console.screen import Screen
 from distlaunch.ui.console.writer import Writer
@@ -24,6 +25,13 @@ class TerminalScreen(Screen):
         super().__init__(writer, ranks=ranks, prefixes=prefixes)
         self._erase = erase
         self._coloured = False
+        self._moving: dict[Source, float] = {}
+
+    def rank_ended(self, rank: int, now: float) -> None:
+        """Finish the lines of this rank, which no longer competes for the cursor."""
+        super().rank_ended(rank, now)
+        for source in [source for source in self._moving if source.rank == rank]:
+            del self._moving[source]
 
     def _take(self, source: Source, data: bytes, now: float) -> None:
         if source.cut:
@@ -41,27 +49,57 @@ class TerminalScreen(Screen):
             block = b"\n".join(map(_tidy, block.split(b"\n")))
         super()._add(rank, block, now)
 
-    def _extend(self, source: Source, data: bytes, now: float) -> None:
-        if b"\r" in data:
-            data = _newest(bytes(source.buf) + data)
-            source.buf.clear()
-        super()._extend(source, data, now)
-
     def _show(self, source: Source) -> None:
         self._partial.pop(source, None)
-        text = bytes(source.buf)
-        state = text.strip(b"\r")
-        ended = len(text) > 1 and text.endswith(b"\r")
-        shown, held = (state, b"") if ended else hold_back(state)
+        shown, held = hold_back(bytes(source.buf))
         if not shown:
             return
         if self._claim(source):
             source.length = 0
-        elif text.startswith(b"\r"):
-            self._out.append(b"\r" + self._erase + self._prefix(source.rank))
-            source.length = 0
-        source.buf[:] = b"\r" if ended else held
+        source.buf[:] = held
         self._write_piece(source, shown)
+
+    def _moved(self, source: Source, now: float) -> None:
+        if b"\r" in source.buf[:-1]:  # else it may be a line end that is not complete
+            self._moving.pop(source, None)
+            self._moving[source] = now
+        if self._compete(source, now):
+            if self._open is not None and self._open.bar:
+                self._end_open()
+            if source not in self._bars:
+                self._plan_bar(source, max(now + PARTIAL_S, source.paced_s + PROGRESS_S))
+        elif self._open is source:
+            self._bars.pop(source, None)
+            self._show_bar(source, now)
+        elif source not in self._bars or source.due > now + PARTIAL_S:
+            self._plan_bar(source, now + PARTIAL_S)
+
+    def _compete(self, source: Source, now: float) -> bool:
+        """Tell whether another bar has moved lately."""
+        moving = self._moving
+        while moving and moving[first := next(iter(moving))] + PROGRESS_S <= now:
+            del moving[first]
+        return len(moving) > (source in moving)
+
+    def _show_state(self, source: Source, state: bytes, now: float) -> None:
+        if self._compete(source, now):
+            super()._show_state(source, state, now)
+        else:
+            self._redraw(source, state)
+
+    def _complete_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
+        if self._open is source and state != shown and state:
+            self._redraw(source, state)
+            source.cut = False
+            shown = state
+        super()._complete_bar(source, state, shown, now)
+
+    def _redraw(self, source: Source, state: bytes) -> None:
+        """Draw a state over the one before, or on a new line if the cursor is elsewhere."""
+        if not self._claim(source):
+            self._out.append(b"\r" + self._erase + self._prefix(source.rank))
+        source.length = 0
+        self._write_piece(source, state)
 
     def _write_piece(self, source: Source, piece: bytes) -> None:
         """Show a piece of the open line, and give up on the rest of a line that has become too long."""
@@ -77,11 +115,7 @@ class TerminalScreen(Screen):
             source.buf.clear()
 
     def _finish(self, source: Source, rest: bytes) -> None:
-        rest = rest.rstrip(b"\r")
-        if b"\r" in rest:
-            rest = rest[rest.rfind(b"\r") + 1 :]
-            self._out.append(b"\r" + self._erase + self._prefix(source.rank))
-            source.length = 0
+        rest = rest.removesuffix(b"\r")
         if rest:
             self._write_piece(source, rest)
         source.cut = False
@@ -93,25 +127,9 @@ class TerminalScreen(Screen):
         self._coloured = False
         super()._end_open()
 
-    def _end(self, source: Source, now: float) -> None:
-        if source.buf.strip(b"\r") or self._open is source:
-            super()._end(source, now)
-
-
-def _newest(text: bytes) -> bytes:
-    r"""Keep the newest state of a progress bar: ``\r`` and the state, then ``\r`` if one has come after it."""
-    state = text.rstrip(b"\r")
-    start = state.rfind(b"\r")
-    if start < 0 and state:
-        return state + b"\r"
-    return b"\r" + state[start + 1 :] + (b"\r" if state and len(state) < len(text) else b"")
-
 
 def _tidy(line: bytes) -> bytes:
     """Make one whole line fit for a terminal."""
-    if b"\r" in line:
-        line = line.rstrip(b"\r")
-        line = line[line.rfind(b"\r") + 1 :]
     if len(line) > PIECE:
         return clean(line[:PIECE]) + CUT
     return clean(line)

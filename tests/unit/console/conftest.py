@@ -100,7 +100,7 @@ class Terminal:
 
 
 class Screen:
-    """A console with stdout and stderr on one terminal."""
+    """A console with stderr on a terminal, and stdout too unless the test leads it elsewhere."""
 
     def __init__(self, *, world_size: int = 2, columns: int = 80, environ=None, **options) -> None:
         self.terminal = Terminal(columns=columns)
@@ -108,10 +108,9 @@ class Screen:
         self.console = open_console(
             world_size=world_size,
             environ={"NO_COLOR": "1"} if environ is None else environ,
-            stdout_fd=self.terminal.fd,
             stderr_fd=self.terminal.fd,
             clock=self.clock,
-            **options,
+            **{"stdout_fd": self.terminal.fd, **options},
         )
         self._ended: bytes | None = None
 

@@ -80,6 +80,31 @@ def test_a_long_line_is_split_into_pieces_that_do_not_cut_a_character(memory):
         assert [record.get("partial", False) for record in found] == [True] * (len(found) - 1) + [False]
 
 
+def test_a_bar_is_its_states_marked_as_progress_and_its_last_one_as_a_line(memory):
+    one = memory(world_size=1, format="jsonl")
+    for second in range(25):
+        one.console.output(0, 2, b"\r%d" % second, float(second))
+        one.console.tick(float(second))
+    one.console.output(0, 2, b"\ra\r\nb\rc\nd\r\n", 25.0)
+    found = [(record["text"], record.get("progress"), record.get("partial")) for record in records(one.stdout())]
+    assert found == [
+        ("10", True, None),
+        ("20", True, None),
+        ("a", None, None),
+        ("c", None, None),
+        ("d", None, None),
+    ]
+
+
+def test_a_bar_after_a_partial_record_ends_that_record(memory):
+    one = memory(world_size=1, format="jsonl")
+    one.console.output(0, 1, b"loading", 0.0)
+    one.console.tick(0.5)
+    one.console.output(0, 1, b"\r10%\r20%\n", 1.0)
+    found = [(record["text"], record.get("partial")) for record in records(one.stdout())]
+    assert found == [("loading", True), ("", None), ("20%", None)]
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 1), st.integers(1, 2), st.binary(max_size=40), st.floats(0, 0.6)), max_size=20)
@@ -90,7 +115,7 @@ def test_every_stream_can_be_put_together_again(memory, chunks):
     now = 0.0
     for rank, stream, raw, wait in chunks:
         now += wait
-        data = raw.replace(b"\r", b"")  # a line end may have one
+        data = raw.replace(b"\r", b"")  # of a line that is drawn over only the end is shown
         some.console.output(rank, stream, data, now)
         some.console.tick(now)
         key = (rank, {1: "stdout", 2: "stderr"}[stream])

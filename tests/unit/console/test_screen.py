@@ -25,8 +25,34 @@ def lines_of(shown: bytes, ranks: int) -> list[list[bytes]]:
     return found
 
 
+def in_a_file(written: bytes) -> list[bytes]:
+    """Give the lines that a file shall have: as written, but only the end of a line that was drawn over."""
+    lines = written.split(b"\n")
+    last = lines.pop()
+    if last.strip() or (last and b"\r" not in last):
+        lines.append(last)
+    return [
+        ([b""] + [state for state in line.split(b"\r") if state.strip()])[-1] if b"\r" in line[:-1] else line
+        for line in lines
+    ]
+
+
 CONTENT = st.one_of(
-    st.sampled_from([b"\n", b"same\n", b"same\nnext\n", b"pa", b"\r\n", b"loss 1\n" * 40, b"x" * 200 + b"\n"]),
+    st.sampled_from(
+        [
+            b"\n",
+            b"same\n",
+            b"same\nnext\n",
+            b"pa",
+            b"\r\n",
+            b"\r",
+            b"\r10%",
+            b"20%\r",
+            b"\r  \r",
+            b"loss 1\n" * 40,
+            b"x" * 200 + b"\n",
+        ]
+    ),
     st.binary(max_size=12),
     st.integers(1, 90).map(lambda count: b"%d\n" % count * count * 9),
 )
@@ -34,7 +60,7 @@ CONTENT = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), CONTENT, st.floats(0, 0.2)), max_size=40))
-def test_unprefixed_output_is_what_each_rank_wrote(memory, chunks):
+def test_unprefixed_output_is_what_each_rank_wrote_but_for_lines_drawn_over(memory, chunks):
     written = [b""] * 3
     some = memory(world_size=3)
     now = 0.0
@@ -43,11 +69,7 @@ def test_unprefixed_output_is_what_each_rank_wrote(memory, chunks):
         some.console.output(rank, 1, data, now)
         some.console.tick(now)
         written[rank] += data
-    expected = []
-    for text in written:
-        lines = text.split(b"\n")
-        expected.append(lines if lines[-1] else lines[:-1])
-    assert lines_of(some.stdout(), 3) == expected
+    assert lines_of(some.stdout(), 3) == [in_a_file(text) for text in written]
 
 
 @settings(max_examples=150, deadline=None)
@@ -177,7 +199,7 @@ def test_a_new_attempt_starts_with_whole_lines(memory):
 
 
 def test_bytes_reach_a_file_as_they_are(memory):
-    data = bytes(range(256)).replace(b"\n", b"") + b"\x1b]0;t\x07\r\n"
+    data = bytes(range(256)).replace(b"\n", b"").replace(b"\r", b"") + b"\x1b]0;t\x07\r\n"
     one = memory(world_size=1)
     one.console.output(0, 1, data, 0.0)
     assert one.stdout() == b"[0] " + data
@@ -244,3 +266,80 @@ def test_a_closed_descriptor_is_none_of_the_jobs_business():
     console.say("y")
     assert console.has_room()
     assert console.close(timeout_s=None) == len(b"[0] x\ndistlaunch: y\n")
+
+
+# --- lines that are drawn over (progress bars)
+
+
+def test_a_bar_in_a_file_is_its_last_state_behind_its_prefix(memory):
+    two = memory(world_size=2)
+    for rank in (0, 1):
+        two.console.output(rank, 2, b"\rtrain:   0%|", 0.0)
+        two.console.output(rank, 2, b"\rtrain:  50%|", 1.0)
+        two.console.tick(1.0)
+        two.console.output(rank, 2, b"\rtrain: 100%|\ndone\r\n", 2.0)
+    assert two.read()[1] == b"[0-1] train: 100%|\n[0-1] done\r\n"
+
+
+def test_a_growing_bar_shows_in_a_file_that_it_lives_every_ten_seconds(memory):
+    one = memory(world_size=1)
+    for tenth in range(351):
+        one.console.output(0, 2, b"\r%d" % tenth, tenth / 10)
+        due = one.console.tick(tenth / 10)
+        assert due is None or due > tenth / 10
+    one.console.output(0, 2, b"\n", 35.1)
+    assert one.read()[1] == b"[0] 100\n[0] 200\n[0] 300\n[0] 350\n"
+
+
+def test_bars_of_many_ranks_fold_in_a_file(memory):
+    four = memory(world_size=4)
+    for second in range(13):
+        for rank in range(4):
+            four.console.output(rank, 2, b"\r%d" % second, float(second))
+        four.console.tick(float(second))
+    assert four.read()[1] == b"[0-3] 10\n[0-3] 12\n"
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r   \r", b"\r\x1b[K\n", b""])
+def test_a_state_that_is_on_show_is_not_shown_again(memory, end):
+    one = memory(world_size=1)
+    one.console.output(0, 2, b"\r10%\r20%", 0.0)
+    assert one.console.tick(0.0) == 10.0
+    assert one.console.tick(10.0) is None
+    one.console.output(0, 2, b"\r20%", 11.0)
+    one.console.tick(20.0)
+    one.console.output(0, 2, end, 21.0)
+    one.console.rank_ended(0, 22.0)
+    assert one.read()[1] == b"[0] 20%\n"
+
+
+def test_a_bar_after_a_prompt_leaves_the_prompts_line(memory):
+    one = memory(world_size=1)
+    one.console.output(0, 1, b"loading ", 0.0)
+    one.console.tick(0.5)
+    one.console.output(0, 1, b"\r10%", 1.0)
+    one.console.output(0, 1, b"\r100%\nnext\n", 2.0)
+    assert one.stdout() == b"[0] loading \n[0] 100%\n[0] next\n"
+
+
+def test_a_state_of_a_growing_bar_has_no_half_character(memory):
+    one = memory(world_size=1)
+    one.console.output(0, 2, "\r1% █".encode()[:-1], 0.0)
+    one.console.tick(10.0)
+    one.console.output(0, 2, "█\n".encode()[2:], 11.0)
+    assert one.read()[1].decode() == "[0] 1% \n[0] 1% █\n"
+
+
+def test_a_state_without_end_takes_bounded_memory_and_loses_nothing(memory):
+    one = memory(world_size=1)
+    one.console.output(0, 1, b"10%\r", 0.0)
+    piece = b"y" * 50_000
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            one.console.output(0, 1, piece, 0.0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20
+    assert one.stdout() == b"[0] " + piece * 100 + b"\n"
