@@ -21,6 +21,7 @@ from distlaunch.resolve.options import TrainOptions
 from distlaunch.ui import quick
 from distlaunch.ui.errors import EXIT_INTERRUPTED
 from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS, Option
+from distlaunch.ui.torchrun import counterpart
 
 Train = Callable[[TrainOptions], int]
 Plan = Callable[[TrainOptions, quick.PlanFormat], int]
@@ -50,6 +51,7 @@ def run_app(
     """
     command: Any = typer.main.get_command(build_app(environ, train=train, plan=plan))
     words = list(argv) or ["--help"]
+    _refuse_torchruns_words(words[0])
     program = "distlaunch"
     if words[0] in command.commands:
         command = command.commands[words[0]]
@@ -65,6 +67,13 @@ def run_app(
             raise
         raise UsageError(explain().rstrip("."), hint="see distlaunch --help") from error
     return int(result or 0)
+
+
+def _refuse_torchruns_words(word: str) -> None:
+    """Raise for a first word that is torchrun's option, with what stands for it here."""
+    flag = word.partition("=")[0].replace("_", "-")
+    if (instead := counterpart(flag)) is not None:
+        raise UsageError(f"unknown option {quoted(flag)}", hint=f"distlaunch train [OPTIONS] SCRIPT; {instead}")
 
 
 def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan) -> typer.Typer:
@@ -113,10 +122,10 @@ class _Commands(TyperGroup):
 
             names = [*self.commands]
             near = get_close_matches(args[0], names, n=1, cutoff=0.5)
-            raise UsageError(
-                f"there is no command {quoted(args[0])}",
-                hint=f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}",
-            )
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+            if args[0].endswith(".py"):
+                hint = f"distlaunch train {args[0]}"
+            raise UsageError(f"there is no command {quoted(args[0])}", hint=hint)
         return super().resolve_command(ctx, args)
 
 

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from distlaunch.core.errors import EXIT_SOFTWARE, LaunchError
 from distlaunch.core.model.text import printable
 
+# For annotations alone; importing it costs start-up time.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
+
 EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 1
-"""What typer and rich exit with when they meet it first."""
+EXIT_UNWRITABLE = 1
+"""Standard output takes no more; what typer and rich exit with when they meet a broken pipe first."""
 
 
 def repair_standard_streams() -> None:
@@ -50,14 +55,24 @@ def guarded(work: Callable[[], int]) -> int:
         print_error(error)
         return error.exit_code
     except BrokenPipeError:
-        _drop_output()
-        return EXIT_BROKEN_PIPE
+        _drop_output(sys.stdout)
+        return EXIT_UNWRITABLE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last handler: whatever comes here is a fault of ours
+        if isinstance(error, OSError) and (reason := _unwritable(error)):
+            _drop_output(sys.stdout)
+            _to_stderr([f"distlaunch: error: cannot write to stdout: {reason}"])
+            return EXIT_UNWRITABLE
         report_fault(error)
         return EXIT_SOFTWARE
     return code
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Write ``distlaunch: warning: ...`` to stderr for each."""
+    if lines := [f"distlaunch: warning: {_indented(warning)}" for warning in warnings]:
+        _to_stderr(lines)
 
 
 def print_error(error: LaunchError) -> None:
@@ -110,14 +125,28 @@ def _to_stderr(lines: list[str]) -> None:
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
     except (OSError, ValueError):
-        return  # nobody is left to tell; the exit code says it
+        _drop_output(sys.stderr)  # nobody is left to tell; the exit code says it
 
 
-def _drop_output() -> None:
-    """Point stdout at /dev/null, so that the interpreter's last flush finds a reader."""
+def _unwritable(error: OSError) -> str | None:
+    """Say why standard output takes nothing, if that is what ``error`` is about: writing again meets it again."""
+    if error.filename is not None:
+        return None
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError as again:
+        return again.strerror if again.errno == error.errno else None
+    except ValueError:
+        return None
+    return None
+
+
+def _drop_output(stream: TextIO) -> None:
+    """Point a stream at /dev/null, so that the interpreter's last flush finds a reader."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(null, sys.stdout.fileno())
+        os.dup2(null, stream.fileno())
     except (OSError, ValueError):
         return  # a stream without a descriptor (an embedding program's) is not flushed into a pipe
     finally:

@@ -20,6 +20,8 @@ Given = dict[str, list[str]]
 
 _GPU_SIZES = ("num_gpus", "gpus_per_node")
 _PROC_SIZES = ("num_procs", "procs_per_node")
+_OTHER_VARIABLES = ("DISTLAUNCH_TOKEN", "DISTLAUNCH_TEST")
+"""First letters of variables that are neither an option's nor the workers'."""
 
 
 class HelpRequested(Exception):  # noqa: N818 - not an error: help was asked for before the script
@@ -68,7 +70,7 @@ def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[s
                 raise HelpRequested
             option = by_flag.get(flag)
             if option is None:
-                _refuse_unknown(flag, by_flag)
+                refuse_unknown(flag, by_flag, script=given.get("script", [None])[-1])
             if option.kind == "flag":
                 if attached is not None:
                     raise UsageError(f"{flag} takes no value, and got {quoted(attached)}")
@@ -154,14 +156,47 @@ def _next_value(word: str | None, flag: str, option: Option) -> str:
     return word
 
 
-def _refuse_unknown(flag: str, by_flag: Mapping[str, Option]) -> NoReturn:
-    """Raise for an option that is not ours, naming the nearest one that is."""
+def refuse_unknown(flag: str, by_flag: Iterable[str], *, script: str | None) -> NoReturn:
+    """Raise for an option that is not ours, naming what stands for torchrun's, else the nearest one that is ours.
+
+    ``script``: what ``--script`` named before; arguments of the script then need a ``--`` before them.
+    """
     from difflib import get_close_matches
 
-    # Without the dashes, which would make all short names alike.
-    near = get_close_matches(flag.lstrip("-"), [known[2:] for known in by_flag if known[:2] == "--"], n=1, cutoff=0.7)
-    ask = f"did you mean --{near[0]}? " if near else ""
-    raise UsageError(f"unknown option {quoted(flag)}", hint=f"{ask}Options of the script go after SCRIPT.")
+    from distlaunch.ui.torchrun import counterpart
+
+    if script is None:
+        place = "Options of the script go after SCRIPT."
+    else:
+        place = f"arguments of the script go after `--`: `--script {script} -- {flag} ...`"
+    instead = counterpart(flag)
+    if instead is not None:
+        hint = instead if script is None else f"{instead}; {place}"
+    else:
+        # Without the dashes, which would make all short names alike.
+        known = [name[2:] for name in by_flag if name[:2] == "--"]
+        near = get_close_matches(flag.lstrip("-"), known, n=1, cutoff=0.7)
+        hint = f"did you mean --{near[0]}? {place}" if near else place
+    raise UsageError(f"unknown option {quoted(flag)}", hint=hint)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return a warning for each variable that has our prefix and that nobody reads: a misspelt option, mostly."""
+    known = {option.variable for option in TRAIN_OPTIONS if option.variable is not None}
+    ours = [name for name, value in environ.items() if value and name.startswith("DISTLAUNCH_") and name not in known]
+    if not ours:
+        return []
+    from difflib import get_close_matches
+
+    from distlaunch.core.model.variables import SET_FOR_WORKERS
+
+    warnings = []
+    for name in sorted(ours):
+        if name not in SET_FOR_WORKERS and not name.startswith(_OTHER_VARIABLES):
+            near = get_close_matches(name, sorted(known), n=1, cutoff=0.8)
+            ask = f": did you mean {near[0]}?" if near else ""
+            warnings.append(f"the variable {quoted(name)} is not one of ours and changes nothing{ask}")
+    return warnings
 
 
 def _split_variable(text: str, variable: str) -> tuple[str, ...]:

@@ -18,13 +18,15 @@ _STALE = 20
 _MESSAGE_CHARS = 400
 _CANNOT_OPEN = re.compile(r".*can't open file '(.+)': \[Errno \d+\] (.+)")
 _NO_MODULE = re.compile(
-    r"\S*python[\d.]*: (?:Error while finding module specification .+\()?(.*No module named .+?)\)?$"
+    r"\S*python[\d.]*: (?:Error while finding module specification for '(.+)' \((?:\w+: )?)?"
+    r"(.*No module named '?([\w.]+).*?)\)?$"
 )
 _SYNTAX_TYPES = ("SyntaxError", "IndentationError", "TabError")
 _IMPORT_TYPES = ("ModuleNotFoundError", "ImportError")
 _CPP_PLACE = re.compile(r"^\[/\S+:\d+\] ")
 _GLOO_TAIL = re.compile(r"\. This is typically caused by .*")
 _LIBRARY_PATH = re.compile(r'File "(?:.*/(?:site|dist)-packages/|.*?/lib/python3[\d.]*/)')
+_TROUBLE = re.compile(r"error|fail|fatal|cannot|can't|unable|denied|not found|no such", re.IGNORECASE)
 _STOP_CODES = (130, 143, 137, -2, -9, -15)
 
 
@@ -40,6 +42,10 @@ class Evidence:
         self.original: str | None = None
         self.frame: str | None = None
         self.excerpt: tuple[str, ...] = ()
+        self.last_words = False
+        """Whether the excerpt is only what it wrote last, and no exception's own lines."""
+        self.main_module: str | None = None
+        """The module that python -m did not find."""
         self.repeats: RepeatKind | None = None
         self.text = ""
 
@@ -82,7 +88,7 @@ def read(end: WorkerEnd) -> Evidence:
     elif signal_name(number) == "SIGABRT":
         evidence.standing = standing_of_text("\n".join(lines[-60:]))
     if not evidence.excerpt and number is not None and signal_name(number) != "SIGKILL":
-        evidence.excerpt = _last_words(lines, 4)
+        evidence.excerpt, evidence.last_words = _last_words(lines, 4), True
     if not lines and not chain and end.returncode > 0:
         evidence.summary += ", and it wrote nothing to stderr"
     if evidence.message is not None:
@@ -232,19 +238,22 @@ def _take_words(evidence: Evidence, lines: list[str]) -> None:
     code = evidence.end.returncode
     words = _last_words(lines, 6)
     evidence.text = "\n".join(words)
+    evidence.last_words = True
     if not words:
         return
     if match := _CANNOT_OPEN.match(words[-1]):
         evidence.message, evidence.repeats = f"cannot open {match[1]}: {match[2]}", "missing script"
     elif match := _NO_MODULE.match(words[-1]):
-        evidence.exception_type, evidence.message, evidence.repeats = "ModuleNotFoundError", match[1], "import error"
+        evidence.exception_type, evidence.message, evidence.repeats = "ModuleNotFoundError", match[2], "import error"
+        evidence.main_module = match[1] or match[3].removesuffix(".__main__")
     elif (usage := _usage_error(lines)) and code in (1, 2):
         evidence.message, evidence.repeats, evidence.excerpt = usage, "usage error", words
         evidence.summary += " (usage error of the script)"
     elif code == 1 or code in (126, 127):
         evidence.message = words[-1]
         evidence.standing = standing_of_text(words[-1])
-        evidence.excerpt = words if len(words) > 1 else ()
+        # What sys.exit("text") wrote is the message; what stood before it is shown where it tells of trouble too.
+        evidence.excerpt = words if any(_TROUBLE.search(line) for line in words[:-1]) else ()
     else:
         evidence.standing = standing_of_text(words[-1])
         evidence.excerpt = words

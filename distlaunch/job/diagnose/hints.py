@@ -10,7 +10,19 @@ from distlaunch.job.diagnose.native import signal_name
 _SHM = "a full /dev/shm or an out-of-memory kill does this: `df -h /dev/shm`, `dmesg`; use fewer loader workers"
 _BLOCKING = "set CUDA_LAUNCH_BLOCKING=1 to see the line that launched the kernel"
 
+_DEBUGGER = (
+    "several workers get no input; one worker alone on a terminal gets the terminal: --num-procs 1 (or --num-gpus 1)"
+)
+_ANY_PYTHON = "the workers' Python"
+_NOT_PYTHON = "is this no Python program? --no-python runs it as it is (it must be executable)"
+_NO_SOURCE = ("source code cannot contain null bytes", "source code string cannot contain", "Non-UTF-8 code starting")
+
 _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("cannot start the worker (fork): resource temporarily unavailable", "can't start new thread"),
+        "the limit of processes and threads is reached: see `ulimit -u`, and pids.max of the cgroup",
+    ),
+    (("cannot start the worker (pipe)",), "the limit of open files is reached: see `ulimit -n`"),
     (("killed by signal: ", "dataloader worker (pid"), _SHM),
     (("insufficient shared memory", "unable to open shared memory", "unable to mmap"), _SHM),
     (
@@ -83,13 +95,21 @@ _BY_SIGNAL = {
 }
 
 
-def hint_for(evidence: Evidence, *, python: str | None) -> str | None:
+def hint_for(evidence: Evidence, *, python: str | None, world_size: int) -> str | None:
     """Return one line that says what to look at, or None where nothing useful is known."""
     text = f"{evidence.exception_type or ''}: {evidence.message or ''}\n{evidence.text}".lower()
+    if evidence.main_module is not None:
+        if "cannot be directly executed" in text:
+            return f"{evidence.main_module} has no module __main__: name the module in it that is to run"
+        return _missing_module(evidence.main_module, python, folder="the working directory (--workdir)")
+    if _is_no_python(evidence):
+        return _NOT_PYTHON
+    if world_size > 1 and _asked_for_input(evidence):
+        return _DEBUGGER
     missing = re.search(r"no module named '?([\w.]+)", text)
     if missing and evidence.repeats == "import error":
         name = re.search(r"No module named '?([\w.]+)", f"{evidence.message or ''}\n{evidence.text}")
-        return _missing_module(name[1] if name else missing[1], python)
+        return _missing_module(name[1] if name else missing[1], python, folder="the script's folder")
     for marks, hint in _BY_TEXT:
         if any(mark in text for mark in marks):
             return hint
@@ -104,9 +124,32 @@ def hint_for(evidence: Evidence, *, python: str | None) -> str | None:
     return None
 
 
-def _missing_module(name: str, python: str | None) -> str:
-    interpreter = python or "the workers' Python"
-    return f"{interpreter} has no module {name}: install it there, or choose another interpreter with --python"
+def _missing_module(name: str, python: str | None, *, folder: str) -> str:
+    return (
+        f"{python or _ANY_PYTHON} has no module {name}, nor has {folder}: is the name right? "
+        "If so, install it for that interpreter, or choose another with --python"
+    )
+
+
+def _asked_for_input(evidence: Evidence) -> bool:
+    """Tell whether a debugger or ``input()`` found nobody to talk to."""
+    if evidence.exception_type is None:
+        return b"(Pdb) " in evidence.end.stderr_tail[-4096:]
+    return evidence.exception_type == "bdb.BdbQuit" or (
+        evidence.exception_type == "EOFError" and evidence.message == "EOF when reading a line"
+    )
+
+
+def _is_no_python(evidence: Evidence) -> bool:
+    """Tell whether Python was given a shell's script or a binary: by the file's name, the line shown, the complaint."""
+    file = (evidence.frame or "").partition(" in ")[0].rpartition(":")[0]
+    if file.endswith((".sh", ".bash", ".zsh", ".ksh")):
+        return True
+    if evidence.repeats != "syntax error" or file.endswith(".py"):
+        return False
+    return (evidence.message or "").startswith(_NO_SOURCE) or any(
+        line.lstrip().startswith("#!") and "sh" in line for line in evidence.excerpt
+    )
 
 
 def _signal_hint(evidence: Evidence) -> str | None:

@@ -5,7 +5,9 @@ Pure. A consequence (a peer is gone, a collective timed out) never wins over a c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
+from itertools import islice
 
 from distlaunch.core.model.ids import name_ranks
 from distlaunch.core.model.record import replace
@@ -21,6 +23,12 @@ _OWN_FAILURE_S = 2.0
 _READ_WHOLE = 256
 """So many ends are read in full, more while none of them is a cause; of the rest, only whether they look like it."""
 _READ_AT_MOST = 8192
+_SYMPTOM = re.compile(
+    r"Connection (?:closed|reset|aborted|refused)(?: by (?:remote )?peer)?|Broken pipe|remote process exited"
+    r"|Horovod has been shut down",
+    re.IGNORECASE,
+)
+"""The words of a lost peer that all ranks say alike: without addresses, durations and numbers of work."""
 _OTHERS = 8
 """Lines about other ranks."""
 
@@ -61,11 +69,16 @@ def diagnose(
     cause = _cause(best, same, cause_seen=cause_seen)
     named = set(cause.ranks)
     others = [end for end in ends if end.rank not in named]
-    hint = hint_for(best, python=python) if cause_seen else _hint_without_cause(best, ends, running, world_size)
+    lost = _lost_before_the_stop(others)
+    hint = (
+        hint_for(best, python=python, world_size=world_size)
+        if cause_seen
+        else _hint_without_cause(best, ends, running, world_size, lost)
+    )
     return Diagnosis(
         cause=cause,
         exit_code=exit_end.returncode if exit_end.returncode > 0 else 128 - exit_end.returncode,
-        others=_others(others, seen, running, world_size=world_size),
+        others=_others(others, seen, running, lost, world_size=world_size),
         hint=hint,
         repeats=best.repeats if cause_seen else None,
         signature=_signature(best) if cause_seen else None,
@@ -114,6 +127,7 @@ def _cause(best: Evidence, ranks: tuple[int, ...], *, cause_seen: bool) -> Cause
         original=best.original,
         frame=best.frame,
         excerpt=best.excerpt,
+        last_words=best.last_words,
         log_path=best.end.log_path,
     )
 
@@ -125,13 +139,17 @@ def _signature(best: Evidence) -> tuple[str, str] | None:
 
 
 def _hint_without_cause(
-    best: Evidence, ends: Sequence[WorkerEnd], running: Sequence[int], world_size: int
+    best: Evidence,
+    ends: Sequence[WorkerEnd],
+    running: Sequence[int],
+    world_size: int,
+    lost: Collection[int],
 ) -> str | None:
     """Point at the ranks that did not fail: one of them ended too early, or hangs."""
     early = [end.rank for end in ends if end.returncode == 0 and not end.told_to_stop]
     if early:
         return f"{name_ranks(early)} had already ended with exit code 0: do all ranks run the same number of steps?"
-    late = sorted({end.rank for end in ends if was_stopped(end)} | set(running))
+    late = sorted({end.rank for end in ends if was_stopped(end) and end.rank not in lost} | set(running))
     if late:
         if len(late) == 1:
             return f"{name_ranks(late)} was still running and had not failed: its log shows where it hung"
@@ -142,33 +160,58 @@ def _hint_without_cause(
         return f"{name_ranks(missing)} did not fail: the {logs} may show an early end or a hang"
     if best.standing is Standing.TIMED_OUT:
         return "ranks waited for each other: do all of them call the same collectives in the same order?"
-    return hint_for(best, python=None) or "a connection broke while all ranks ran: look at the nodes' network"
+    return (
+        hint_for(best, python=None, world_size=world_size)
+        or "a connection broke while all ranks ran: look at the nodes' network"
+    )
 
 
 def _others(
-    others: Sequence[WorkerEnd], seen: dict[int, Evidence], running: Sequence[int], *, world_size: int
+    others: Sequence[WorkerEnd],
+    seen: dict[int, Evidence],
+    running: Sequence[int],
+    lost: dict[int, Evidence],
+    *,
+    world_size: int,
 ) -> tuple[str, ...]:
     """Say what the other ranks were doing, one line per kind, the most telling first."""
     kinds: dict[str, list[int]] = {}
     for end in sorted(others, key=lambda end: (was_stopped(end), end.ended_s)):
-        kinds.setdefault(_doing(end, seen.get(end.rank)), []).append(end.rank)
+        kinds.setdefault(_doing(end, seen.get(end.rank), lost.get(end.rank)), []).append(end.rank)
     if running:
         kinds.setdefault("still running", []).extend(running)
-    lines = [f"{name_ranks(ranks)}: {doing}" for doing, ranks in kinds.items()]
+    lines = [
+        f"{name_ranks(ranks)}: {doing.replace('lost its', 'lost their', 1) if len(ranks) > 1 else doing}"
+        for doing, ranks in kinds.items()
+    ]
     if len(lines) > _OTHERS:
         lines[_OTHERS - 1 :] = [f"and {len(lines) - _OTHERS + 1} more kinds of end, out of {world_size} ranks"]
     return tuple(lines)
 
 
-def _doing(end: WorkerEnd, evidence: Evidence | None) -> str:
-    if was_stopped(end) or (end.told_to_stop and end.returncode == 0):
+def _lost_before_the_stop(ends: Sequence[WorkerEnd]) -> dict[int, Evidence]:
+    """Find the workers that showed a consequence of another's end before we stopped them."""
+    shown = (end for end in ends if was_stopped(end) and end.returncode < 0 and b"Traceback " in end.stderr_tail)
+    found = {end.rank: read(replace(end, returncode=1)) for end in islice(shown, _READ_WHOLE)}
+    return {rank: one for rank, one in found.items() if one.standing >= Standing.TIMED_OUT and one.exception_type}
+
+
+def _symptom(evidence: Evidence) -> str:
+    match = _SYMPTOM.search(f"{evidence.message or ''}\n{evidence.text}")
+    return f" ({match[0]})" if match else ""
+
+
+def _doing(end: WorkerEnd, evidence: Evidence | None, lost: Evidence | None) -> str:
+    if lost is not None:
+        evidence = lost
+    elif was_stopped(end) or (end.told_to_stop and end.returncode == 0):
         return "stopped by us"
     if end.returncode == 0:
         return "ended with exit code 0"
     if evidence is None:
         return "ended badly after the first failure"
     if evidence.standing is Standing.LOST_PEER:
-        return "lost the connection to a failed rank"
+        return f"lost its peers{_symptom(evidence)}"
     if evidence.standing is Standing.TIMED_OUT:
         return "timed out waiting for another rank"
     what = ": ".join(part for part in (evidence.exception_type, evidence.message) if part)

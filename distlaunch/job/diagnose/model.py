@@ -49,6 +49,8 @@ class Cause(Record):
     """Innermost frame of the user's code: ``train.py:42 in step``."""
     excerpt: tuple[str, ...] = ()
     """The exception's own last lines, at most 20, ready to print (no control characters)."""
+    last_words: bool = False
+    """The excerpt is what the worker wrote last, and no exception's own lines."""
     log_path: str | None = None
 
 

@@ -43,13 +43,14 @@ def render_report(
         lines += _wrapped(f"original exception: {cause.original}", "  ", limit=3)
     excerpt = [line for line in cause.excerpt if not _says_the_same(line, cause)]
     if excerpt:
-        lines += ["", *(shorten(f"    {line}", _WIDTH) for line in excerpt[-_EXCERPT:]), ""]
+        label = ["  last lines on stderr:"] if cause.last_words else [""]
+        lines += [*label, *(shorten(f"    {line}", _WIDTH) for line in excerpt[-_EXCERPT:]), ""]
     for other in diagnosis.others:
         lines += _wrapped(other, "  ", limit=3)
     if diagnosis.hint:
         lines += _wrapped(f"hint: {diagnosis.hint}", "  ")
     if cause.log_path or run_dir:
-        lines.append(f"  log: {cause.log_path or run_dir}")
+        lines.append(f"  {_where_logs_are(cause, world_size, run_dir)}")
     tries = f", attempt {attempt + 1} of {max_restarts + 1}" if max_restarts else ""
     lines.append(f"  job {job_id}, after {_duration(elapsed_s)}{tries}")
     return "\n".join(printable(line).rstrip() for line in lines) + "\n"
@@ -78,6 +79,7 @@ def diagnosis_record(diagnosis: Diagnosis) -> dict[str, object]:
         "original": cause.original,
         "frame": cause.frame,
         "excerpt": list(cause.excerpt),
+        "last_words": cause.last_words,
         "others": list(diagnosis.others),
         "hint": diagnosis.hint,
         "repeats": diagnosis.repeats,
@@ -90,8 +92,19 @@ def _who(ranks: Sequence[int], world_size: int) -> str:
     if not ranks:
         return "no rank"
     if len(ranks) == world_size:
-        return "the only rank" if world_size == 1 else f"all {world_size} ranks"
+        return {1: "the only rank", 2: "both ranks"}.get(world_size, f"all {world_size} ranks")
     return f"{name_ranks(ranks)} of {world_size}"
+
+
+def _where_logs_are(cause: Cause, world_size: int, run_dir: str | None) -> str:
+    """Name the failed rank's file; where every rank failed alike, all files, as none says more than the others."""
+    path = cause.log_path
+    if path is None:
+        return f"log: {run_dir}"
+    folder, _, name = path.rpartition("/")
+    if 1 < len(cause.ranks) == world_size and name == f"rank-{cause.ranks[0]}.log":
+        return f"logs: {folder}/rank-*.log"
+    return f"log: {path}"
 
 
 def _says_the_same(line: str, cause: Cause) -> bool:

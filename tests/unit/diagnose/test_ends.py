@@ -122,7 +122,7 @@ def test_faulthandler_gives_the_current_threads_innermost_user_frame(end_of):
         ("FATAL Flags parsing error: Unknown command line flag 'lrr'\n", 1, "Unknown command line flag 'lrr'", "usage error"),
         ("/usr/bin/python3: can't open file '/p/x.py': [Errno 2] No such file or directory\n", 2, "cannot open /p/x.py: No such file or directory", "missing script"),
         ("/usr/bin/python3: No module named trainer\n", 1, "No module named trainer", "import error"),
-        ("/usr/bin/python3.11: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')\n", 1, "ModuleNotFoundError: No module named 'a'", "import error"),
+        ("/usr/bin/python3.11: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')\n", 1, "No module named 'a'", "import error"),
         ("warming up\nno data in /data\n", 1, "no data in /data", None),
         ("bash: line 1: trainn: command not found\n", 127, "bash: line 1: trainn: command not found", None),
         ("sh: 1: ./run: Permission denied\n", 126, "sh: 1: ./run: Permission denied", None),
@@ -173,7 +173,89 @@ def test_missing_module_names_the_interpreter(end_of):
     tail = "Traceback (most recent call last):\n  File \"/p/t.py\", line 1, in <module>\n    import X\nModuleNotFoundError: No module named 'X.y'\n"
     diagnosis = diagnose([end_of(0, tail)], world_size=1, python="/opt/py/bin/python3")
     assert diagnosis.hint is not None
-    assert diagnosis.hint.startswith("/opt/py/bin/python3 has no module X.y")
+    assert diagnosis.hint.startswith(
+        "/opt/py/bin/python3 has no module X.y, nor has the script's folder: is the name right?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        (
+            "Error while finding module specification for 'no.such' (ModuleNotFoundError: No module named 'no')",
+            "/usr/bin/python3 has no module no.such, nor has the working directory",
+        ),
+        ("No module named nosuch", "/usr/bin/python3 has no module nosuch, nor has the working directory"),
+        ("No module named p.__main__; 'p' is a package and cannot be directly executed", "p has no module __main__"),
+    ],
+)
+def test_a_mistyped_module_is_told_with_where_it_was_looked_for(end_of, said, hint):
+    end = end_of(0, f"/usr/bin/python3: {said}\n")
+    assert (diagnose([end], world_size=1, python="/usr/bin/python3").hint or "").startswith(hint)
+
+
+PDB_QUIT = 'Traceback (most recent call last):\n  File "/p/t.py", line 3, in <module>\n    breakpoint()\nbdb.BdbQuit\n'
+SHELL = '  File "/p/run.sh", line 3\n    echo hello world\n         ^^^^^\nSyntaxError: invalid syntax\n'
+SHEBANG = '  File "/p/run", line 1\n    #!/bin/sh é\n              ^\nSyntaxError: (unicode error)\n'
+SET_E = "Traceback (most recent call last):\n  File \"/p/run.bash\", line 2, in <module>\n    set -e\nNameError: name 'e' is not defined\n"
+
+
+@pytest.mark.parametrize(
+    ("tail", "code", "hint"),
+    [
+        (PDB_QUIT, 1, "--num-procs 1"),
+        (PDB_QUIT.replace("bdb.BdbQuit", "EOFError: EOF when reading a line"), 1, "--num-procs 1"),
+        ("> /p/t.py(3)<module>()\n(Pdb) ", -9, "--num-procs 1"),
+        (SHELL, 1, "--no-python"),
+        (SHEBANG, 1, "--no-python"),
+        (SET_E, 1, "--no-python"),
+        ('  File "/bin/true", line 1\nSyntaxError: source code cannot contain null bytes\n', 1, "--no-python"),
+        ("cannot start the worker (fork): Resource temporarily unavailable\n", 126, "ulimit -u"),
+        ("cannot start the worker (pipe): Too many open files\n", 126, "ulimit -n"),
+        ("sh: 1: ./run: Permission denied\n", 126, "is it executable"),
+    ],
+)
+def test_what_was_started_or_asked_in_a_wrong_way_is_put_right_by_the_hint(end_of, tail, code, hint):
+    assert hint in (diagnose([end_of(0, tail, returncode=code)], world_size=2).hint or "")
+
+
+def test_one_worker_that_quits_its_debugger_is_not_told_to_be_one(end_of):
+    assert diagnose([end_of(0, PDB_QUIT)], world_size=1).hint is None
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        SHELL.replace("run.sh", "train.py"),
+        "  File \"/p/t.py\", line 1\nSyntaxError: Non-UTF-8 code starting with '\\xe9' in file /p/t.py on line 1\n",
+        PDB_QUIT.replace("bdb.BdbQuit", "EOFError: Ran out of input"),
+        "terminate called without an active exception\n",
+    ],
+)
+def test_hints_for_a_wrong_start_stay_away_from_other_failures(end_of, tail):
+    hint = one(end_of, tail).hint or ""
+    assert "--no-python" not in hint
+    assert "--num-procs" not in hint
+
+
+def test_an_abort_while_it_ended_with_an_exception_leaves_the_exception_the_cause_and_gives_no_hint(end_of):
+    tail = 'Traceback (most recent call last):\n  File "/p/t.py", line 3, in f\n    g()\nValueError: bad\n'
+    diagnosis = one(end_of, f"{tail}terminate called without an active exception\n", returncode=-6)
+    assert (diagnosis.cause.exception_type, diagnosis.cause.message) == ("ValueError", "bad")
+    assert diagnosis.hint is None
+
+
+def test_last_words_are_kept_apart_from_an_exceptions_own_lines(end_of):
+    cause = one(end_of, "giving up\n", returncode=3).cause
+    assert (cause.excerpt, cause.last_words) == (("giving up",), True)
+    assert one(end_of, PDB_QUIT).cause.last_words is False
+
+
+@pytest.mark.parametrize(("before", "shown"), [("loading\nready\n", False), ("loading\nERROR: disk gone\n", True)])
+def test_before_the_text_of_sys_exit_only_lines_of_trouble_are_worth_showing(end_of, before, shown):
+    cause = one(end_of, f"{before}no data\n").cause
+    assert cause.message == "no data"
+    assert bool(cause.excerpt) is shown
 
 
 def error_file(message, stack=None):

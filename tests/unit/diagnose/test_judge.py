@@ -86,7 +86,7 @@ def test_consequence_never_wins_even_if_it_ended_first(end_of):
     diagnosis = diagnose(ends, world_size=4, running=[3])
     assert (diagnosis.cause.ranks, diagnosis.cause.message, diagnosis.cause_seen) == ((2,), "bad", True)
     assert diagnosis.others == (
-        "rank 0: lost the connection to a failed rank",
+        "rank 0: lost its peers (Connection closed by peer)",
         "rank 1: timed out waiting for another rank",
         "rank 3: still running",
     )
@@ -106,6 +106,26 @@ def test_worker_that_we_stopped_is_never_a_cause(end_of, code):
     assert diagnosis.cause.ranks == (1,)
     assert not diagnosis.cause_seen
     assert diagnosis.others == ("rank 0: stopped by us",)
+
+
+def test_a_worker_that_had_lost_its_peers_before_our_order_is_not_only_stopped(end_of):
+    stopped = {"returncode": -15, "told_to_stop": True, "ended_s": 1.5}
+    ends = [end_of(0, LOST, **stopped), end_of(2, LOST, **stopped), end_of(3, **stopped), end_of(1, OWN, ended_s=1.0)]
+    diagnosis = diagnose(ends, world_size=4)
+    assert diagnosis.cause.ranks == (1,)
+    assert diagnosis.others == ("ranks 0,2: lost their peers (Connection closed by peer)", "rank 3: stopped by us")
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_worker_that_aborted_by_itself_was_not_stopped_by_us(end_of, told):
+    ends = [end_of(0, LOST, returncode=-6, told_to_stop=told, ended_s=1.5), end_of(1, OWN, ended_s=1.0)]
+    assert diagnose(ends, world_size=2).others == ("rank 0: lost its peers (Connection closed by peer)",)
+
+
+def test_only_ranks_that_showed_nothing_are_said_to_have_hung(end_of):
+    stopped = {"told_to_stop": True, "returncode": -15, "ended_s": 2.0}
+    ends = [end_of(1, LOST, ended_s=1.0), end_of(0, LOST, **stopped), end_of(2, **stopped)]
+    assert (diagnose(ends, world_size=3).hint or "").startswith("rank 2 was still running")
 
 
 def test_keyboard_interrupt_after_our_order_is_never_a_cause(end_of):

@@ -77,6 +77,25 @@ def test_same_failure_everywhere_is_all_ranks(end_of):
     assert text.count("ValueError: bad batch") == 1
 
 
+def test_two_ranks_are_both(end_of):
+    text = shown(diagnose([end_of(rank, TAIL) for rank in range(2)], world_size=2), world_size=2)
+    assert text.startswith("both ranks failed: exit code 1\n")
+
+
+def test_where_all_ranks_failed_alike_all_logs_are_named(end_of):
+    folder = "/jobs/ab12/attempt-0"
+    ends = [end_of(rank, TAIL, log_path=f"{folder}/rank-{rank}.log") for rank in range(4)]
+    assert f"  logs: {folder}/rank-*.log\n" in shown(diagnose(ends, world_size=4))
+    assert f"  log: {folder}/rank-0.log\n" in shown(diagnose(ends[:3], world_size=4))
+
+
+def test_last_words_are_shown_as_such(end_of):
+    text = shown(diagnose([end_of(0, "step 3\ngiving up\n", returncode=3)], world_size=4))
+    assert text.startswith(
+        "rank 0 of 4 failed: exit code 3\n  last lines on stderr:\n    step 3\n    giving up\n\n  log: "
+    )
+
+
 def test_some_ranks_name_the_first(end_of):
     ends = [end_of(rank, TAIL, ended_s=9.0 - rank) for rank in (0, 1)]
     assert shown(diagnose(ends, world_size=4)).startswith("ranks 0-1 of 4 failed (rank 1 first): exit code 1\n")

@@ -17,7 +17,7 @@ import distlaunch
 from distlaunch.core.errors import LaunchError, NodesError, UsageError
 from distlaunch.ui import quick
 from distlaunch.ui.cli import run_app
-from distlaunch.ui.errors import guarded
+from distlaunch.ui.errors import guarded, print_warnings
 from distlaunch.ui.options import GROUP_TITLES, PLAN_OPTIONS, TRAIN_OPTIONS, Option
 
 VALUES = {
@@ -182,12 +182,12 @@ def test_the_shell_completes_commands_options_and_choices():
     assert complete("distlaunch plan --bind c", 3) == ["cores"]
 
 
-def run_guarded(code: str, tmp_path: Path, **popen) -> subprocess.CompletedProcess[str]:
+def run_guarded(code: str, tmp_path: Path, *, unbuffered: str = "", **popen) -> subprocess.CompletedProcess[str]:
     """Run ``guarded(work)`` in a process of its own, where ``code`` defines ``work``."""
     source = f"import sys\nfrom distlaunch.ui.errors import guarded\n{code}\nsys.exit(guarded(work))\n"
     return subprocess.run(
         [sys.executable, "-c", source],
-        env={"PATH": os.defpath, "TMPDIR": str(tmp_path)},
+        env={"PATH": os.defpath, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": unbuffered},
         capture_output=True,
         text=True,
         timeout=60,
@@ -260,6 +260,52 @@ def test_a_reader_that_has_gone_away_is_no_error_to_talk_about(lines, tmp_path):
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_full_standard_output_is_told_in_one_line_and_is_no_fault_of_ours(lines, unbuffered, tmp_path):
+    code = "import os\nos.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
+    code += f"def work():\n    for _ in range({lines}): print('line')\n    return 0"
+    done = run_guarded(code, tmp_path, unbuffered=unbuffered)
+    assert done.stderr == "distlaunch: error: cannot write to stdout: No space left on device\n"
+    assert done.returncode == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_that_standard_error_cannot_take_keeps_its_exit_code():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "distlaunch", "train", "--bogus"],
+            stdout=subprocess.PIPE, stderr=full, timeout=60, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+def test_a_disk_that_is_full_elsewhere_is_not_blamed_on_standard_output(tmp_path):
+    done = run_guarded("def work(): raise OSError(28, 'No space left on device')", tmp_path)
+    assert done.returncode == 70
+    assert "internal error: OSError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--standalone", "s.py"], "distlaunch train [OPTIONS] SCRIPT; not needed here: one machine"),
+        (["--nproc_per_node=2", "s.py"], "distlaunch train [OPTIONS] SCRIPT; --num-gpus N"),
+        (["s.py"], "distlaunch train s.py"),
+    ],
+)
+def test_a_command_line_of_torchrun_is_led_to_train(words, hint):
+    with pytest.raises(UsageError) as caught:
+        run_app(words, {})
+    assert (caught.value.hint or "").startswith(hint)
+
+
+def test_warnings_are_one_line_each(capsys):
+    print_warnings(["one", "two\x1b"])
+    print_warnings([])
+    assert capsys.readouterr().err == "distlaunch: warning: one\ndistlaunch: warning: two\\x1b\n"
 
 
 def test_missing_standard_streams_are_replaced_before_anything_is_opened(tmp_path):

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.resolve.options import TrainOptions
-from distlaunch.ui.quick import HelpRequested, parse_plan, parse_train
+from distlaunch.ui.cli import run_app
+from distlaunch.ui.options import TRAIN_OPTIONS
+from distlaunch.ui.quick import HelpRequested, parse_plan, parse_train, unknown_variables
+from distlaunch.ui.torchrun import counterpart
 
 
 def parse(*words: str, **environ: str) -> TrainOptions:
@@ -19,6 +22,10 @@ def refused(*words: str, **environ: str) -> tuple[str, str | None]:
     with pytest.raises(ConfigError) as caught:
         parse_train(words, environ)
     return caught.value.message, caught.value.hint
+
+
+def run_app_train(words: list[str], environ: dict[str, str]) -> int:
+    return run_app(["train", *words], environ)
 
 
 def test_a_script_alone_gives_the_defaults():
@@ -164,6 +171,95 @@ def test_a_wrong_command_line_is_answered_with_one_line_and_a_way_out(words, mes
     with pytest.raises(UsageError) as caught:
         parse_train(words, {})
     assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+@pytest.mark.parametrize("parser", [parse_train, parse_plan, run_app_train])
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("--nproc_per_node=2",), "--num-gpus N, or --num-procs N for CPU workers"),
+        (("--rdzv-id", "x"), "--job-id ID"),
+        (("--standalone",), "not needed here: one machine"),
+        (("-t", "3"), "not needed here: all output is shown and filed"),
+        (("-r3",), "not needed here: all output is shown and filed"),
+        (("--numa_binding", "node"), "--bind numa"),
+        (("--quiet", "--virtual-local-rank"), "--isolate-gpus"),
+    ],
+)
+def test_words_of_torchrun_are_answered_with_what_stands_for_them(parser, words, hint: str):
+    with pytest.raises(UsageError) as caught:
+        parser([*words, "s"], {})
+    assert (caught.value.hint or "").startswith(hint)
+    assert "SCRIPT" not in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--standalone",
+        "--tee",
+        "-t",
+        "-r",
+        "--redirects",
+        "--nproc-per-node",
+        "--nnodes",
+        "--node-rank",
+        "--rdzv-id",
+        "--rdzv-backend",
+        "--rdzv-conf",
+        "--rdzv-endpoint",
+        "--monitor-interval",
+        "--start-method",
+        "--role",
+        "--log-line-prefix-template",
+        "--local-ranks-filter",
+        "--shutdown-timeout",
+        "--numa-binding",
+        "--virtual-local-rank",
+        "--run-path",
+        "--signals-to-handle",
+        "--local-addr",
+        "--logs-specs",
+        "--event-log-handler",
+        "--duplicate-stdout-filters",
+        "--duplicate-stderr-filters",
+    ],
+)
+def test_every_word_of_torchrun_has_a_counterpart_whose_options_exist(flag: str):
+    hint = counterpart(flag) or ""
+    ours = {known for option in TRAIN_OPTIONS for known in option.all_flags}
+    named = {word.strip(",:;()") for word in hint.split() if word.startswith("-")} - {flag}
+    assert hint
+    assert named <= ours
+    assert flag not in ours
+
+
+def test_after_script_as_an_option_arguments_of_the_script_need_a_double_dash():
+    message, hint = refused("--script", "train.py", "--num-procs", "1", "--steps", "1")
+    assert message == "unknown option '--steps'"
+    assert hint == "arguments of the script go after `--`: `--script train.py -- --steps ...`"
+    assert "--isolate-gpus" in (refused("--script", "t.py", "--virtual-local-rank")[1] or "")
+
+
+def test_a_variable_with_our_prefix_that_nobody_reads_is_told_with_the_nearest():
+    environ = {
+        "DISTLAUNCH_MAXRESTARTS": "3",
+        "DISTLAUNCH_ZZZ": "1",
+        "DISTLAUNCH_EMPTY": "",
+        "DISTLAUNCH_GRACE": "3",
+        "DISTLAUNCH_RUN_DIR": "/r",
+        "DISTLAUNCH_TOKEN_FILE": "t",
+        "DISTLAUNCH_TEST_VENV": "v",
+        "_DISTLAUNCH_COMPLETE": "c",
+        "OTHER": "x",
+    }
+    assert unknown_variables(environ) == [
+        (
+            "the variable 'DISTLAUNCH_MAXRESTARTS' is not one of ours and changes nothing: did you mean "
+            "DISTLAUNCH_MAX_RESTARTS?"
+        ),
+        "the variable 'DISTLAUNCH_ZZZ' is not one of ours and changes nothing",
+    ]
 
 
 def test_options_are_not_abbreviated():

@@ -1,0 +1,51 @@
+"""Layer ui: torchrun's options that are not ours, and what stands for each here; read only to explain an error.
+
+The names are those of ``torchrun --help`` in torch 2.2 to 2.13, of the older ``torch.distributed.launch``, and the
+``-n`` of mpirun. What torchrun and we spell alike is not here.
+"""
+
+from __future__ import annotations
+
+_WORKERS = "--num-gpus N, or --num-procs N for CPU workers"
+_FILED = "not needed here: all output is shown and filed, one file for each rank (--output chooses what is shown)"
+_ONE_MACHINE = "not needed here: one machine needs no rendezvous, and a free port is held for rank 0"
+_ENDED_AT_ONCE = "not needed here: the end of a worker is noticed at once"
+_STARTED_ANEW = "not needed here: each worker is a program of its own, started anew"
+
+_COUNTERPARTS = {
+    "--nproc-per-node": _WORKERS,
+    "--nproc": _WORKERS,
+    "-n": _WORKERS,
+    "--nnodes": "leave it out on one machine (--nnodes 1); else --num-nodes N",
+    "--node-rank": "not needed here: leave it out on one machine, whose node rank is 0",
+    "--rdzv-id": "--job-id ID",
+    "--rdzv-backend": _ONE_MACHINE,
+    "--rdzv-endpoint": f"{_ONE_MACHINE} (--master-addr and --master-port fix one)",
+    "--rdzv-conf": _ONE_MACHINE,
+    "--standalone": _ONE_MACHINE,
+    "--local-addr": "--master-addr HOST, and on one machine it is not needed",
+    "--tee": _FILED,
+    "-t": _FILED,
+    "--redirects": _FILED,
+    "-r": _FILED,
+    "--local-ranks-filter": "--output RANKS, for example --output 0: whose output is shown; files get all of it",
+    "--duplicate-stdout-filters": _FILED,
+    "--duplicate-stderr-filters": _FILED,
+    "--log-line-prefix-template": "not needed here: lines are shown with their rank, and filed without; --format jsonl",
+    "--logs-specs": _FILED,
+    "--event-log-handler": "not needed here: events.jsonl in the job's directory has every event",
+    "--monitor-interval": _ENDED_AT_ONCE,
+    "--start-method": _STARTED_ANEW,
+    "--run-path": "not needed here: Python runs SCRIPT as it does without a launcher",
+    "--role": "not needed here: all workers have one role",
+    "--shutdown-timeout": "--grace SECONDS when the job is stopped, --failure-grace SECONDS when a worker fails",
+    "--numa-binding": "--bind numa, or --bind cores",
+    "--virtual-local-rank": "--isolate-gpus: each worker sees only its own GPU, as device 0",
+    "--signals-to-handle": "not needed here: TERM, INT and HUP stop the workers in order",
+    "--use-env": "not needed here: LOCAL_RANK is always in the workers' environment",
+}
+
+
+def counterpart(flag: str) -> str | None:
+    """Return what stands here for an option of torchrun, given as ``--with-dashes``; None if it has no such option."""
+    return _COUNTERPARTS.get(flag)
