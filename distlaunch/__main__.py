@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import NoReturn
 
+    from distlaunch.resolve.options import TrainOptions
+
 
 def main() -> NoReturn:
     """Run the command line of this process and exit with its code."""
@@ -39,17 +41,27 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
     with suppress(quick.HelpRequested):
         if argv[:1] == ["train"]:
             options = quick.parse_train(argv[1:], environ)
+            _warn(options, environ)
             from distlaunch.ui.run import train
 
             return train(options)
         if argv[:1] == ["plan"]:
             options, plan_format = quick.parse_plan(argv[1:], environ)
+            _warn(options, environ)
             from distlaunch.ui.run import plan
 
             return plan(options, plan_format)
     from distlaunch.ui.cli import run_app
 
     return run_app(argv, environ)
+
+
+def _warn(options: TrainOptions, environ: Mapping[str, str]) -> None:
+    from distlaunch.ui.errors import print_warnings
+    from distlaunch.ui.quick import unknown_variables
+
+    if not options.quiet:
+        print_warnings(unknown_variables(environ))
 
 
 if __name__ == "__main__":
