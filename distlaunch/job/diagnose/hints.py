@@ -22,6 +22,10 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
         ("cannot start the worker (fork): resource temporarily unavailable", "can't start new thread"),
         "the limit of processes and threads is reached: see `ulimit -u`, and pids.max of the cgroup",
     ),
+    (
+        ("distlaunch: cannot enter the working directory",),
+        "it was there when the job was planned: has it been removed, or its file system unmounted?",
+    ),
     (("cannot start the worker (pipe)",), "the limit of open files is reached: see `ulimit -n`"),
     (("killed by signal: ", "dataloader worker (pid"), _SHM),
     (("insufficient shared memory", "unable to open shared memory", "unable to mmap"), _SHM),
