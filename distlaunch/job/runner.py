@@ -292,9 +292,8 @@ class Runner:
             if not self._signals.ignores(signal.SIGHUP):
                 self._feed(a.Signalled(signum=signal.SIGHUP))
             return
-        if self._policy.up == self._policy.ended:  # no worker is there to have it
-            if _INTERRUPT in data:
-                self._feed(a.Signalled(signum=signal.SIGINT))
+        if self._policy.up == self._policy.ended and _INTERRUPT in data:  # no worker is there to have it
+            self._feed(a.Signalled(signum=signal.SIGINT))
             return
         self._transport.send(0, m.Input(data=data))
         now = time.monotonic()

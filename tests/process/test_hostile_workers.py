@@ -49,7 +49,9 @@ def spawner_of(launcher: int) -> int:
 )
 def test_a_pipe_in_place_of_one_of_our_files_keeps_nobody(distlaunch, program, name, code):
     result = distlaunch.train(
-        "--num-procs", "2", program(f"if RANK == 0:\n    os.mkfifo({name})\n    print('x')\n    sys.exit(3)\ntime.sleep(600)")
+        "--num-procs",
+        "2",
+        program(f"if RANK == 0:\n    os.mkfifo({name})\n    print('x')\n    sys.exit(3)\ntime.sleep(600)"),
     )
     assert result.returncode == code
     assert "rank 0 of 2 failed: exit code 3" in result.stderr

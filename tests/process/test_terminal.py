@@ -525,3 +525,15 @@ print("all of it", flush=True)
     (distlaunch.work / "go").touch()
     screen.type("x" * 100_000)
     screen.wait_text("all of it")
+
+
+def test_what_is_typed_before_the_worker_is_there_waits_for_it(distlaunch, screen, on_screen):
+    on_screen("--num-procs", "1", script(distlaunch, "print('got', repr(sys.stdin.readline()), flush=True)"))
+    screen.type("early\n")
+    screen.wait_text("got 'early\\n'")
+
+
+def test_jsonl_on_a_stopped_terminal_does_not_keep_the_launcher(distlaunch, on_screen):
+    source = "for number in range(3000):\n    print('x' * 100, number)"
+    running = on_screen("--num-procs", "2", "--format", "jsonl", script(distlaunch, source))
+    assert running.wait().returncode == 0

@@ -32,6 +32,7 @@ from distlaunch.core.wire import spawning as w
 GPU_RELEASE_S = 30.0
 """How long the driver may take to give back the memory of processes that have ended."""
 _PUMP_S = 2.0
+_TYPED_AHEAD_BYTES = 1 << 20
 ERROR_FILE_BYTES = 256 << 10
 _STDOUT = 1
 
@@ -71,6 +72,7 @@ class Agent:
         self._pids: list[int] = []  # of this attempt's workers
         self._port = port  # for the first attempt it may be held already
         self._terminal: PseudoTerminal | None = None
+        self._typed_ahead = bytearray()
         self._oom_before = 0
         self._posted: deque[Posted | _GpusFree] = deque()
         self._wake, self._wake_end = os.pipe()
@@ -309,10 +311,13 @@ class Agent:
     def _open_terminal(self, start: m.Start, rank: int) -> tuple[int, int, int]:
         self._terminal = PseudoTerminal(start.rows, start.columns)
         self._pump.add(rank, _STDOUT, self._terminal.output, keeps_tail=True)
+        self._terminal.type(bytes(self._typed_ahead))
+        self._typed_ahead.clear()
         return self._terminal.worker_ends
 
     def _type(self, data: bytes) -> None:
         if self._terminal is None:
+            self._typed_ahead += data[: _TYPED_AHEAD_BYTES - len(self._typed_ahead)]
             return
         halts = self._terminal.halts(data, self._pids)
         self._terminal.type(data)

@@ -34,7 +34,7 @@ _ERASE = b"\x1b[K"
 
 def _bound(writer: Writer, timeout_s: float | None) -> float | None:
     """Bound the wait for a terminal in any case: it may skip lines, and a stopped one must not keep a job."""
-    if isinstance(writer, TerminalWriter):
+    if writer.on_terminal:
         return TERMINAL_CLOSE_S if timeout_s is None else min(timeout_s, TERMINAL_CLOSE_S)
     return timeout_s
 

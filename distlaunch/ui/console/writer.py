@@ -47,6 +47,11 @@ class Writer:
         except OSError:
             self._dead = True
 
+    @property
+    def on_terminal(self) -> bool:
+        """Tell whether the descriptor is a terminal."""
+        return os.isatty(self._fd)
+
     def has_room(self) -> bool:
         """Tell whether more should be put; False from the high-water mark down to half of it."""
         return not self._full
