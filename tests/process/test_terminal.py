@@ -24,6 +24,12 @@ ROWS, COLUMNS = 30, 200
 HOLD = f"import os, signal, sys, time\nsys.path.insert(0, {str(PROGRAMS)!r})\nimport survivor\nsurvivor.hold()\n"
 
 
+def _as_a_login_shell_starts_it() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):  # whatever pytest was started with
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Screen:
     """A terminal: the test is its keyboard and its eyes."""
 
@@ -49,7 +55,7 @@ class Screen:
             "stdout": self.slave,
             "stderr": self.slave,
             "start_new_session": True,
-            "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            "preexec_fn": _as_a_login_shell_starts_it,
         }
 
     def type(self, keys: str) -> None:
