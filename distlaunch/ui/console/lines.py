@@ -6,6 +6,8 @@ own, and at the end.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from distlaunch.ui.console.escapes import hold_back
 from distlaunch.ui.console.returns import is_redrawn, last_states, newest_state, squeeze
 from distlaunch.ui.console.writer import Writer
@@ -42,7 +44,7 @@ class Source:
         """When a state of a bar was last shown."""
 
 
-class Lines:
+class Lines(ABC):
     """The sources of one console, and which of them has a line waiting for its end; subclasses show them."""
 
     def __init__(self, writer: Writer) -> None:
@@ -201,22 +203,22 @@ class Lines:
         """Tell whether the line that is on the console is still to be ended."""
         return source.started
 
+    @abstractmethod
     def _complete(self, source: Source, block: bytes, now: float) -> None:
         """Show whole lines; ``block`` is without its last newline and may have others."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _show(self, source: Source) -> None:
         """Show the unfinished line, which is no longer waiting."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _show_state(self, source: Source, state: bytes, now: float) -> None:
         """Show a state of a bar that goes on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _complete_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
         """Show the last state of a bar, of which ``shown`` is on the console."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _leave(self, source: Source) -> None:
         """End the part of the unfinished line that is on the console: what follows replaces it."""
-        raise NotImplementedError
