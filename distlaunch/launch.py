@@ -6,6 +6,7 @@ import importlib
 import os
 import resource
 import select
+import signal
 import socket
 import sys
 import threading
@@ -44,6 +45,7 @@ _JOB_ID_BYTES = 100
 _HOUSEKEEPING_S = 0.25
 CONSOLE_CLOSE_S = 10.0
 """How long a pipe may stand still at the end of a job that failed or was stopped, before its rest is given up."""
+_LATE_CLOSE_S = 1.0
 _STDOUT, _STDERR = 1, 2
 _PRUNE_S = 5.0
 
@@ -189,9 +191,8 @@ def run_job(
         )
         housekeeping = _Housekeeping(run_dir)
         stack.callback(housekeeping.finish)
-        ended = stack.enter_context(_closed_console(sink))
         signal_pipe = SignalPipe()
-        stack.callback(signal_pipe.close)
+        ended = stack.enter_context(_closed_console(sink, signal_pipe))
         if terminal is not None:
             stack.callback(terminal.give_back)
         stack.callback(transport.close)
@@ -237,16 +238,23 @@ def _start_spawner(job_id: str, options: TrainOptions) -> tuple[Channel[FromSpaw
 
 
 @contextmanager
-def _closed_console(sink: Sink) -> Iterator[list[int]]:
-    """Close the console at the end: after exit code 0 however slow its pipe is, otherwise while that moves at all."""
+def _closed_console(sink: Sink, signal_pipe: SignalPipe) -> Iterator[list[int]]:
+    """Close the console at the end: after exit code 0 however slow its pipe is, otherwise while that moves at all.
+
+    From here on signals do what they do by default, for there is nothing left to wind up; also one that came too late
+    for the job and was not read.
+    """
     ended: list[int] = []
     try:
         yield ended
     finally:
-        lost = sink.close(timeout_s=None if ended == [0] else CONSOLE_CLOSE_S)
+        late = signal_pipe.close()
+        lost = sink.close(timeout_s=_LATE_CLOSE_S if late else None if ended == [0] else CONSOLE_CLOSE_S)
         if lost and select.select([], [_STDERR], [], 0)[1]:
             with suppress(OSError):
                 os.write(_STDERR, f"distlaunch: {lost} bytes of output could not be shown\n".encode())
+        if late:
+            signal.raise_signal(late[0])
 
 
 def _check_descriptors(workers: int) -> int:

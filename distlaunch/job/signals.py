@@ -53,14 +53,16 @@ class SignalPipe:
         """Tell whether we were started with a signal ignored, and leave it so."""
         return signum not in self._before
 
-    def close(self) -> None:
-        """Give every signal back to whom it belonged."""
+    def close(self) -> list[int]:
+        """Give every signal back to whom it belonged; give those to end that have come and that nobody has read."""
         signal.set_wakeup_fd(self._wakeup_before)
         for number, before in self._before.items():
             signal.signal(number, before)  # type: ignore[arg-type]  # what getsignal gave
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        late = [number for number in self.read() if number in _ENDING]
         os.close(self._read)
         os.close(self._write)
+        return late
 
 
 def stop_self() -> None:
