@@ -25,7 +25,11 @@ signal.raise_signal(late[0])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_an_unread_signal_is_given_back(number):
     done = subprocess.run(
-        [sys.executable, "-c", SOURCE.format(number=int(number))], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", SOURCE.format(number=int(number))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.stdout == f"[{int(number)}]\n", done.stderr
     assert done.returncode == -number
