@@ -1,15 +1,13 @@
 """Layer core: the one error tree. Every error has an exit code and may carry a hint.
 
 A handled error prints as one or two lines: ``distlaunch: error: <message>`` and ``  hint: <hint>``.
-Exit codes are the design's: 2 usage or configuration, 69 nodes unreachable or too few, 70 a fault of ours.
+Exit codes are the design's: 2 usage or configuration, 70 a fault of ours.
 """
 
 from __future__ import annotations
 
 EXIT_USAGE = 2
-EXIT_UNAVAILABLE = 69
 EXIT_SOFTWARE = 70
-EXIT_HANG = 124
 
 
 class LaunchError(Exception):
@@ -33,15 +31,5 @@ class UsageError(ConfigError):
     """The command line itself is off."""
 
 
-class NodesError(LaunchError):
-    """Nodes are unreachable, or fewer than asked for."""
-
-    exit_code = EXIT_UNAVAILABLE
-
-
 class ProtocolError(LaunchError):
     """A peer sent what the wire format does not allow."""
-
-
-class InternalError(LaunchError):
-    """A fault of ours, or of a helper process of ours that was killed."""

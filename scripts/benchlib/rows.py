@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import time
@@ -11,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from .counting import count_lines, log_bytes
 from .launchers import Launcher
 from .process import BenchError, Command, HangError, context_switches, running, status_kib
 
@@ -110,38 +110,10 @@ def _lines(launcher: Launcher, scale: Scale, key: str, how: str, *equal: str) ->
             f"{key}_per_s_after_start": total / ((command.last_output_ns - began) / 1e9),
             f"{key}_lost": total - arrived,
             f"{key}_torn": arrived - intact,
-            f"{key}_lost_in_files": max(0, total * 130 - _log_bytes(command.directory)) // 130,
+            f"{key}_lost_in_files": max(0, total * 130 - log_bytes(command.directory)) // 130,
             f"{key}_peak_mib": command.peaks["VmRSS"] / 1024,
             f"{key}_end_mib": command.last["VmRSS"] / 1024,
         }
-
-
-def count_lines(output: bytes) -> tuple[int, int]:
-    """Return how many of the workers' lines arrived, and how many of those in one piece.
-
-    A line that the launcher folded for both ranks counts twice. Torn lines are those with something written into them.
-    """
-    whole = re.compile(rb"(\[0[-,]1\])?[^<\n]*(?:<stdout>:?)?[^<\n]*<r[r01]> \d{8} x{115}\r?")
-    intact = folded = 0
-    for line in output.split(b"\n"):
-        if found := whole.fullmatch(line):
-            intact += 2 if found.group(1) else 1
-            folded += 1 if found.group(1) else 0
-    # No prefix of any launcher has an x in it: what is torn still counts as having arrived.
-    return output.count(b"x") // 115 + folded, intact
-
-
-def _log_bytes(directory: str) -> int:
-    """Return how much the launcher's log files hold (as much as wanted where it was asked for none)."""
-    logs = f"{directory}/logs"
-    if not os.path.isdir(logs):
-        return 1 << 62
-    total = 0
-    for parent, _, names in os.walk(logs):
-        for name in names:
-            if name.endswith(".log") and not os.path.islink(f"{parent}/{name}"):
-                total += os.path.getsize(f"{parent}/{name}")
-    return total
 
 
 def lines(launcher: Launcher, scale: Scale) -> Sample:

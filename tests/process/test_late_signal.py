@@ -8,28 +8,45 @@ import sys
 
 import pytest
 
-# The job's end is where SignalPipe is closed: a signal that was noted and not read before must still end the process.
+# The very end of ``launch.run_job``, with a console that tells how long it would have waited for its reader.
 SOURCE = """
 import os, signal
+from distlaunch import launch
 from distlaunch.job.signals import SignalPipe
 
-pipe = SignalPipe()
-os.kill(os.getpid(), {number})
-os.kill(os.getpid(), signal.SIGUSR1)
-late = pipe.close()
-print(late, flush=True)
-signal.raise_signal(late[0])
+class Console:
+    def close(self, *, timeout_s):
+        print("waits", timeout_s, flush=True)
+        return 0
+
+with launch._closed_console(Console(), SignalPipe()) as ended:
+    ended.append(CODE)
+    SEND
+print("went on", flush=True)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
-def test_an_unread_signal_is_given_back(number):
+def wind_up(code: int, number: int | None) -> tuple[str, int]:
+    send = "pass" if number is None else f"os.kill(os.getpid(), {int(number)})"
     done = subprocess.run(
-        [sys.executable, "-c", SOURCE.format(number=int(number))],
+        [sys.executable, "-c", SOURCE.replace("CODE", str(code)).replace("SEND", send)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.stdout == f"[{int(number)}]\n", done.stderr
-    assert done.returncode == -number
+    return done.stdout, done.returncode
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_it_bounds_the_wait_for_a_slow_reader_and_ends_the_launcher(number):
+    assert wind_up(0, number) == ("waits 1.0\n", -number)
+
+
+def test_one_that_only_workers_were_to_have_changes_nothing():
+    assert wind_up(0, signal.SIGUSR1) == ("waits None\nwent on\n", 0)
+
+
+@pytest.mark.parametrize(("code", "wait"), [(0, "None"), (3, "10.0")])
+def test_without_one_only_a_failed_job_bounds_the_wait(code, wait):
+    assert wind_up(code, None) == (f"waits {wait}\nwent on\n", 0)

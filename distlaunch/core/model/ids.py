@@ -1,21 +1,8 @@
-"""Layer core.model: the field's numbers, each with a type of its own."""
+"""Layer core.model: ranks, written as people write them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NewType
-
-Rank = NewType("Rank", int)
-"""Global rank of a worker, 0 .. world size - 1."""
-
-LocalRank = NewType("LocalRank", int)
-"""Rank of a worker within its node."""
-
-NodeRank = NewType("NodeRank", int)
-"""Index of a node in topology order."""
-
-Attempt = NewType("Attempt", int)
-"""Which start of the job this is: 0 for the first, k after k restarts."""
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

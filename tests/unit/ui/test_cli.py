@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distlaunch
-from distlaunch.core.errors import LaunchError, NodesError, UsageError
+from distlaunch.core.errors import LaunchError, UsageError
 from distlaunch.ui import quick
 from distlaunch.ui.cli import run_app
 from distlaunch.ui.errors import guarded, print_warnings
@@ -197,9 +197,9 @@ def run_guarded(code: str, tmp_path: Path, *, unbuffered: str = "", **popen) -> 
 
 def test_a_handled_error_is_two_lines_and_its_own_code(capsys):
     def work() -> int:
-        raise NodesError("n3 does not answer", hint="start sshd\non it")
+        raise LaunchError("n3 does not answer", hint="start sshd\non it")
 
-    assert guarded(work) == 69
+    assert guarded(work) == 70
     captured = capsys.readouterr()
     assert captured.err == "distlaunch: error: n3 does not answer\n  hint: start sshd\n  on it\n"
     assert captured.out == ""
@@ -207,7 +207,7 @@ def test_a_handled_error_is_two_lines_and_its_own_code(capsys):
 
 def test_what_moves_the_cursor_is_escaped_in_an_error(capsys):
     def work() -> int:
-        raise NodesError("a\x1b[2J\x9b\udcff\rü", hint="\x07")
+        raise LaunchError("a\x1b[2J\x9b\udcff\rü", hint="\x07")
 
     guarded(work)
     assert capsys.readouterr().err == "distlaunch: error: a\\x1b[2J\\x9b\\xff\\rü\n  hint: \\x07\n"
