@@ -129,6 +129,10 @@ class JobPolicy:
                 return self._exited(node, message, now)
             case m.WorkerHalted():
                 return [Suspend()]
+            case m.Alive() | m.Stacks():
+                return []
+            case m.Remark():
+                return [Say(text=message.text, level="warning" if message.warning else "info")]
             case m.Gone():
                 return self._gone(node, message, now)
             case m.Fault():

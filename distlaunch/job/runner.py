@@ -234,6 +234,9 @@ class Runner:
                 rows=rows,
                 columns=columns,
                 stdin_rank=0 if node == 0 and not os.isatty(0) else None,
+                preload=self._plan.preload,
+                watch=self._plan.watch,
+                bootstrap=self._plan.bootstrap,
             )
             self._transport.send(node, start)
 

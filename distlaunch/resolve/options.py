@@ -44,12 +44,14 @@ class TrainOptions(Record):
     setup: str | None = None
     bind: Bind = "none"
     isolate_gpus: bool = False
+    preload: str | None = None
     # failure; all in seconds
     max_restarts: int = 0
     restart_window: float | None = None
     min_uptime: float = 10.0
     grace: float = 25.0
     failure_grace: float = 5.0
+    hang_timeout: float | None = None
     # output
     log_dir: str | None = None
     output: str = "all"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os.path
+from typing import Literal
 
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.layout import error_file
@@ -16,7 +17,11 @@ from distlaunch.resolve.environment import base_environment, given_environment, 
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.options import TrainOptions
 
-_SETUP = 'eval "$1" || exit; shift; exec "$@"'
+_SETUP = (
+    'eval "$1" || exit; shift; '
+    '[ -z "$DISTLAUNCH_BOOT" ] || export PYTHONPATH="$DISTLAUNCH_BOOT${PYTHONPATH:+:$PYTHONPATH}"; '
+    'exec "$@"'
+)
 LOOPBACK = "127.0.0.1"
 
 
@@ -30,6 +35,9 @@ def build_plan(
     job = v.job_variables(
         topology, job_id=job_id, max_restarts=options.max_restarts, run_dir=run_dir, backend=backend.name
     )
+    preload = preloaded_modules(options)
+    wanted = bool(preload or options.hang_timeout is not None) and not options.no_python
+    bootstrap: Literal["", "direct", "setup"] = "" if not wanted else "setup" if options.setup else "direct"
     columns = v.terminal_variables(topology, facts.columns)
     defaults = unless_set({**v.DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)
     env = {**defaults, **job, **backend.job_variables(topology)}
@@ -47,6 +55,9 @@ def build_plan(
         master_addr=options.master_addr or LOOPBACK,
         wanted_port=options.master_port or 0,
         signal_group=options.no_python,
+        preload=preload,
+        watch=options.hang_timeout is not None,
+        bootstrap=bootstrap,
         notes=(*topology.notes, *filter(None, [pinned_note(facts.cpus), _interpreter_note(options, facts)])),
     )
     return bind(plan, attempt=0, master_port=options.master_port)
@@ -60,6 +71,24 @@ def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None) -> LaunchPl
         for worker in plan.workers
     )
     return replace(plan, attempt=attempt, master_port=master_port, env={**plan.env, **settled}, workers=workers)
+
+
+def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
+    """Take ``--preload`` apart. Raises ConfigError where workers could not be forked from a server of ours."""
+    if options.preload is None:
+        return ()
+    modules = tuple(name.strip() for name in options.preload.split(","))
+    for name in modules:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigError(f"--preload {printable(options.preload)}: {printable(name)!r} is no name of a module")
+    if options.no_python:
+        raise ConfigError("--preload and --no-python exclude each other", hint="only Python can be forked with modules")
+    if options.python is not None:
+        raise ConfigError(
+            "--preload and --python exclude each other",
+            hint="run distlaunch itself with the interpreter of the workers",
+        )
+    return modules
 
 
 def _workers(options: TrainOptions, facts: Facts, topology: Topology, *, counted: bool) -> list[WorkerPlan]:

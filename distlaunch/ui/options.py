@@ -191,6 +191,13 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
     ),
     _row("--bind", "choice", "workers", "Bind each worker to CPUs.", choices=("none", "cores", "numa")),
     _row("--isolate-gpus", "flag", "workers", "Each worker sees only its own GPU, as device 0."),
+    _row(
+        "--preload",
+        "text",
+        "workers",
+        "Import these once, and fork workers from there at each start.",
+        metavar="MODULE,...",
+    ),
     _row("--max-restarts", "whole", "failure", "How often the job may be started again.", metavar="N"),
     _row(
         "--restart-window",
@@ -212,6 +219,13 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "seconds",
         "failure",
         "The same for the others when one worker fails.",
+        metavar="SECONDS",
+    ),
+    _row(
+        "--hang-timeout",
+        "seconds",
+        "failure",
+        "End an attempt that shows no sign of life for so long.",
         metavar="SECONDS",
     ),
     _row("--log-dir", "text", "output", "Where the job's directory is made.", metavar="DIR"),

@@ -24,6 +24,7 @@ from distlaunch.core.agent.ports import HeldPort, hold_port
 from distlaunch.core.agent.pseudo_terminal import PseudoTerminal
 from distlaunch.core.agent.remains import Remains
 from distlaunch.core.agent.spawner import SWEEP_S
+from distlaunch.core.agent.streams import WorkerStreams, bootstrap_environment
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.never import assert_never
 from distlaunch.core.wire import messages as m
@@ -34,7 +35,7 @@ GPU_RELEASE_S = 30.0
 _PUMP_S = 2.0
 _TYPED_AHEAD_BYTES = 1 << 20
 ERROR_FILE_BYTES = 256 << 10
-_STDOUT = 1
+_SAID_BYTES = 16 << 10
 
 
 class _GpusFree(NamedTuple):
@@ -84,6 +85,7 @@ class Agent:
         self._up: dict[int, int] = {}  # rank -> pid of workers that have come up and were not reported yet
         self._broken: str | None = None  # why the spawner said that it cannot go on
         self._remains = Remains(spawner_pid)
+        self._preload_output = -1
         self._is_init = os.getpid() == 1
 
     # --- hosting
@@ -146,6 +148,8 @@ class Agent:
         for message in messages:
             if isinstance(message, w.Broken):
                 self._broken = message.text
+            elif isinstance(message, (w.Preloaded, w.PreloadFailed)):
+                self._preload_ended(message)
             else:
                 self._step(message)
         self._tell_started()
@@ -170,6 +174,8 @@ class Agent:
             self._pump.join(timeout=_PUMP_S)
         self._release_port()
         self._close_terminal()
+        if self._preload_output >= 0:
+            os.close(self._preload_output)
         with self._waking:  # a wait for GPU memory may end later
             os.close(self._wake)
             os.close(self._wake_end)
@@ -206,6 +212,8 @@ class Agent:
                 self._begin(message)
             case m.Stop() | m.Forward() | m.Pause():
                 self._step(message)
+            case m.CollectStacks():
+                pass
             case _:
                 assert_never(message)
 
@@ -241,7 +249,7 @@ class Agent:
         self._oom_before = _oom_kills()
         if self._port is not None:
             self._port.share()
-        env = {**message.env, "DISTLAUNCH_COOKIE": self._cookie}
+        env = {**message.env, "DISTLAUNCH_COOKIE": self._cookie, **bootstrap_environment(message, self._nofile)}
         setup = w.Setup(
             env=env,
             cwd=message.cwd,
@@ -250,6 +258,8 @@ class Agent:
             signal_group=message.signal_group,
         )
         self._tell_spawner(setup)
+        if message.preload and message.attempt == 0:
+            self._preload(message)
         self._pump.expect(2 * len(message.workers))
         self._step(message)
 
@@ -264,7 +274,7 @@ class Agent:
                     self._pump.finish()
                 case t.GiveUpSpawner():
                     self._spawner_lost()
-                case w.Setup() | w.Spawn() | w.Signal() | w.Sweep() | w.Dismiss():
+                case w.Setup() | w.Preload() | w.Spawn() | w.Signal() | w.Sweep() | w.Dismiss():
                     self._tell_spawner(action)
                 case m.Started():
                     self._up.update(action.pids)
@@ -282,38 +292,45 @@ class Agent:
         if start is None or self._lost:
             return
         try:
-            descriptors = (
-                self._open_terminal(start, spec.rank) if start.terminal else self._open_pipes(start, spec.rank)
-            )
+            if start.terminal:
+                self._open_terminal(start)
+            stdin = spec.rank == start.stdin_rank
+            streams = WorkerStreams(start, stdin=stdin, terminal=self._terminal, nofile=self._nofile)
         except OSError as exc:
             self._step(w.SpawnFailed(rank=spec.rank, step="pipe", errno=exc.errno or 0))
             return
+        for number, descriptor in streams.outputs.items():
+            self._pump.add(spec.rank, number, descriptor, keeps_tail=number == STDERR or start.terminal)
+        os.close(streams.progress)
+        if streams.stacks >= 0:
+            os.close(streams.stacks)
         order = w.Spawn(
-            rank=spec.rank, argv=spec.argv or start.argv, env=spec.env, cpus=spec.cpus, terminal=start.terminal
-        )
-        self._tell_spawner(order, descriptors)
+            rank=spec.rank, descriptors=streams.numbers, argv=spec.argv or start.argv, env=spec.env, cpus=spec.cpus,
+            terminal=start.terminal,
+        )  # fmt: skip
+        self._tell_spawner(order, streams.theirs)
 
-    def _open_pipes(self, start: m.Start, rank: int) -> tuple[int, int, int]:
-        opened: list[int] = []
-        try:
-            opened.append(os.dup(0) if rank == start.stdin_rank else os.open(os.devnull, os.O_RDONLY))
-            opened += os.pipe()
-            opened += os.pipe()
-        except OSError:
-            for descriptor in opened:
-                os.close(descriptor)
-            raise
-        stdin, out, out_end, err, err_end = opened
-        self._pump.add(rank, _STDOUT, out, keeps_tail=False)
-        self._pump.add(rank, STDERR, err, keeps_tail=True)
-        return stdin, out_end, err_end
-
-    def _open_terminal(self, start: m.Start, rank: int) -> tuple[int, int, int]:
+    def _open_terminal(self, start: m.Start) -> None:
         self._terminal = PseudoTerminal(start.rows, start.columns)
-        self._pump.add(rank, _STDOUT, self._terminal.output, keeps_tail=True)
         self._terminal.type(bytes(self._typed_ahead))
         self._typed_ahead.clear()
-        return self._terminal.worker_ends
+
+    def _preload(self, start: m.Start) -> None:
+        """Have the server started that workers are forked from; what its imports print is told once they are done."""
+        self._preload_output = os.memfd_create("preload")
+        env = {name: value for name, value in start.workers[0].env.items() if name == "OMP_NUM_THREADS"}
+        order = w.Preload(modules=start.preload, argv=start.argv, env=env)
+        self._tell_spawner(order, (os.dup(self._preload_output),))
+
+    def _preload_ended(self, message: w.Preloaded | w.PreloadFailed) -> None:
+        if self._preload_output >= 0:
+            said = os.pread(self._preload_output, _SAID_BYTES, 0).decode("utf-8", "replace").strip()
+            os.close(self._preload_output)
+            self._preload_output = -1
+            if said:
+                self._send(m.Remark(text="while preloading: " + said.replace("\n", "\n  "), warning=False))
+        if isinstance(message, w.PreloadFailed):
+            self._send(m.Remark(text=f"--preload: {message.reason}; workers start the cold way", warning=True))
 
     def _type(self, data: bytes) -> None:
         if self._terminal is None:

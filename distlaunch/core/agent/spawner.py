@@ -18,6 +18,7 @@ import signal
 import socket
 import termios
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -141,10 +142,13 @@ class Spawner:
             case w.Setup():
                 self._setup = message
             case w.Spawn():
-                descriptors = [self._channel.received.popleft() for _ in range(3)]
+                descriptors = [self._channel.received.popleft() for _ in message.descriptors]
                 self._spawn(message, descriptors)
                 for descriptor in descriptors:
                     os.close(descriptor)
+            case w.Preload():
+                os.close(self._channel.received.popleft())
+                self._report(w.PreloadFailed(reason="not built yet"))
             case w.Signal():
                 self._signal(message)
             case w.Sweep():
@@ -296,6 +300,17 @@ class Spawner:
             time.sleep(_WEDGED_STEP_S)
 
 
+def place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give descriptors other numbers, for programs that are executed, also where such a number is another's old one."""
+    above = max(numbers, default=0) + 1
+    for descriptor, number in zip(
+        [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) if each in numbers else each for each in descriptors],
+        numbers,
+        strict=True,
+    ):
+        os.dup2(descriptor, number)
+
+
 def _to_group(pid: int, signum: int) -> None:
     with suppress(OSError):
         os.killpg(pid, signum)
@@ -325,8 +340,7 @@ def _become_worker(
             if number < 32:
                 signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        for target, descriptor in enumerate(descriptors):
-            os.dup2(descriptor, target)
+        place(descriptors, order.descriptors)
         if order.terminal:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

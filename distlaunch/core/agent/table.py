@@ -157,7 +157,15 @@ class WorkerTable:
                 return self._finish()
             case Tick():
                 return self._tick(now)
-            case m.Prepare() | m.Input() | m.Resize() | w.Broken():
+            case (
+                m.Prepare()
+                | m.CollectStacks()
+                | m.Input()
+                | m.Resize()
+                | w.Broken()
+                | w.Preloaded()
+                | w.PreloadFailed()
+            ):
                 return []  # the edge's own
             case _:
                 assert_never(event)

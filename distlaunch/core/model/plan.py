@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from typing import Literal
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.topology import Node
@@ -42,6 +43,12 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     master_port: int | None = None
     attempt: int = 0
     signal_group: bool = False
+    preload: tuple[str, ...] = ()
+    """Modules that each node imports once, to fork its workers from."""
+    watch: bool = False
+    """The job is watched for hangs."""
+    bootstrap: Literal["", "direct", "setup"] = ""
+    """How our code comes into the workers' interpreter, if they need it there."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -87,6 +94,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
             "run_dir": self.run_dir,
             "nodes": nodes,
             "workers": workers,
+            "preload": list(self.preload),
             "env_given": sorted(self.given_env),
             "notes": list(self.notes),
         }

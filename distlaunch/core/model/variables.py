@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+PROGRESS_FD = "DISTLAUNCH_PROGRESS_FD"
+"""Names the descriptor on which a worker may report its progress, a line of JSON at a time."""
+STACKS_FD = "DISTLAUNCH_STACKS_FD"
+"""Names the descriptor on which our bootstrap has a worker show its stacks; not left in its environment."""
+
 SET_FOR_WORKERS = frozenset({
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
     "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_ERROR_FILE", "DISTLAUNCH_JOB_ID", "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_BACKEND", "DISTLAUNCH_RUN_DIR",
-    "DISTLAUNCH_COOKIE",
+    "DISTLAUNCH_COOKIE", PROGRESS_FD,
 })  # fmt: skip
 """Always ours: --env may not name them."""
 

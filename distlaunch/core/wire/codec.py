@@ -122,6 +122,12 @@ def _text_map(value: object) -> object:
     return value
 
 
+def _number_map(value: object) -> object:
+    if not isinstance(value, dict):
+        raise TypeError
+    return {name: _finite(item) for name, item in value.items()}
+
+
 def _int_map(value: object) -> object:
     if not isinstance(value, dict) or not all(type(item) is int for item in value.values()):
         raise TypeError
@@ -140,5 +146,6 @@ _CHECKS: dict[str, Callable[[object], object]] = {
     "str": _exact(str),
     "bool": _exact(bool),
     "Mapping[str, str]": _text_map,
+    "Mapping[str, float]": _number_map,
     "Mapping[int, int]": _int_map,
 }

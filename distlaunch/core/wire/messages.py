@@ -18,6 +18,24 @@ class WorkerSpec(Record):
     error_file: str | None
 
 
+class Heartbeat(Record):
+    """The newest numbers that a worker has reported on its progress descriptor: step, loss, samples, ..."""
+
+    rank: int
+    values: Mapping[str, float]
+
+
+class Stack(Record):
+    """Where a worker stood when it was asked."""
+
+    rank: int
+    pid: int
+    state: str
+    """The letter of its process state in ``/proc`` (R, S, D, T, t, Z); empty if it is gone."""
+    text: str
+    """Its threads' Python stacks as faulthandler prints them, innermost frame first (capped); empty if none came."""
+
+
 # --- coordinator to agent
 
 
@@ -46,6 +64,12 @@ class Start(Record):
     columns: int
     stdin_rank: int | None
     """The rank that inherits the agent's stdin."""
+    preload: tuple[str, ...] = ()
+    """Modules that a server imports once, from which workers are then forked."""
+    watch: bool = False
+    """The coordinator watches for hangs: tell it who is alive, and have the workers ready to show their stacks."""
+    bootstrap: str = ""
+    """How our code comes into the workers' interpreter: ``direct``, by ``setup``'s shell, or (empty) not at all."""
 
 
 class Stop(Record):
@@ -66,6 +90,12 @@ class Pause(Record):
     """Stop (SIGSTOP) all trees, or let them go on."""
 
     paused: bool
+
+
+class CollectStacks(Record):
+    """Answer with ``Stacks`` of all workers that run, within some 2 s."""
+
+    attempt: int
 
 
 class Input(Record):
@@ -122,6 +152,30 @@ class WorkerHalted(Record):
     rank: int
 
 
+class Alive(Record):
+    """Signs of life since the last of these messages, of which there is at most one a second."""
+
+    attempt: int
+    heartbeats: tuple[Heartbeat, ...]
+    """Of the workers that have sent some."""
+    wrote: tuple[int, ...]
+    """Ranks that wrote output (only while the coordinator watches for hangs)."""
+
+
+class Stacks(Record):
+    """Answer to ``CollectStacks``."""
+
+    attempt: int
+    stacks: tuple[Stack, ...]
+
+
+class Remark(Record):
+    """Something that the user should hear; the job goes on."""
+
+    text: str
+    warning: bool
+
+
 class Gone(Record):
     """Of this attempt nothing is left on the node, but for pids that KILL did not end."""
 
@@ -135,7 +189,11 @@ class Fault(Record):
     text: str
 
 
-ToAgent = Prepare | Start | Stop | Forward | Pause | Input | Resize
-FromAgent = Prepared | Started | WorkerExited | WorkerHalted | Gone | Fault
-TO_AGENT: tuple[type, ...] = (Prepare, Start, Stop, Forward, Pause, Input, Resize)
-FROM_AGENT: tuple[type, ...] = (Prepared, Started, WorkerExited, WorkerHalted, Gone, Fault)
+ToAgent = Prepare | Start | Stop | Forward | Pause | CollectStacks | Input | Resize
+FromAgent = Prepared | Started | WorkerExited | WorkerHalted | Alive | Stacks | Remark | Gone | Fault
+TO_AGENT: tuple[type, ...] = (Prepare, Start, Stop, Forward, Pause, CollectStacks, Input, Resize)
+FROM_AGENT: tuple[type, ...] = (
+    Prepared, Started, WorkerExited, WorkerHalted, Alive, Stacks, Remark, Gone, Fault,
+)  # fmt: skip
+PARTS: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack)
+"""What messages are made of."""

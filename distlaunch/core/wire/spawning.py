@@ -23,10 +23,25 @@ class Setup(Record):
     """They are asked to end by their process group, also when the agent has vanished."""
 
 
+class Preload(Record):
+    """Have a server import modules once and fork all further workers from it; Preloaded or PreloadFailed answers.
+
+    One descriptor travels beside the frame: where the server writes. The environment is that of the last ``Setup``.
+    """
+
+    modules: tuple[str, ...]
+    argv: tuple[str, ...]
+    """The workers' common command, with which the server itself is started."""
+    env: Mapping[str, str]
+    """What it has on top of the common environment: the workers' own variables that a library reads as it loads."""
+
+
 class Spawn(Record):
-    """Start one worker; its stdin, stdout and stderr travel beside the frame as three descriptors."""
+    """Start one worker; its descriptors travel beside the frame."""
 
     rank: int
+    descriptors: tuple[int, ...]
+    """The numbers that they are to have in the worker, one after the other, each below ``nofile``."""
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cpus: tuple[int, ...] | None
@@ -82,6 +97,16 @@ class Halted(Record):
     signum: int
 
 
+class Preloaded(Record):
+    """The modules are imported; workers are forked from now on."""
+
+
+class PreloadFailed(Record):
+    """Workers are, from now on, started the cold way; ``reason`` says why, for the user."""
+
+    reason: str
+
+
 class Broken(Record):
     """The spawner cannot go on, through a fault of ours; its end follows."""
 
@@ -94,7 +119,9 @@ class Swept(Record):
     left: tuple[int, ...]
 
 
-ToSpawner = Setup | Spawn | Signal | Sweep | Dismiss
-FromSpawner = Spawned | SpawnFailed | Exited | Halted | Broken | Swept
-TO_SPAWNER: tuple[type, ...] = (Setup, Spawn, Signal, Sweep, Dismiss)
-FROM_SPAWNER: tuple[type, ...] = (Spawned, SpawnFailed, Exited, Halted, Broken, Swept)
+ToSpawner = Setup | Preload | Spawn | Signal | Sweep | Dismiss
+FromSpawner = Spawned | SpawnFailed | Exited | Halted | Preloaded | PreloadFailed | Broken | Swept
+TO_SPAWNER: tuple[type, ...] = (Setup, Preload, Spawn, Signal, Sweep, Dismiss)
+FROM_SPAWNER: tuple[type, ...] = (
+    Spawned, SpawnFailed, Exited, Halted, Preloaded, PreloadFailed, Broken, Swept,
+)  # fmt: skip

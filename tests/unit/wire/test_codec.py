@@ -15,6 +15,7 @@ from distlaunch.core.wire import codec, spawning
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire.codec import Decoder, encode
 
+PARTS = {cls.__name__: cls for cls in m.PARTS}
 TYPES = {"agent": (*m.TO_AGENT, *m.FROM_AGENT), "spawner": (*spawning.TO_SPAWNER, *spawning.FROM_SPAWNER)}
 NUMBERS = st.integers(-(2**63), 2**63)
 TEXTS = st.text(st.characters(exclude_categories=[]), max_size=20)  # with lone surrogates: bytes that are no UTF-8
@@ -25,6 +26,7 @@ BY_KIND = {
     "bool": st.booleans(),
     "bytes": st.binary(max_size=100),
     "Mapping[str, str]": st.dictionaries(TEXTS, TEXTS, max_size=4),
+    "Mapping[str, float]": st.dictionaries(TEXTS, st.floats(allow_nan=False, allow_infinity=False), max_size=4),
     "Mapping[int, int]": st.dictionaries(NUMBERS, NUMBERS, max_size=4),
 }
 
@@ -34,8 +36,8 @@ def values_of(kind: str) -> st.SearchStrategy:
         return st.none() | values_of(kind.removesuffix(" | None"))
     if kind.startswith("tuple["):
         return st.lists(values_of(kind.removeprefix("tuple[").removesuffix(", ...]")), max_size=3).map(tuple)
-    if kind == "WorkerSpec":
-        return messages_of(m.WorkerSpec)
+    if kind in PARTS:
+        return messages_of(PARTS[kind])
     return BY_KIND[kind]
 
 
@@ -49,7 +51,7 @@ ANY_MESSAGE = st.sampled_from(TYPES["agent"]).flatmap(messages_of)
 
 
 def decoder(side: str = "agent") -> Decoder:
-    return Decoder(TYPES[side], (m.WorkerSpec,))
+    return Decoder(TYPES[side], m.PARTS)
 
 
 def frame(body: bytes | object, raw: bytes = b"") -> bytes:

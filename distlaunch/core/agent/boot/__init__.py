@@ -1,0 +1,1 @@
+"""What workers' interpreters run as they start; this folder comes first on their PYTHONPATH, and leaves it."""

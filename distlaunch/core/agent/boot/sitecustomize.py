@@ -1,0 +1,45 @@
+"""Layer core.agent: our code in a worker's interpreter, run by ``site`` before the script, which never sees it.
+
+It takes itself out of ``sys.path``, the environment and ``sys.modules``, then runs the ``sitecustomize`` that would
+have run without it. It must work with any Python 3.8 or newer, import next to nothing, and never stop a worker.
+"""
+
+import os
+import sys
+
+
+def _leave() -> None:
+    """Undo what brought this module here."""
+    folder = os.environ.pop("DISTLAUNCH_BOOT", os.path.dirname(os.path.abspath(__file__)))
+    rest = os.environ.get("PYTHONPATH", "")
+    if rest == folder:
+        del os.environ["PYTHONPATH"]
+    elif rest.startswith(folder + os.pathsep):
+        os.environ["PYTHONPATH"] = rest[len(folder) + 1 :]
+    sys.path[:] = [entry for entry in sys.path if entry != folder]
+    sys.path_importer_cache.pop(folder, None)
+
+
+def _arm() -> None:
+    """Have this process write its threads' stacks to the descriptor that was given for it, on a real-time signal."""
+    number = os.environ.pop("DISTLAUNCH_STACKS_FD", "")
+    if number:
+        import _signal
+        import faulthandler
+
+        os.set_inheritable(int(number), False)  # noqa: FBT003 - positional-only in the standard library
+        faulthandler.register(_signal.SIGRTMAX - 3, file=int(number), all_threads=True)
+
+
+def _chain() -> None:
+    """Run the next ``sitecustomize``; where there is none, this one must not have been either."""
+    del sys.modules["sitecustomize"]
+    import sitecustomize  # type: ignore[import-not-found] # noqa: F401 - another: this folder is off the path
+
+
+try:
+    _leave()
+    _arm()
+except Exception as exc:  # noqa: BLE001 - whatever it is, the worker is to run
+    sys.stderr.write(f"distlaunch: warning: the worker's bootstrap failed: {exc!r}\n")
+_chain()

@@ -1,0 +1,76 @@
+"""Layer core.agent: the descriptors that a worker gets, and our ends of them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from distlaunch.core.agent.pseudo_terminal import PseudoTerminal
+from distlaunch.core.model.variables import PROGRESS_FD, STACKS_FD
+from distlaunch.core.wire import messages as m
+
+_HIGH = 100
+"""Progress and stacks get numbers that neither a shell's redirections nor a program's first files have."""
+
+
+def extra_numbers(nofile: int) -> tuple[int, int]:
+    """Give the numbers that the progress pipe and the stacks' file have in a worker with this limit of open files."""
+    progress = min(_HIGH, nofile - 2) if nofile > 4 else _HIGH
+    return progress, progress + 1
+
+
+def bootstrap_environment(start: m.Start, nofile: int) -> dict[str, str]:
+    """Give the variables that tell a worker of its descriptors, and that bring our code into its interpreter."""
+    progress, stacks = extra_numbers(nofile)
+    env = {PROGRESS_FD: str(progress)}
+    if start.watch:
+        env[STACKS_FD] = str(stacks)
+    if start.bootstrap:
+        folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot")
+        env["DISTLAUNCH_BOOT"] = folder
+        if start.bootstrap == "direct":
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, start.env.get("PYTHONPATH"))))
+    return env
+
+
+class WorkerStreams:
+    """The streams of one worker, made just before it is started. Raises OSError when no descriptor is left.
+
+    ``theirs`` go to the worker, at ``numbers`` there; whoever sends them closes them. The rest is ours: ``outputs`` by
+    stream number, ``progress``, and ``stacks`` (a file in memory, -1 if none is wanted).
+    """
+
+    def __init__(self, start: m.Start, *, stdin: bool, terminal: PseudoTerminal | None, nofile: int) -> None:
+        opened: list[int] = []
+        self.outputs: dict[int, int] = {}
+        self.stacks = -1
+        progress, stacks = extra_numbers(nofile)
+        self.numbers: tuple[int, ...] = (0, 1, 2, progress)
+        try:
+            if terminal is not None:
+                opened += terminal.worker_ends
+                self.outputs[1] = terminal.output
+                opened.append(terminal.output)
+                ends = list(terminal.worker_ends)
+            else:
+                ends = [os.dup(0) if stdin else os.open(os.devnull, os.O_RDONLY)]
+                opened += ends
+                for number in (1, 2):
+                    self.outputs[number], end = os.pipe()
+                    opened += (self.outputs[number], end)
+                    ends.append(end)
+            self.progress, end = os.pipe()
+            opened += (self.progress, end)
+            os.set_blocking(end, False)  # a worker never waits for us to take its progress
+            ends.append(end)
+            if start.watch:
+                self.stacks = os.memfd_create("stacks")
+                opened.append(self.stacks)
+                ends.append(os.dup(self.stacks))
+                self.numbers += (stacks,)
+        except OSError:
+            for descriptor in opened:
+                with suppress(OSError):
+                    os.close(descriptor)
+            raise
+        self.theirs = tuple(ends)
