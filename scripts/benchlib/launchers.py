@@ -73,9 +73,13 @@ class Launcher:
     bin: str
 
     def command(
-        self, workers: int, worker: Sequence[str], directory: str, *, restarts: int = 0, lines: bool = False
-    ) -> tuple[list[str], dict[str, str]]:
-        """Return argv and environment; ``worker`` is a script of bench_workers with its arguments, or a program."""
+        self, workers: int, worker: Sequence[str], directory: str, *, restarts: int = 0, lines: bool = False,
+        options: Sequence[str] = (),
+    ) -> tuple[list[str], dict[str, str]]:  # fmt: skip
+        """Return argv and environment; ``worker`` is a script of bench_workers with its arguments, or a program.
+
+        ``options`` are distlaunch's own; the others do without.
+        """
         program = worker[0].startswith("/")
         words = list(worker) if program else [f"{WORKERS}/{worker[0]}", *worker[1:]]
         env = {
@@ -88,7 +92,7 @@ class Launcher:
         head = {"distlaunch": self._distlaunch, "torchrun": self._torchrun, "mpirun": self._mpirun}[self.name](
             workers, directory, program=program, restarts=restarts, lines=lines
         )
-        return [*head, *words], env
+        return [*head, *(options if self.name == "distlaunch" else ()), *words], env
 
     def _distlaunch(self, workers: int, directory: str, *, program: bool, restarts: int, lines: bool) -> list[str]:
         head = [f"{self.bin}/distlaunch", "train", "--num-procs", str(workers), "--log-dir", f"{directory}/logs"]

@@ -99,9 +99,11 @@ class Command:
             self.last_output_ns = now_ns()
             self._chunks.append(chunk)
 
-    def stamps(self, name: str, attempt: int, count: int, *, within_s: float) -> list[int]:
-        """Wait until ``count`` ranks have written this stamp; return the times."""
-        paths = [f"{self.directory}/{name}-{attempt}-{rank}" for rank in range(count)]
+    def stamps(
+        self, name: str, attempt: int, count: int, *, within_s: float, ranks: Sequence[int] | None = None
+    ) -> list[int]:
+        """Wait until ``count`` ranks (or these ``ranks``) have written this stamp; return the times."""
+        paths = [f"{self.directory}/{name}-{attempt}-{rank}" for rank in ranks or range(count)]
         self.until(lambda: all(os.path.exists(path) for path in paths), f"{count} stamps {name!r}", within_s=within_s)
         times = []
         for path in paths:

@@ -115,18 +115,19 @@ def side_figures(measurements: Sequence[Measurement], samples: Samples) -> list[
 
 def write(
     directory: str,
+    subject: str,
     measurements: Sequence[Measurement],
     samples: Samples,
     predicted: Mapping[str, float],
     facts: Mapping[str, str],
     problems: Sequence[str],
 ) -> str:
-    """Write launch.json and launch.md; return the latter's text."""
+    """Write SUBJECT.json and SUBJECT.md; return the latter's text."""
     os.makedirs(directory, exist_ok=True)
     runs = {name: max((len(each) for each in by.values()), default=0) for name, by in samples.items()}
     text = "\n".join(
         [
-            "# `scripts/bench launch`",
+            f"# `scripts/bench {subject}`",
             "",
             "Medians of one run, the launchers taking turns; rounds: "
             + ", ".join(f"{name} {count}" for name, count in runs.items()),
@@ -142,7 +143,7 @@ def write(
             "",
         ]
     )
-    with open(f"{directory}/launch.md", "w", encoding="utf-8") as file:
+    with open(f"{directory}/{subject}.md", "w", encoding="utf-8") as file:
         file.write(text)
     data = {
         "machine": facts,
@@ -156,7 +157,7 @@ def write(
         "samples": samples,
         "problems": list(problems),
     }
-    with open(f"{directory}/launch.json", "w", encoding="utf-8") as file:
+    with open(f"{directory}/{subject}.json", "w", encoding="utf-8") as file:
         json.dump(data, file, indent=1)
         file.write("\n")
     return text
