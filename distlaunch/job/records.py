@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from distlaunch.core.model.layout import log_path
+from distlaunch.core.model.layout import STDERR, STDOUT, TRAIN, Layout
+from distlaunch.job.filters import LineFilter, open_to_append
 from distlaunch.job.sink import Sink
 
 _RETRY_S = 5.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_File = tuple[int, int]
+"""Rank and stream; 0 where both streams have one file."""
 
 
 class EventLog:
@@ -37,39 +39,69 @@ class OutputFiles:
 
     ``begin_attempt`` is the main thread's, at a moment when no output is under way.
 
-    ``trouble`` is called once, from that thread, when files stop.
+    ``trouble`` is called once, from that thread, when files stop. ``ranks`` are those whose folders are made, where
+    the layout has such; ``filters`` pick lines of a stream into a file of their own.
     """
 
-    def __init__(self, run_dir: str, sink: Sink, trouble: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        run_dir: str,
+        sink: Sink,
+        trouble: Callable[[str], None],
+        *,
+        layout: Layout = TRAIN,
+        ranks: Sequence[int] = (),
+        filters: Mapping[int, LineFilter] | None = None,
+    ) -> None:
         self._run_dir = run_dir
         self._sink = sink
         self._trouble = trouble
+        self._layout = layout
+        self._ranks = ranks
+        self._filters = filters or {}
         self._told = False
         self._attempt = 0
-        self._files: dict[int, int] = {}
-        self._missing: dict[int, int] = {}  # rank -> bytes not filed
-        self._retry_at: dict[int, float] = {}
+        self._files: dict[_File, int] = {}
+        self._missing: dict[_File, int] = {}  # bytes not filed
+        self._retry_at: dict[_File, float] = {}
 
     def begin_attempt(self, attempt: int) -> None:
         """File into this attempt's folder from now on; no output of an earlier one is under way."""
         self._attempt = attempt
+        for rank in self._ranks if self._layout.folder else ():
+            with suppress(OSError):  # told when there is output to file
+                os.mkdir(self._layout.rank_dir(self._run_dir, attempt, rank), 0o700)
+                for stream in (STDOUT, STDERR):  # there from the start, for whoever follows them
+                    os.close(self._open((rank, stream)))
+        for stream, lines in self._filters.items():
+            lines.begin(self._layout.filtered_path(self._run_dir, attempt, stream))
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         """Take a chunk."""
-        self._file(rank, data, now)
+        self._file((rank, stream if self._layout.separate else 0), data, now)
+        if stream in self._filters:
+            self._filters[stream].output(rank, data)
         self._sink.output(rank, stream, data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Close the rank's file."""
-        if rank in self._missing:
-            self._retry_at[rank] = now
-            self._file(rank, b"", now)  # says how much is missing, if there is room for that by now
-        descriptor = self._files.pop(rank, -1)
-        if descriptor >= 0:
-            os.close(descriptor)
-        self._retry_at.pop(rank, None)
-        self._missing.pop(rank, None)
+        """Close the rank's files."""
+        for file in ((rank, STDOUT), (rank, STDERR)) if self._layout.separate else ((rank, 0),):
+            if file in self._missing:
+                self._retry_at[file] = now
+                self._file(file, b"", now)  # says how much is missing, if there is room for that by now
+            descriptor = self._files.pop(file, -1)
+            if descriptor >= 0:
+                os.close(descriptor)
+            self._retry_at.pop(file, None)
+            self._missing.pop(file, None)
+        for lines in self._filters.values():
+            lines.rank_ended(rank)
         self._sink.rank_ended(rank, now)
+
+    def close(self) -> None:
+        """Close what is of no rank; no output is under way any more."""
+        for lines in self._filters.values():
+            lines.close()
 
     def tick(self, now: float) -> float | None:
         """Let the console show what it has held long enough."""
@@ -83,33 +115,28 @@ class OutputFiles:
         """Ask the console."""
         self._sink.on_room(wake)
 
-    def _file(self, rank: int, data: bytes, now: float) -> None:
-        if rank in self._missing and now < self._retry_at[rank]:
-            self._missing[rank] += len(data)
+    def _file(self, file: _File, data: bytes, now: float) -> None:
+        if file in self._missing and now < self._retry_at[file]:
+            self._missing[file] += len(data)
             return
         written = 0
         try:
-            descriptor = self._files.get(rank, -1)
+            descriptor = self._files.get(file, -1)
             if descriptor < 0:
-                descriptor = self._files[rank] = self._open(rank)
-            if gap := self._missing.get(rank):
+                descriptor = self._files[file] = self._open(file)
+            if gap := self._missing.get(file):
                 os.write(descriptor, f"\n[distlaunch: {gap} bytes are missing here]\n".encode())
-                del self._missing[rank]
+                del self._missing[file]
             while written < len(data):
                 written += os.write(descriptor, data[written:] if written else data)
         except OSError as exc:
-            self._missing[rank] = self._missing.get(rank, 0) + len(data) - written
-            self._retry_at[rank] = now + _RETRY_S
+            self._missing[file] = self._missing.get(file, 0) + len(data) - written
+            self._retry_at[file] = now + _RETRY_S
             if not self._told:
                 self._told = True
                 why = "the disk is full" if exc.errno in _FULL else os.strerror(exc.errno or 0)
                 self._trouble(f"log files have stopped: {why} ({self._run_dir}); the job goes on")
 
-    def _open(self, rank: int) -> int:
-        path = log_path(self._run_dir, self._attempt, rank)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(path, flags, 0o600)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a worker has put a pipe or device there
-            os.close(descriptor)
-            raise OSError(errno.EINVAL, "not a plain file")
-        return descriptor
+    def _open(self, file: _File) -> int:
+        rank, stream = file
+        return open_to_append(self._layout.log_path(self._run_dir, self._attempt, rank, stream))

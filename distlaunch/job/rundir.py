@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.layout import EVENTS, MARKER, REPORT, is_ours
+from distlaunch.core.model.layout import EVENTS, MARKER, REPORT, is_our_folder, is_ours
 
 KEPT = 50
 LATEST = "latest"
@@ -98,7 +98,7 @@ def _runs(base: str) -> list[os.DirEntry[str]]:
 def _remove(run: str) -> None:
     with suppress(OSError):
         for entry in list(os.scandir(run)):
-            if entry.is_dir(follow_symlinks=False) and entry.name.startswith("attempt-"):
+            if entry.is_dir(follow_symlinks=False) and is_our_folder(entry.name):
                 _remove(entry.path)
             elif is_ours(entry.name) and entry.name != MARKER:
                 os.unlink(entry.path)

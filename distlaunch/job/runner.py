@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
-from distlaunch.core.model.layout import attempt_dir, log_path, plan_path
+from distlaunch.core.model.layout import STDERR, STDOUT, plan_path
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted
@@ -242,7 +242,7 @@ class Runner:
 
     def _write_plan(self, attempt: int) -> None:
         try:
-            os.mkdir(attempt_dir(self._plan.run_dir, attempt), 0o700)
+            os.mkdir(self._plan.layout.attempt_dir(self._plan.run_dir, attempt), 0o700)
             with open(plan_path(self._plan.run_dir, attempt), "x", encoding="utf-8") as file:
                 file.write(json.dumps(self._plan.record(), indent=1) + "\n")
         except OSError as exc:
@@ -252,7 +252,8 @@ class Runner:
         from distlaunch.job.diagnose.report import diagnosis_record, one_line, render_report
 
         cause = failed.diagnosis.cause
-        path = log_path(self._plan.run_dir, failed.attempt, cause.ranks[0])
+        stream = STDERR if self._terminal is None else STDOUT
+        path = self._plan.layout.log_path(self._plan.run_dir, failed.attempt, cause.ranks[0], stream)
         diagnosis = replace(failed.diagnosis, cause=replace(cause, log_path=path))
         fields = {"attempt": failed.attempt, "final": failed.final, "diagnosis": diagnosis_record(diagnosis)}
         self._events.write("failure", fields)
@@ -352,7 +353,7 @@ def _spec(worker: WorkerPlan) -> m.WorkerSpec:
     return m.WorkerSpec(
         rank=worker.rank,
         local_rank=worker.local_rank,
-        argv=None,
+        argv=worker.argv,
         env=worker.env,
         cpus=worker.cpus,
         error_file=worker.env["TORCHELASTIC_ERROR_FILE"],

@@ -6,7 +6,6 @@ import os.path
 from typing import Literal
 
 from distlaunch.core.errors import ConfigError, UsageError
-from distlaunch.core.model.layout import error_file
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable
@@ -67,7 +66,10 @@ def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None) -> LaunchPl
     """Fill in what an attempt settles: its number, the port that rank 0's node holds, the workers' error files."""
     settled = v.attempt_variables(attempt=attempt, master_addr=plan.master_addr, master_port=master_port)
     workers = tuple(
-        replace(worker, env={**worker.env, "TORCHELASTIC_ERROR_FILE": error_file(plan.run_dir, attempt, worker.rank)})
+        replace(
+            worker,
+            env={**worker.env, "TORCHELASTIC_ERROR_FILE": plan.layout.error_file(plan.run_dir, attempt, worker.rank)},
+        )
         for worker in plan.workers
     )
     return replace(plan, attempt=attempt, master_port=master_port, env={**plan.env, **settled}, workers=workers)

@@ -1,13 +1,88 @@
-"""Layer core.model: the files of a run directory, by name. Pure."""
+"""Layer core.model: the files of a run directory, by name. Pure.
+
+How the files of an attempt are called is a value, ``Layout``: ``train``'s, or torchrun's for those whose tools look
+for it. All else in a run directory has the same name everywhere.
+"""
 
 from __future__ import annotations
 
 import os.path
 
+from distlaunch.core.model.record import Record
+
 EVENTS = "events.jsonl"
 REPORT = "report.txt"
 MARKER = ".distlaunch-run"
 """Says that a folder is a run directory: without it none is ever removed."""
+STDOUT, STDERR = 1, 2
+
+
+class Layout(Record):
+    """The names of an attempt's files. ``{attempt}`` and ``{rank}`` stand for the numbers.
+
+    ``stdout`` and ``stderr`` may be one file: it then has both, in the order of their coming.
+    """
+
+    attempt: str
+    folder: str
+    """The folder of a rank's files in the attempt's; empty if they have none of their own."""
+    stdout: str
+    stderr: str
+    error: str
+    """What torch's ``@record`` writes a worker's exception to."""
+    stacks: str
+
+    @property
+    def separate(self) -> bool:
+        """Tell whether stdout and stderr have a file each."""
+        return self.stdout != self.stderr
+
+    def attempt_dir(self, run_dir: str, attempt: int) -> str:
+        """Name the folder of one attempt's files."""
+        return os.path.join(run_dir, self.attempt.format(attempt=attempt))
+
+    def rank_dir(self, run_dir: str, attempt: int, rank: int) -> str:
+        """Name the folder of a rank's files, which may be the attempt's."""
+        return os.path.join(self.attempt_dir(run_dir, attempt), self.folder.format(rank=rank))
+
+    def log_path(self, run_dir: str, attempt: int, rank: int, stream: int = STDERR) -> str:
+        """Name the file of a rank's output."""
+        name = self.stdout if stream == STDOUT else self.stderr
+        return os.path.join(self.rank_dir(run_dir, attempt, rank), name.format(rank=rank))
+
+    def error_file(self, run_dir: str, attempt: int, rank: int) -> str:
+        """Name the file that torch's ``@record`` writes a worker's exception to."""
+        return os.path.join(self.rank_dir(run_dir, attempt, rank), self.error.format(rank=rank))
+
+    def stacks_path(self, run_dir: str, attempt: int, rank: int) -> str:
+        """Name the file of a rank's stacks, taken when the job hung."""
+        return os.path.join(self.rank_dir(run_dir, attempt, rank), self.stacks.format(rank=rank))
+
+    def filtered_path(self, run_dir: str, attempt: int, stream: int) -> str:
+        """Name the file of the lines of all ranks that a filter picked."""
+        return os.path.join(self.attempt_dir(run_dir, attempt), FILTERED[stream])
+
+
+FILTERED = {STDOUT: "filtered_stdout.log", STDERR: "filtered_stderr.log"}
+TRAIN = Layout(
+    attempt="attempt-{attempt}",
+    folder="",
+    stdout="rank-{rank}.log",
+    stderr="rank-{rank}.log",
+    error="rank-{rank}.error.json",
+    stacks="rank-{rank}.stacks.txt",
+)
+TORCHRUN = Layout(
+    attempt="attempt_{attempt}",
+    folder="{rank}",
+    stdout="stdout.log",
+    stderr="stderr.log",
+    error="error.json",
+    stacks="stacks.txt",
+)
+"""As torchrun 2.13 has them, whose folders are named by local rank: on one machine that is the rank."""
+
+_OURS = {EVENTS, REPORT, MARKER, TORCHRUN.stdout, TORCHRUN.stderr, TORCHRUN.error, TORCHRUN.stacks, *FILTERED.values()}
 
 
 def plan_path(run_dir: str, attempt: int) -> str:
@@ -15,23 +90,11 @@ def plan_path(run_dir: str, attempt: int) -> str:
     return os.path.join(run_dir, f"plan-{attempt}.json")
 
 
-def attempt_dir(run_dir: str, attempt: int) -> str:
-    """Name the folder of one attempt's files."""
-    return os.path.join(run_dir, f"attempt-{attempt}")
-
-
-def log_path(run_dir: str, attempt: int, rank: int) -> str:
-    """Name the file of a rank's output, stdout and stderr in the order of their coming."""
-    return os.path.join(attempt_dir(run_dir, attempt), f"rank-{rank}.log")
-
-
-def error_file(run_dir: str, attempt: int, rank: int) -> str:
-    """Name the file that torch's ``@record`` writes a worker's exception to."""
-    return os.path.join(attempt_dir(run_dir, attempt), f"rank-{rank}.error.json")
-
-
 def is_ours(name: str) -> bool:
-    """Tell whether a file of a run directory, or of one of its attempts, was made by distlaunch, by its name."""
-    return name in (EVENTS, REPORT, MARKER) or (
-        name.startswith(("plan-", "rank-")) and name.endswith((".json", ".log"))
-    )
+    """Tell whether a file of a run directory, or of a folder in it, was made by distlaunch, by its name."""
+    return name in _OURS or (name.startswith(("plan-", "rank-")) and name.endswith((".json", ".log", ".stacks.txt")))
+
+
+def is_our_folder(name: str) -> bool:
+    """Tell the same of a folder: an attempt's, or one that torchrun's layout has for a rank."""
+    return name.startswith(("attempt-", "attempt_")) or (name.isascii() and name.isdigit())

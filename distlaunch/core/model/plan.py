@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Literal
 
+from distlaunch.core.model.layout import TRAIN, Layout
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.topology import Node
 
@@ -18,6 +19,8 @@ class WorkerPlan(Record):
     node_rank: int
     env: Mapping[str, str]
     cpus: tuple[int, ...] | None
+    argv: tuple[str, ...] | None = None
+    """Its command line, where that is not the plan's for all."""
 
 
 class LaunchPlan(Record, hide=("base_env", "given_env")):
@@ -50,6 +53,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     bootstrap: Literal["", "direct", "setup"] = ""
     """How our code comes into the workers' interpreter, if they need it there."""
     notes: tuple[str, ...] = ()
+    layout: Layout = TRAIN
 
     @property
     def world_size(self) -> int:
@@ -77,7 +81,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
                 "rank": worker.rank,
                 "local_rank": worker.local_rank,
                 "node_rank": worker.node_rank,
-                "argv": list(self.argv),
+                "argv": list(self.argv if worker.argv is None else worker.argv),
                 "env": {**self.env, **worker.env},
                 "cpus": None if worker.cpus is None else list(worker.cpus),
             }

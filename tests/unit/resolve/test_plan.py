@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.gpus import Gpu, GpuInventory
-from distlaunch.core.model.layout import attempt_dir, error_file
+from distlaunch.core.model.layout import TORCHRUN, TRAIN
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.topology import Node, Topology
@@ -169,8 +169,9 @@ def test_every_attempt_has_its_own_number_port_and_error_files(make_facts):
     planned = plan(make_facts)
     second = bind(bind(planned, attempt=0, master_port=1), attempt=1, master_port=2)
     assert second == bind(planned, attempt=1, master_port=2), "nothing of an earlier attempt stays"
-    assert second.workers[1].env["TORCHELASTIC_ERROR_FILE"] == error_file("/r/job-1", 1, 1)
-    assert error_file("/r", 3, 5).startswith(attempt_dir("/r", 3) + "/")
+    assert second.workers[1].env["TORCHELASTIC_ERROR_FILE"] == TRAIN.error_file("/r/job-1", 1, 1)
+    for layout in (TRAIN, TORCHRUN):
+        assert layout.error_file("/r", 3, 5).startswith(layout.attempt_dir("/r", 3) + "/")
 
 
 # --- the command
