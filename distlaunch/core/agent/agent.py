@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import stat
 import threading
 import time
 from collections import deque
@@ -19,11 +18,13 @@ from typing import NamedTuple
 
 from distlaunch.core.agent import table as t
 from distlaunch.core.agent.channel import Channel
+from distlaunch.core.agent.evidence import gather, oom_kills
 from distlaunch.core.agent.output import STDERR, Posted, Pump, PumpFailed, Taker
 from distlaunch.core.agent.ports import HeldPort, hold_port
 from distlaunch.core.agent.pseudo_terminal import PseudoTerminal
 from distlaunch.core.agent.remains import Remains
 from distlaunch.core.agent.spawner import SWEEP_S
+from distlaunch.core.agent.stacks import StackTaker
 from distlaunch.core.agent.streams import WorkerStreams, bootstrap_environment
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.never import assert_never
@@ -34,7 +35,6 @@ GPU_RELEASE_S = 30.0
 """How long the driver may take to give back the memory of processes that have ended."""
 _PUMP_S = 2.0
 _TYPED_AHEAD_BYTES = 1 << 20
-ERROR_FILE_BYTES = 256 << 10
 _SAID_BYTES = 16 << 10
 
 
@@ -75,12 +75,13 @@ class Agent:
         self._terminal: PseudoTerminal | None = None
         self._typed_ahead = bytearray()
         self._oom_before = 0
-        self._posted: deque[Posted | _GpusFree] = deque()
+        self._posted: deque[Posted | _GpusFree | m.Stacks] = deque()
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
         self._waking = threading.Lock()
         self._pump = Pump(taker, self._post)
+        self._stacks = StackTaker(self._post)
         self._lost = False
         self._up: dict[int, int] = {}  # rank -> pid of workers that have come up and were not reported yet
         self._broken: str | None = None  # why the spawner said that it cannot go on
@@ -133,6 +134,8 @@ class Agent:
                 self._hold(event.prepare, warning=f"GPU memory is still held by ended pid {held}" if held else None)
             elif isinstance(event, PumpFailed):
                 self._send(m.Fault(text=f"the output thread failed\n{event.text}"))
+            elif isinstance(event, (m.Alive, m.Stacks)):
+                self._send(event)
             else:
                 self._step(self._with_evidence(event) if isinstance(event, t.Drained) else event)
 
@@ -174,6 +177,7 @@ class Agent:
             self._pump.join(timeout=_PUMP_S)
         self._release_port()
         self._close_terminal()
+        self._stacks.close()
         if self._preload_output >= 0:
             os.close(self._preload_output)
         with self._waking:  # a wait for GPU memory may end later
@@ -213,7 +217,7 @@ class Agent:
             case m.Stop() | m.Forward() | m.Pause():
                 self._step(message)
             case m.CollectStacks():
-                pass
+                self._collect_stacks(message.attempt)
             case _:
                 assert_never(message)
 
@@ -246,7 +250,7 @@ class Agent:
     def _begin(self, message: m.Start) -> None:
         self._start = message
         self._pids = []
-        self._oom_before = _oom_kills()
+        self._oom_before = oom_kills()
         if self._port is not None:
             self._port.share()
         env = {**message.env, "DISTLAUNCH_COOKIE": self._cookie, **bootstrap_environment(message, self._nofile)}
@@ -260,7 +264,7 @@ class Agent:
         self._tell_spawner(setup)
         if message.preload and message.attempt == 0:
             self._preload(message)
-        self._pump.expect(2 * len(message.workers))
+        self._pump.expect(2 * len(message.workers), attempt=message.attempt, watching=message.watch)
         self._step(message)
 
     def _step(self, event: t.Event) -> None:
@@ -283,6 +287,7 @@ class Agent:
                     if isinstance(action, m.Gone):
                         self._close_terminal()
                         self._release_port()
+                        self._stacks.clear()
                     self._send(action)
 
     # --- hands
@@ -301,9 +306,9 @@ class Agent:
             return
         for number, descriptor in streams.outputs.items():
             self._pump.add(spec.rank, number, descriptor, keeps_tail=number == STDERR or start.terminal)
-        os.close(streams.progress)
+        self._pump.add_progress(spec.rank, streams.progress)
         if streams.stacks >= 0:
-            os.close(streams.stacks)
+            self._stacks.add(spec.rank, streams.stacks)
         order = w.Spawn(
             rank=spec.rank, descriptors=streams.numbers, argv=spec.argv or start.argv, env=spec.env, cpus=spec.cpus,
             terminal=start.terminal,
@@ -361,7 +366,7 @@ class Agent:
         except OSError:
             self._spawner_lost()
 
-    def _post(self, event: Posted | _GpusFree) -> None:
+    def _post(self, event: Posted | _GpusFree | m.Stacks) -> None:
         self._posted.append(event)
         with self._waking, suppress(BlockingIOError):
             if self._wake_end >= 0:
@@ -369,13 +374,15 @@ class Agent:
 
     def _with_evidence(self, drained: t.Drained) -> t.Evidence:
         worker = self._table.workers.get(drained.rank)
-        path = worker.spec.error_file if worker else None
-        killed = worker is not None and worker.returncode == -signal.SIGKILL
-        return t.Evidence(
-            drained=drained,
-            error_file=_read_error_file(path) if path else None,
-            oom_kills=max(0, _oom_kills() - self._oom_before) if killed else 0,
-        )
+        if worker is None:
+            return t.Evidence(drained=drained, error_file=None, oom_kills=0)
+        killed = worker.returncode == -signal.SIGKILL
+        return gather(drained, path=worker.spec.error_file, oom_kills_before=self._oom_before if killed else None)
+
+    def _collect_stacks(self, attempt: int) -> None:
+        if attempt == self._table.attempt:
+            pids = {rank: self._table.workers[rank].pid for rank in self._table.running}
+            self._stacks.collect(attempt, {rank: pid for rank, pid in pids.items() if pid})
 
     def _spawner_lost(self) -> None:
         """End everything: the parent of all workers has vanished, they fall to us and can no longer be supervised."""
@@ -391,25 +398,3 @@ class Agent:
 
 def _said(exit_code: int) -> str:
     return f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with {exit_code}"
-
-
-def _read_error_file(path: str) -> str | None:
-    """Read what the worker left, if it is a plain file: anything else could keep us, or be somebody else's."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        return os.read(descriptor, ERROR_FILE_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-
-
-def _oom_kills() -> int:
-    from distlaunch.core.probe.cpus import count_oom_kills
-
-    return count_oom_kills() or 0

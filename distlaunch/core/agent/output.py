@@ -17,8 +17,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
+from distlaunch.core.agent.progress import SignsOfLife
 from distlaunch.core.agent.table import Drained, OutputsClosed
 from distlaunch.core.model.record import Record
+from distlaunch.core.wire import messages as m
 from distlaunch.core.wire.codec import MAX_RAW_BYTES
 
 TAIL_BYTES = 65536
@@ -28,6 +30,7 @@ _BUSY_WAIT_S = 0.004
 _JOB_PIPE_BYTES = 4 << 20
 _LEAST_PIPE_BYTES = 64 << 10
 _PIPE_BYTES = 1 << 20
+_PROGRESS_PIPE_BYTES = 16 << 10
 STDERR = 2
 
 
@@ -56,7 +59,7 @@ class PumpFailed(Record):
     text: str
 
 
-Posted = Drained | OutputsClosed | PumpFailed
+Posted = Drained | OutputsClosed | PumpFailed | m.Alive
 
 
 class _Stream:
@@ -85,7 +88,7 @@ class _Tail:
 
 
 class Pump(threading.Thread):
-    """Reads all streams of a node. ``post`` is called from this thread with Drained and OutputsClosed."""
+    """Reads all streams of a node. ``post`` is called from this thread with what the agent or coordinator must know."""
 
     def __init__(self, taker: Taker, post: Callable[[Posted], None]) -> None:
         super().__init__(name="output", daemon=True)
@@ -102,6 +105,7 @@ class Pump(threading.Thread):
             os.set_blocking(descriptor, False)
         self._poll.register(self._wake, select.EPOLLIN)
         self._idle.register(self._wake, select.EPOLLIN)
+        self._signs = SignsOfLife((self._poll, self._idle), post)
         self._running = True
         self._pipe_bytes = _LEAST_PIPE_BYTES
         self._waking = threading.Lock()
@@ -109,11 +113,13 @@ class Pump(threading.Thread):
 
     # --- called from other threads
 
-    def expect(self, streams: int) -> None:
-        """Know how many streams an attempt will have: few of them get larger pipes.
+    def expect(self, streams: int, *, attempt: int, watching: bool) -> None:
+        """Know how many streams an attempt will have, and whether to tell whose output moves: ``Alive.wrote``.
 
-        All pipes of a user share 64 MiB of buffers (pipe-user-pages-soft), beyond which the kernel gives tiny ones.
+        Few streams get larger pipes. All pipes of a user share 64 MiB of buffers (pipe-user-pages-soft), beyond which
+        the kernel gives tiny ones.
         """
+        self._order(lambda: self._signs.begin(attempt, watching=watching))
         self._pipe_bytes = max(_LEAST_PIPE_BYTES, min(_JOB_PIPE_BYTES // max(1, streams), _PIPE_BYTES))
 
     def add(self, rank: int, number: int, descriptor: int, *, keeps_tail: bool) -> None:
@@ -123,6 +129,13 @@ class Pump(threading.Thread):
             with suppress(OSError):  # a terminal, or the user has no buffers left
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, self._pipe_bytes)
         self._order(lambda: self._add(_Stream(rank, number, descriptor, keeps_tail=keeps_tail)))
+
+    def add_progress(self, rank: int, descriptor: int) -> None:
+        """Sample a worker's progress from now on; the pump owns the descriptor."""
+        os.set_blocking(descriptor, False)
+        with suppress(OSError):  # smaller than the kernel's own size: leave the user's buffers to output
+            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PROGRESS_PIPE_BYTES)
+        self._order(lambda: self._signs.add(rank, descriptor))
 
     def drain(self, rank: int) -> None:
         """Take what an ended worker has written so far, room or not, and post Drained."""
@@ -160,16 +173,24 @@ class Pump(threading.Thread):
 
     def _serve(self) -> None:
         last = 0.0
+        signs = self._signs.fileno()
+        reported = False
         while self._running:
             now = time.monotonic()
             deadline = self._taker.tick(now)
-            timeout = -1.0 if deadline is None else max(0.0, deadline - now)
-            ready = (self._poll if self._taker.has_room() else self._idle).poll(timeout)
+            has_room = self._taker.has_room()
+            self._signs.tick(now, readable=reported, held=not has_room)
+            deadlines = [due for due in (deadline, self._signs.due) if due is not None]
+            timeout = max(0.0, min(deadlines) - now) if deadlines else -1.0
+            ready = (self._poll if has_room else self._idle).poll(timeout)
             now = time.monotonic()
             taken = 0
+            reported = False
             for descriptor, _ in ready:
                 if descriptor == self._wake:
                     self._carry_out()
+                elif descriptor == signs:
+                    reported = True
                 elif (stream := self._streams.get(descriptor)) is not None:
                     taken += self._read(stream, now)
             if 0 < taken < self._pipe_bytes // 4 and now - last < _BUSY_GAP_S:
@@ -180,6 +201,7 @@ class Pump(threading.Thread):
         for stream in self._streams.values():
             os.close(stream.descriptor)
         self._streams.clear()
+        self._signs.close()
         self._poll.close()
         self._idle.close()
         with self._waking:  # the console may call for us still, and the number will be another file's
@@ -213,6 +235,8 @@ class Pump(threading.Thread):
             return 0
         if stream.keeps_tail:
             self._tails.setdefault(stream.rank, _Tail()).add(data)
+        if self._signs.watching:
+            self._signs.wrote.add(stream.rank)
         self._taker.output(stream.rank, stream.number, data, now)
         return len(data)
 
@@ -231,6 +255,7 @@ class Pump(threading.Thread):
         now = time.monotonic()
         for stream in list(self._of_rank.get(rank, ())):
             self._read_out(stream, now)
+        self._signs.drain(rank)
         tail = self._tails.pop(rank, None)
         self._post(Drained(rank=rank, tail=tail.text() if tail else b""))
 
@@ -246,6 +271,7 @@ class Pump(threading.Thread):
             self._read_out(stream, now)
             self._close(stream)
         self._tails.clear()
+        self._signs.finish()
         self._post(OutputsClosed())
 
     def _end(self) -> None:

@@ -160,6 +160,8 @@ class Alive(Record):
     """Of the workers that have sent some."""
     wrote: tuple[int, ...]
     """Ranks that wrote output (only while the coordinator watches for hangs)."""
+    held: bool = False
+    """Output was not taken, as whoever reads ours is slow: silent workers may only be waiting for that."""
 
 
 class Stacks(Record):

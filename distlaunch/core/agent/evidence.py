@@ -1,0 +1,42 @@
+"""Layer core.agent: what a worker that has ended leaves beside its output."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from distlaunch.core.agent import table as t
+
+ERROR_FILE_BYTES = 256 << 10
+
+
+def gather(drained: t.Drained, *, path: str | None, oom_kills_before: int | None) -> t.Evidence:
+    """Add what it left in its error file, and, if it was killed, how many OOM kills there have been since."""
+    return t.Evidence(
+        drained=drained,
+        error_file=_read_error_file(path) if path else None,
+        oom_kills=0 if oom_kills_before is None else max(0, oom_kills() - oom_kills_before),
+    )
+
+
+def oom_kills() -> int:
+    """Count the OOM kills so far; 0 where the kernel does not tell."""
+    from distlaunch.core.probe.cpus import count_oom_kills
+
+    return count_oom_kills() or 0
+
+
+def _read_error_file(path: str) -> str | None:
+    """Read what the worker left, if it is a plain file: anything else could keep us, or be somebody else's."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        return os.read(descriptor, ERROR_FILE_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
