@@ -1,7 +1,7 @@
 """Layer ui: the command ``distlaunch``; also ``python -m distlaunch``.
 
-``train`` and ``plan`` start without typer, whose loading costs more than starting a worker; everything else, their
-help included, is typer's. Nothing is imported before ``main`` can answer Ctrl-C.
+``train``, ``plan`` and ``torchrun`` start without typer, whose loading costs more than starting a worker; everything
+else, the first two's help included, is typer's. Nothing is imported before ``main`` can answer Ctrl-C.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
             from distlaunch.ui.run import plan
 
             return plan(options, plan_format)
+        if argv[:1] == ["torchrun"]:
+            from distlaunch.ui.torchrun_command import torchrun
+
+            return torchrun(argv[1:], environ)
     from distlaunch.ui.cli import run_app
 
     return run_app(argv, environ)

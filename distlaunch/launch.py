@@ -23,19 +23,22 @@ from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, printable
+from distlaunch.core.model.topology import Topology
 from distlaunch.core.probe.cpus import probe_cpus
 from distlaunch.core.wire.spawning import FromSpawner
+from distlaunch.job.filters import LineFilter
 from distlaunch.job.policy import JobPolicy, PolicySettings
 from distlaunch.job.records import EventLog, OutputFiles
-from distlaunch.job.rundir import LATEST, RunDir, log_base, make_run_dir, new_job_id
+from distlaunch.job.rundir import LATEST, RunDir, folder_name, log_base, make_run_dir, new_job_id
 from distlaunch.job.runner import Clock, Runner, Terminal
 from distlaunch.job.signals import SignalPipe
 from distlaunch.job.sink import Sink
 from distlaunch.job.transport.local import LocalTransport
 from distlaunch.resolve.facts import Facts, PathKind
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.options import TorchrunOptions, TrainOptions
 from distlaunch.resolve.plan import build_plan, script_places
 from distlaunch.resolve.sources.local import local_topology
+from distlaunch.resolve.sources.torchrun import torchrun_topology
 
 _DESCRIPTORS_PER_WORKER = 6  # at most, while one is being started; then 3
 _DESCRIPTORS_OF_OUR_OWN = 64
@@ -53,6 +56,8 @@ OpenSink = Callable[[int], Sink]
 """Opens the console for a world size."""
 OpenTerminal = Callable[[], Terminal | None]
 """Gives the user's terminal if the one worker can have it."""
+OpenFilters = Callable[[int], Mapping[int, LineFilter]]
+"""Gives for a world size what picks lines of stdout (1) and stderr (2) into a file."""
 
 
 def read_facts(options: TrainOptions, environ: Mapping[str, str]) -> Facts:
@@ -101,6 +106,8 @@ def _gpus(options: TrainOptions, environ: Mapping[str, str]) -> GpuInventory:
     on_cpu = options.device == "cpu" or (
         options.device == "auto" and (options.num_procs is not None or options.procs_per_node is not None)
     )
+    if isinstance(options, TorchrunOptions):
+        on_cpu = not options.needs_gpus
     if on_cpu and options.gpus is None:
         return GpuInventory()
     from distlaunch.core.probe.gpus import probe_gpus
@@ -140,6 +147,9 @@ def _read_text(path: str) -> str:
 
 
 def _job_id(options: TrainOptions) -> str:
+    if isinstance(options, TorchrunOptions):
+        run_id = options.run_id or new_job_id(time.time(), os.urandom(3))
+        return folder_name(run_id, os.urandom(4))
     if options.job_id is None:
         return new_job_id(time.time(), os.urandom(3))
     bad = next((letter for letter in options.job_id if not (letter.isalnum() or letter in "._-:+@=,")), None)
@@ -156,15 +166,25 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> LaunchPlan:
     """Plan without touching anything: what ``plan`` and ``--dry-run`` show."""
     facts = read_facts(options, environ)
     backend = find_backend(options.backend)
-    topology = local_topology(options, facts)
+    topology = find_topology(options, facts)
     _check_descriptors(topology.world_size)
     job_id = _job_id(options)
     base = log_base(options.log_dir, environ) or "a temporary directory"
     return build_plan(options, facts, topology, backend, job_id=job_id, run_dir=os.path.join(base, job_id))
 
 
+def find_topology(options: TrainOptions, facts: Facts) -> Topology:
+    """Decide how many workers run where, by the rules of the command that asks."""
+    return torchrun_topology(options, facts) if isinstance(options, TorchrunOptions) else local_topology(options, facts)
+
+
 def run_job(
-    options: TrainOptions, environ: Mapping[str, str], *, open_sink: OpenSink, open_terminal: OpenTerminal
+    options: TrainOptions,
+    environ: Mapping[str, str],
+    *,
+    open_sink: OpenSink,
+    open_terminal: OpenTerminal,
+    open_filters: OpenFilters | None = None,
 ) -> int:
     """Run a whole job on this machine; return the exit code of the launcher. Raises LaunchError before the start."""
     plan = make_plan(options, environ)
@@ -177,9 +197,17 @@ def run_job(
     if run_dir.path != plan.run_dir:
         plan = replace(plan, run_dir=run_dir.path, env={**plan.env, "DISTLAUNCH_RUN_DIR": run_dir.path})
     clock = Clock()
-    files = OutputFiles(plan.run_dir, sink, lambda text: sink.say(text, level="warning"))
+    files = OutputFiles(
+        plan.run_dir,
+        sink,
+        lambda text: sink.say(text, level="warning"),
+        layout=plan.layout,
+        ranks=range(plan.world_size),
+        filters=open_filters(plan.world_size) if open_filters else None,
+    )
     with ExitStack() as stack:
         stack.callback(run_dir.close)
+        stack.callback(files.close)
         transport = LocalTransport(
             job_id=plan.job_id,
             cookie=os.urandom(8).hex(),

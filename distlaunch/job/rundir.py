@@ -13,12 +13,21 @@ from distlaunch.core.model.layout import EVENTS, MARKER, REPORT, is_our_folder, 
 
 KEPT = 50
 LATEST = "latest"
+_SAFE = "._-:+@=,"
+_RUN_ID_BYTES = 90
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def new_job_id(now: float, token: bytes) -> str:
     """Make an id that sorts by time: ``20261128-003012-1f9a2c``; ``token`` holds random bytes."""
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + token.hex()
+
+
+def folder_name(run_id: str, token: bytes) -> str:
+    """Name the folder of a run as torchrun does, ``<run id>_<random>``, whatever characters the user's id has."""
+    safe = "".join(letter if letter.isalnum() or letter in _SAFE else "-" for letter in run_id)
+    whole = os.fsencode(safe)[:_RUN_ID_BYTES].decode(errors="ignore")
+    return f"{whole.lstrip('.-') or 'run'}_{token.hex()}"
 
 
 def log_base(log_dir: str | None, environ: Mapping[str, str]) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from distlaunch.core.model.layout import TORCHRUN, TRAIN, Layout
 from distlaunch.core.model.record import Record
 
 Bind = Literal["none", "cores", "numa"]
@@ -58,3 +59,50 @@ class TrainOptions(Record):
     format: OutputFormat | None = None
     quiet: bool = False
     dry_run: bool = False
+
+    # what only another launcher's words can change
+
+    @property
+    def layout(self) -> Layout:
+        """The names of the log files."""
+        return TRAIN
+
+    @property
+    def run_id(self) -> str | None:
+        """What TORCHELASTIC_RUN_ID says, where that is not the job's id."""
+        return None
+
+    @property
+    def role(self) -> str:
+        """What ROLE_NAME says."""
+        return "default"
+
+    @property
+    def prefixed(self) -> bool:
+        """Whether lines on the console begin with their rank."""
+        return True
+
+    @property
+    def rank_macro(self) -> str | None:
+        """What stands for the local rank in the arguments of the script."""
+        return None
+
+
+class TorchrunOptions(TrainOptions):
+    """One ``torchrun`` command: what ``train`` has an option for is in that field, the rest is here.
+
+    Workers see the devices that the launcher sees, unless ``isolate_gpus`` (or MIG) gives each its own.
+    """
+
+    workers: int | Literal["auto", "cpu", "gpu", "xpu"] = 1
+    layout: Layout = TORCHRUN
+    run_id: str | None = None
+    role: str = "default"
+    prefixed: bool = False
+    rank_macro: str | None = "${local_rank}"
+
+    @property
+    def needs_gpus(self) -> bool:
+        """Tell whether it matters which GPUs there are: to count or share them, or to wait for their memory."""
+        counted = self.workers in ("auto", "gpu")
+        return counted or self.gpus is not None or self.isolate_gpus or self.bind != "none" or self.max_restarts > 0

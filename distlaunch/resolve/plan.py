@@ -32,20 +32,27 @@ def build_plan(
     given = given_environment(options, facts)
     workdir = _workdir(options, facts)
     job = v.job_variables(
-        topology, job_id=job_id, max_restarts=options.max_restarts, run_dir=run_dir, backend=backend.name
+        topology,
+        job_id=job_id,
+        run_id=options.run_id or job_id,
+        role=options.role,
+        max_restarts=options.max_restarts,
+        run_dir=run_dir,
+        backend=backend.name,
     )
+    argv = _command(options, facts, workdir)
     preload = preloaded_modules(options)
     wanted = bool(preload or options.hang_timeout is not None) and not options.no_python
     bootstrap: Literal["", "direct", "setup"] = "" if not wanted else "setup" if options.setup else "direct"
-    columns = v.terminal_variables(topology, facts.columns)
+    columns = v.terminal_variables(topology, facts.columns, prefixed=options.prefixed)
     defaults = unless_set({**v.DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)
     env = {**defaults, **job, **backend.job_variables(topology)}
     plan = LaunchPlan(
         job_id=job_id,
         backend=backend.name,
         nodes=topology.nodes,
-        workers=tuple(_workers(options, facts, topology, counted="OMP_NUM_THREADS" not in {**base, **given})),
-        argv=_command(options, facts, workdir),
+        workers=tuple(_workers(options, facts, topology, argv, counted="OMP_NUM_THREADS" not in {**base, **given})),
+        argv=argv,
         workdir=workdir,
         env=env,
         base_env=base,
@@ -57,6 +64,7 @@ def build_plan(
         preload=preload,
         watch=options.hang_timeout is not None,
         bootstrap=bootstrap,
+        layout=options.layout,
         notes=(*topology.notes, *filter(None, [pinned_note(facts.cpus), _interpreter_note(options, facts)])),
     )
     return bind(plan, attempt=0, master_port=options.master_port)
@@ -93,7 +101,9 @@ def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
     return modules
 
 
-def _workers(options: TrainOptions, facts: Facts, topology: Topology, *, counted: bool) -> list[WorkerPlan]:
+def _workers(
+    options: TrainOptions, facts: Facts, topology: Topology, argv: tuple[str, ...], *, counted: bool
+) -> list[WorkerPlan]:
     workers: list[WorkerPlan] = []
     for node_rank, node in enumerate(topology.nodes):
         near = [node.numa[index] if index < len(node.numa) else None for index in range(node.slots)]
@@ -104,8 +114,21 @@ def _workers(options: TrainOptions, facts: Facts, topology: Topology, *, counted
             cpus = bound[local_rank]
             if counted:
                 env["OMP_NUM_THREADS"] = str(threads_per_worker(facts.cpus, node.slots, bound=cpus, granted=None))
-            workers.append(WorkerPlan(rank=rank, local_rank=local_rank, node_rank=node_rank, env=env, cpus=cpus))
+            own = _own_argv(options, argv, local_rank)
+            workers.append(
+                WorkerPlan(rank=rank, local_rank=local_rank, node_rank=node_rank, env=env, cpus=cpus, argv=own)
+            )
     return workers
+
+
+def _own_argv(options: TrainOptions, argv: tuple[str, ...], local_rank: int) -> tuple[str, ...] | None:
+    """Give a worker's own command line, if the script's arguments name its local rank; else None."""
+    macro, first = options.rank_macro, len(argv) - len(options.script_args)
+    if macro is None or not any(macro in word for word in argv[first:]):
+        return None
+    if options.preload is not None:
+        raise ConfigError(f"--preload and {macro} in the arguments of the script exclude each other")
+    return (*argv[:first], *(word.replace(macro, str(local_rank)) for word in argv[first:]))
 
 
 def _workdir(options: TrainOptions, facts: Facts) -> str:

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from distlaunch.core.model.topology import Topology
 
-ROLE = "default"
 _LEAST_COLUMNS = 20
 
 
@@ -25,15 +24,17 @@ class BackendVariables(Protocol):
         """Give values for all workers that are set only where neither environment nor user sets them."""
 
 
-def job_variables(topology: Topology, *, job_id: str, max_restarts: int, run_dir: str, backend: str) -> dict[str, str]:
+def job_variables(
+    topology: Topology, *, job_id: str, run_id: str, role: str, max_restarts: int, run_dir: str, backend: str
+) -> dict[str, str]:
     """Give what is the same for all workers and all attempts."""
     world = str(topology.world_size)
     return {
         "WORLD_SIZE": world,
         "GROUP_WORLD_SIZE": str(len(topology.nodes)),
         "ROLE_WORLD_SIZE": world,
-        "ROLE_NAME": ROLE,
-        "TORCHELASTIC_RUN_ID": job_id,
+        "ROLE_NAME": role,
+        "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "DISTLAUNCH_JOB_ID": job_id,
@@ -50,11 +51,12 @@ DEFAULTS: Mapping[str, str] = {
 """Set only where nobody else does. PYTHONUNBUFFERED: else the lines before a crash are lost."""
 
 
-def terminal_variables(topology: Topology, columns: int | None) -> dict[str, str]:
+def terminal_variables(topology: Topology, columns: int | None, *, prefixed: bool = True) -> dict[str, str]:
     """Tell workers, whose output is a pipe, how wide the terminal at its end is, less the rank in front."""
     if columns is None:
         return {}
-    return {"COLUMNS": str(max(_LEAST_COLUMNS, columns - len(f"[{topology.world_size - 1}] ")))}
+    in_front = len(f"[{topology.world_size - 1}] ") if prefixed else 0
+    return {"COLUMNS": str(max(_LEAST_COLUMNS, columns - in_front))}
 
 
 def attempt_variables(*, attempt: int, master_addr: str, master_port: int | None) -> dict[str, str]:

@@ -21,7 +21,7 @@ from distlaunch.resolve.options import TrainOptions
 from distlaunch.ui import quick
 from distlaunch.ui.errors import EXIT_INTERRUPTED
 from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS, Option
-from distlaunch.ui.torchrun import counterpart
+from distlaunch.ui.torchrun import counterpart, taken_as_it_is
 
 Train = Callable[[TrainOptions], int]
 Plan = Callable[[TrainOptions, quick.PlanFormat], int]
@@ -73,7 +73,9 @@ def _refuse_torchruns_words(word: str) -> None:
     """Raise for a first word that is torchrun's option, with what stands for it here."""
     flag = word.partition("=")[0].replace("_", "-")
     if (instead := counterpart(flag)) is not None:
-        raise UsageError(f"unknown option {quoted(flag)}", hint=f"distlaunch train [OPTIONS] SCRIPT; {instead}")
+        raise UsageError(
+            f"unknown option {quoted(flag)}", hint=f"distlaunch train [OPTIONS] SCRIPT; {instead}{taken_as_it_is(flag)}"
+        )
 
 
 def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan) -> typer.Typer:
@@ -110,6 +112,7 @@ def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan) -> typer.
 
     _add(app, run_train, _TrainCommand, TRAIN_OPTIONS, name="train", help_text="Run a training job.")
     _add(app, run_plan, _PlanCommand, PLAN_OPTIONS, name="plan", help_text="Print what train would do; start nothing.")
+    _add_torchrun(app, environ)
     return app
 
 
@@ -188,6 +191,20 @@ def _add(
         "token_normalize_func": lambda name: name.replace("_", "-"),
     }
     app.command(name, cls=command_class, help=help_text, epilog=_epilog(options), context_settings=settings)(function)
+
+
+def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
+    """List the command that parses and explains its words itself: this one is for the help and for completion."""
+
+    def run_torchrun(ctx: typer.Context) -> int:
+        from distlaunch.ui.torchrun_command import torchrun
+
+        return torchrun(ctx.args, environ)
+
+    run_torchrun.__annotations__ = {"ctx": typer.Context}
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    text = "Run a command line of torchrun."
+    app.command("torchrun", help=text, context_settings=settings, add_help_option=False)(run_torchrun)
 
 
 def _epilog(options: Sequence[Option]) -> str:

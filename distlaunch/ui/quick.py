@@ -163,7 +163,7 @@ def refuse_unknown(flag: str, by_flag: Iterable[str], *, script: str | None) -> 
     """
     from difflib import get_close_matches
 
-    from distlaunch.ui.torchrun import counterpart
+    from distlaunch.ui.torchrun import counterpart, taken_as_it_is
 
     if script is None:
         place = "Options of the script go after SCRIPT."
@@ -171,7 +171,8 @@ def refuse_unknown(flag: str, by_flag: Iterable[str], *, script: str | None) -> 
         place = f"arguments of the script go after `--`: `--script {script} -- {flag} ...`"
     instead = counterpart(flag)
     if instead is not None:
-        hint = instead if script is None else f"{instead}; {place}"
+        hint = instead + taken_as_it_is(flag)
+        hint = hint if script is None else f"{hint}; {place}"
     else:
         # Without the dashes, which would make all short names alike.
         known = [name[2:] for name in by_flag if name[:2] == "--"]

@@ -17,11 +17,11 @@ def train(options: TrainOptions) -> int:
         return plan(options, "json" if options.format == "jsonl" else "table")
     from distlaunch.launch import run_job
 
-    front = _Front(options)
+    front = Front(options)
     return run_job(options, os.environ, open_sink=front.open_sink, open_terminal=front.open_terminal)
 
 
-class _Front:
+class Front:
     """What the user has before them: a console, or their terminal handed over to the one worker.
 
     Both methods come to the same answer, in any order: looking for the terminal changes nothing of it.
@@ -31,9 +31,13 @@ class _Front:
         self._options = options
         self._terminal: Terminal | None = None
 
+    def wants_terminal(self) -> bool:
+        """Tell whether one worker may have the terminal: nothing was asked of a console."""
+        return self._options.format is None and self._options.output == "all"
+
     def open_terminal(self) -> Terminal | None:
-        """Give the terminal that one worker may have, if there is one and nothing was asked of a console."""
-        if self._terminal is None and self._options.format is None and self._options.output == "all":
+        """Give the terminal that one worker may have, if there is one."""
+        if self._terminal is None and self.wants_terminal():
             from distlaunch.ui.handover import user_terminal
 
             self._terminal = user_terminal()
@@ -45,6 +49,10 @@ class _Front:
             from distlaunch.ui.handover import Passthrough
 
             return Passthrough(quiet=self._options.quiet)
+        return self.open_console(world_size)
+
+    def open_console(self, world_size: int) -> Sink:
+        """Open the console."""
         from distlaunch.ui.console import open_console, parse_output_ranks
 
         return open_console(

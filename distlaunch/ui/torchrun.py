@@ -45,7 +45,14 @@ _COUNTERPARTS = {
     "--use-env": "not needed here: LOCAL_RANK is always in the workers' environment",
 }
 
+_NOT_TORCHRUNS = ("-n", "--use-env")
+
 
 def counterpart(flag: str) -> str | None:
     """Return what stands here for an option of torchrun, given as ``--with-dashes``; None if it has no such option."""
     return _COUNTERPARTS.get(flag)
+
+
+def taken_as_it_is(flag: str) -> str:
+    """Say, to go on after a counterpart, that the drop-in command takes such words; empty where it does not."""
+    return "" if flag in _NOT_TORCHRUNS else "; or distlaunch torchrun, which takes it as it is"

@@ -11,6 +11,7 @@ MAY_LOAD = {
     "distlaunch.core",
     "distlaunch.core.errors",
     "distlaunch.core.model",
+    "distlaunch.core.model.layout",
     "distlaunch.core.model.record",
     "distlaunch.core.model.text",
     "distlaunch.resolve",

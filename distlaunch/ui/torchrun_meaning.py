@@ -1,0 +1,210 @@
+"""Layer ui: what torchrun's options mean here: options of ours, what the console shows, and what is said about it."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import quoted
+from distlaunch.resolve.options import TorchrunOptions
+from distlaunch.ui.options import TRAIN_OPTIONS, option_error
+from distlaunch.ui.quick import build
+from distlaunch.ui.torchrun_options import EXTRAS, PREFIX, SIGNALS
+from distlaunch.ui.torchrun_parser import Parsed
+
+Mode = Literal["raw", "tee", "hidden"]
+_TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+_TIMEOUT_S = 30.0
+_ONE_NODE = "one machine works: --nnodes 1 (or 1:N), --node-rank 0"
+
+
+class Display(Record):
+    """What the console shows of each rank's streams, and which lines are copied. Ranks are local."""
+
+    redirects: Mapping[int, int] | int = 0
+    tee: Mapping[int, int] | int = 0
+    only: frozenset[int] | None = None
+    template: str = PREFIX
+    role: str = "default"
+    stdout_filters: tuple[str, ...] = ()
+    stderr_filters: tuple[str, ...] = ()
+
+    @property
+    def is_raw(self) -> bool:
+        """Tell whether all is shown as it comes: then one worker may have the terminal."""
+        return not self.redirects and not self.tee and self.only is None
+
+    def mode(self, rank: int, stream: int) -> Mode:
+        """Tell how a stream (1 or 2, which are the bits of -r and -t too) is shown."""
+        if self.only is not None and rank not in self.only:
+            return "hidden"
+        if _bits(self.tee, rank) & stream:
+            return "tee"
+        return "hidden" if _bits(self.redirects, rank) & stream else "raw"
+
+    def prefix(self, rank: int, hostname: str) -> bytes:
+        """Make what stands before a tee'd line."""
+        if self.template == PREFIX:
+            return f"[{self.role}{rank}]:".encode(errors="surrogateescape")
+        from string import Template
+
+        values = {"role_name": self.role, "rank": rank, "local_rank": rank, "hostname": hostname}
+        return Template(self.template).safe_substitute(values).encode(errors="surrogateescape")
+
+    def filters(self, stream: int) -> tuple[bytes, ...]:
+        """Give what a line of this stream has to contain one of, to be copied."""
+        words = self.stdout_filters if stream == 1 else self.stderr_filters
+        return tuple(word.encode(errors="surrogateescape") for word in words)
+
+    def beyond(self, workers: int) -> list[str]:
+        """Warn of local ranks that the job does not have."""
+        named = {
+            "--redirects": self.redirects if isinstance(self.redirects, Mapping) else (),
+            "--tee": self.tee if isinstance(self.tee, Mapping) else (),
+            "--local-ranks-filter": self.only or (),
+        }
+        return [
+            f"{flag} names local rank {max(ranks)}, and the last of this job is {workers - 1}"
+            for flag, ranks in named.items()
+            if ranks and max(ranks) >= workers
+        ]
+
+
+class Meaning(Record):
+    """One command, understood. ``remarks`` are to be said before the job starts, unless ``silent``."""
+
+    options: TorchrunOptions
+    display: Display
+    remarks: tuple[str, ...]
+    silent: bool
+
+
+def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
+    """Translate a command line. Raises UsageError or ConfigError for what cannot be done here."""
+    given = parsed.values
+    _check_nodes(parsed)
+    if given["module"] and given["no_python"] and not given["run_path"]:
+        raise UsageError("--module and --no-python exclude each other", hint="a module needs Python to run it")
+    rows = [option for option in TRAIN_OPTIONS if option.field in EXTRAS]
+    values = build({"script": [parsed.script]}, parsed.script_args, environ, [_SCRIPT, *rows])
+    silent = values.get("quiet") is True
+    values["quiet"] = values.get("quiet", True)
+    values["module"] = given["module"] and not given["run_path"]
+    values["no_python"] = given["no_python"] and not given["run_path"]
+    if not values["no_python"] and not given["run_path"] and environ.get("PYTHON_EXEC"):
+        values["python"] = environ["PYTHON_EXEC"]
+    if (log_dir := given["log_dir"]) is not None and log_dir != os.devnull:
+        values["log_dir"] = log_dir
+    values["master_addr"], values["master_port"] = _master(parsed)
+    values["grace"] = _shutdown_timeout(given, environ)
+    values.setdefault("failure_grace", values["grace"])
+    if (binding := given["numa_binding"]) is not None:
+        values["bind"] = "numa" if binding in ("node", "socket") else "cores"
+    options = TorchrunOptions(
+        **values,
+        max_restarts=given["max_restarts"],
+        isolate_gpus=given["virtual_local_rank"],
+        workers=given["nproc_per_node"],
+        run_id=given["rdzv_id"],
+        role=given["role"] or "",
+        prefixed=bool(given["tee"]),
+    )
+    template = given["log_line_prefix_template"]
+    if template == PREFIX and environ.get(_TEMPLATE_VARIABLE):
+        template = environ[_TEMPLATE_VARIABLE]
+    no_files = log_dir == os.devnull
+    display = Display(
+        redirects=0 if no_files else given["redirects"],
+        tee=0 if no_files else given["tee"],
+        only=given["local_ranks_filter"],
+        template=template or PREFIX,
+        role=options.role,
+        stdout_filters=given["duplicate_stdout_filters"] or (),
+        stderr_filters=given["duplicate_stderr_filters"] or (),
+    )
+    return Meaning(options=options, display=display, remarks=_remarks(parsed), silent=silent)
+
+
+_SCRIPT = next(option for option in TRAIN_OPTIONS if option.field == "script")
+
+
+def _bits(streams: Mapping[int, int] | int, rank: int) -> int:
+    return streams if isinstance(streams, int) else streams.get(rank, 0)
+
+
+def _check_nodes(parsed: Parsed) -> None:
+    least, most = parsed.values["nnodes"]
+    node_rank = parsed.values["node_rank"]
+    if least > 1:
+        size = str(least) if least == most else f"{least}:{most}"
+        raise ConfigError(f"{parsed.sources['nnodes']} {size}: several nodes are not built yet", hint=_ONE_NODE)
+    if node_rank:
+        raise ConfigError(f"{parsed.sources['node_rank']} {node_rank}: several nodes are not built yet", hint=_ONE_NODE)
+
+
+def _master(parsed: Parsed) -> tuple[str | None, int | None]:
+    """Settle rank 0's address and port, None for what is ours to choose.
+
+    Only the static rendezvous has an endpoint that is rank 0's; another one's is the rendezvous' own, and as under
+    torchrun rank 0 gets a free port beside it.
+    """
+    given = parsed.values
+    host, port = _endpoint(given["rdzv_endpoint"] or "", parsed.sources["rdzv_endpoint"])
+    local = _bare(given["local_addr"])
+    if given["standalone"] or given["rdzv_backend"] != "static":
+        return local, None
+    if host is not None:
+        return host, port
+    if given["master_port"] is None:
+        return local, None
+    return _bare(given["master_addr"]), given["master_port"] or None
+
+
+def _endpoint(text: str, source: str) -> tuple[str | None, int | None]:
+    text = text.strip()
+    if not text:
+        return None, None
+    host, colon, number = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, number = text, "0"
+    if not (number.isascii() and number.isdigit() and len(number) <= 5 and int(number) <= 65535):
+        raise option_error(source, f"takes HOST:PORT with a port from 0 to 65535, not {quoted(text)}")
+    if not host or any(letter.isspace() or not letter.isprintable() for letter in host):
+        raise option_error(source, f"takes HOST:PORT, not {quoted(text)}")
+    return _bare(host), int(number) or None
+
+
+def _bare(host: str | None) -> str | None:
+    """Take an IPv6 address out of its brackets."""
+    return host[1:-1] if host and host[0] == "[" and host[-1] == "]" else host
+
+
+def _shutdown_timeout(given: Mapping[str, Any], environ: Mapping[str, str]) -> float:
+    if given["shutdown_timeout"] is not None:
+        return float(given["shutdown_timeout"])
+    text = environ.get(_TIMEOUT_VARIABLE, "").strip()
+    if not text:
+        return _TIMEOUT_S
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise ConfigError(f"{_TIMEOUT_VARIABLE} takes a whole number of seconds, not {quoted(text)}")
+    return float(text)
+
+
+def _remarks(parsed: Parsed) -> tuple[str, ...]:
+    """Say once what was written on the command line and changes nothing; what PET_ variables hold is not said."""
+    given, values = {option.field for option in parsed.given}, parsed.values
+    idle = [option.name for option in parsed.given if option.effect == "accepted" and values[option.field] is not None]
+    if "signals_to_handle" in given and set(str(values["signals_to_handle"]).split(",")) <= set(SIGNALS.split(",")):
+        idle.remove("--signals-to-handle")
+    if "rdzv_backend" in given and values["rdzv_backend"] not in ("static", "c10d", None):
+        idle.append(f"--rdzv-backend {values['rdzv_backend']}")
+    remarks = []
+    if idle:
+        remarks.append(f"without effect here: {', '.join(idle)} (distlaunch torchrun --help says why)")
+    if "nnodes" in given and values["nnodes"][1] > 1:
+        remarks.append(f"--nnodes 1:{values['nnodes'][1]}: this one node runs; others cannot join yet")
+    return tuple(remarks)
