@@ -27,10 +27,11 @@ from distlaunch.core.model.topology import Topology
 from distlaunch.core.probe.cpus import probe_cpus
 from distlaunch.core.wire.spawning import FromSpawner
 from distlaunch.job.filters import LineFilter
-from distlaunch.job.policy import JobPolicy, PolicySettings
+from distlaunch.job.policy import JobPolicy
 from distlaunch.job.records import EventLog, OutputFiles
 from distlaunch.job.rundir import LATEST, RunDir, folder_name, log_base, make_run_dir, new_job_id
 from distlaunch.job.runner import Clock, Runner, Terminal
+from distlaunch.job.settings import PolicySettings
 from distlaunch.job.signals import SignalPipe
 from distlaunch.job.sink import Sink
 from distlaunch.job.transport.local import LocalTransport
@@ -40,7 +41,7 @@ from distlaunch.resolve.plan import build_plan, script_places
 from distlaunch.resolve.sources.local import local_topology
 from distlaunch.resolve.sources.torchrun import torchrun_topology
 
-_DESCRIPTORS_PER_WORKER = 6  # at most, while one is being started; then 3
+_DESCRIPTORS_PER_WORKER = 9  # at most, while one is being started; then 4, or 5 while stacks are taken
 _DESCRIPTORS_OF_OUR_OWN = 64
 _ENV_FILE_CHARS = 4 << 20
 _SCHEDULERS = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
@@ -332,6 +333,13 @@ class _Housekeeping(threading.Thread):
             self.join(timeout=_PRUNE_S)
 
 
+def _script_dir(options: TrainOptions, plan: LaunchPlan) -> str:
+    """Name the folder of the user's own code: the script's, else the workers' directory."""
+    script = "" if options.module or options.no_python else options.script or ""
+    found = next((word for word in plan.argv[1:] if script and word.endswith(script)), "")
+    return os.path.dirname(os.path.join(plan.workdir, found))
+
+
 def _policy_settings(
     options: TrainOptions, plan: LaunchPlan, environ: Mapping[str, str], *, terminal: bool
 ) -> PolicySettings:
@@ -346,6 +354,8 @@ def _policy_settings(
         min_uptime_s=options.min_uptime,
         grace_s=options.grace,
         failure_grace_s=options.failure_grace,
+        hang_timeout_s=options.hang_timeout,
+        script_dir=_script_dir(options, plan),
         terminal=terminal,
         repeated_term_kills=not any(name in environ for name in _SCHEDULERS),
     )

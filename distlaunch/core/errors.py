@@ -1,13 +1,14 @@
 """Layer core: the one error tree. Every error has an exit code and may carry a hint.
 
 A handled error prints as one or two lines: ``distlaunch: error: <message>`` and ``  hint: <hint>``.
-Exit codes are the design's: 2 usage or configuration, 70 a fault of ours.
+Exit codes are the design's: 2 usage or configuration, 70 a fault of ours, 124 a job that hangs.
 """
 
 from __future__ import annotations
 
 EXIT_USAGE = 2
 EXIT_SOFTWARE = 70
+EXIT_HANG = 124
 
 
 class LaunchError(Exception):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.wire import messages as m
 from distlaunch.job.diagnose.model import Diagnosis
+
+if TYPE_CHECKING:
+    from distlaunch.job.diagnose.hang import HangDiagnosis
 
 
 class Begin(Record):
@@ -72,6 +75,22 @@ class Failed(Record):
     why_final: str | None = None
 
 
+class Hung(Record):
+    """An attempt hung and was ended. ``final``: the job ends with it; else a restart follows."""
+
+    diagnosis: HangDiagnosis
+    attempt: int
+    final: bool
+    why_final: str | None = None
+
+
+class KeepStacks(Record):
+    """File where the workers stood."""
+
+    attempt: int
+    stacks: tuple[m.Stack, ...]
+
+
 class Suspend(Record):
     """The worker stopped from its terminal (Ctrl-Z): stop the launcher as well."""
 
@@ -83,4 +102,4 @@ class End(Record):
 
 
 Event = Begin | FromNode | Signalled | Tick
-Action = ToNode | StartAttempt | Say | Entry | Failed | Suspend | End
+Action = ToNode | StartAttempt | Say | Entry | Failed | Hung | KeepStacks | Suspend | End

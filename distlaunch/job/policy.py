@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from typing import Literal
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
-from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_USAGE
+from distlaunch.core.errors import EXIT_HANG, EXIT_SOFTWARE, EXIT_USAGE
 from distlaunch.core.model.never import assert_never
-from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted
 from distlaunch.core.wire import messages as m
 from distlaunch.job import restarts
@@ -24,6 +25,8 @@ from distlaunch.job.actions import (
     Event,
     Failed,
     FromNode,
+    Hung,
+    KeepStacks,
     Say,
     Signalled,
     StartAttempt,
@@ -32,6 +35,12 @@ from distlaunch.job.actions import (
     ToNode,
 )
 from distlaunch.job.diagnose.model import WorkerEnd
+from distlaunch.job.hangs import Watch
+from distlaunch.job.progress import Progress
+from distlaunch.job.settings import PolicySettings
+
+if TYPE_CHECKING:
+    from distlaunch.job.diagnose.hang import HangDiagnosis
 
 CAUSE_S = 0.8
 """How long the others run on when the first failure looks like a consequence, so that its cause can show."""
@@ -40,34 +49,11 @@ SAME_S = 0.15
 DOUBLE_S = 0.1
 """Two signals closer than this are one: a wrapper that passes Ctrl-C on, or a scheduler that sends twice."""
 TAILS_KEPT = 256
-SHORT_TAIL_BYTES = 2048
-"""Of so many failed workers all last words are kept, of the rest so many bytes: these tell symptom from cause."""
+"""Of so many failed workers all last words are kept, of the rest what tells symptom from cause."""
 
 _INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)
 
 Phase = Literal["new", "preparing", "starting", "running", "stopping", "ended"]
-
-
-class PolicySettings(Record):
-    """What does not change during a job. Times are seconds."""
-
-    hosts: tuple[str, ...]
-    """By node rank."""
-    first_ranks: tuple[int, ...]
-    """The lowest rank of each node, by node rank."""
-    world_size: int
-    python: str | None = None
-    """The workers' interpreter, for hints; None if they are no Python."""
-    master_port: int = 0
-    max_restarts: int = 0
-    restart_window_s: float | None = None
-    min_uptime_s: float = 10.0
-    grace_s: float = 25.0
-    failure_grace_s: float = 5.0
-    terminal: bool = False
-    """The one worker has a pseudo-terminal: Ctrl-C reaches it without us, and shows in how it ends."""
-    repeated_term_kills: bool = True
-    """False under a scheduler, which sends TERM again and again."""
 
 
 class JobPolicy:
@@ -98,10 +84,14 @@ class JobPolicy:
         self._waiting: set[int] = set()  # nodes that owe Prepared or Gone
         self._restart_times: deque[float] = deque()
         self._previous: restarts.Outcome | None = None
+        self.progress = Progress()
+        self._watch = Watch(settings)
+        self._hang: HangDiagnosis | None = None
 
     def deadline(self) -> float | None:
         """Give the time at which ``Tick`` is due."""
-        return self._others_until
+        times = [time for time in (self._others_until, self._watch.deadline()) if time is not None]
+        return min(times, default=None)
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Take in an event that happened at ``now``; give what is to be done, in order."""
@@ -124,13 +114,16 @@ class JobPolicy:
             case m.Prepared():
                 return self._prepared(node, message)
             case m.Started():
-                return self._started(message)
+                return self._started(message, now)
             case m.WorkerExited():
                 return self._exited(node, message, now)
             case m.WorkerHalted():
                 return [Suspend()]
-            case m.Alive() | m.Stacks():
-                return []
+            case m.Alive():
+                return self._alive(message, now)
+            case m.Stacks():
+                self._watch.answered(node, message)
+                return self._hung(now)
             case m.Remark():
                 return [Say(text=message.text, level="warning" if message.warning else "info")]
             case m.Gone():
@@ -146,6 +139,9 @@ class JobPolicy:
         self.phase = "preparing"
         self._began = now
         self.up = self.ended = 0
+        self._hang = None
+        self.progress.begin()
+        self._watch.begin(self.attempt)
         self._failures = []
         self._finished = []
         self._left = []
@@ -176,7 +172,7 @@ class JobPolicy:
             StartAttempt(attempt=self.attempt, port=self._port),
         ]
 
-    def _started(self, message: m.Started) -> list[Action]:
+    def _started(self, message: m.Started, now: float) -> list[Action]:
         if message.attempt != self.attempt:
             return []
         self.up += len(message.pids)
@@ -185,6 +181,8 @@ class JobPolicy:
         ]
         if self.phase == "starting" and self.up == self.settings.world_size:
             self.phase = "running"
+            if self.ended < self.up:
+                self._watch.all_started(now)
         return actions
 
     def _exited(self, node: int, message: m.WorkerExited, now: float) -> list[Action]:
@@ -208,8 +206,12 @@ class JobPolicy:
             self.told, self._told_at = signal.SIGINT, now
         if message.returncode != 0:
             actions += self._failed(node, message, now)
-        elif len(self._finished) < TAILS_KEPT:
-            self._finished.append(self._worker_end(node, message, now))
+        else:
+            actions += self._watch.worker_ended(message.rank, now)
+            if len(self._finished) < TAILS_KEPT:
+                self._finished.append(self._worker_end(node, message, now))
+        if self.ended == self.settings.world_size:
+            self._watch.stop()
         return actions
 
     def _failed(self, node: int, message: m.WorkerExited, now: float) -> list[Action]:
@@ -217,6 +219,7 @@ class JobPolicy:
         self._failures.append(end)
         if self.told is not None or message.told_to_stop or self.phase == "stopping":
             return []
+        self._watch.stop()
         if self._first_failure is None:
             self._first_failure = now
             self._seeks_cause = restarts.looks_like_consequence(end)
@@ -229,23 +232,17 @@ class JobPolicy:
         return self._stop_after_failure()
 
     def _worker_end(self, node: int, message: m.WorkerExited, now: float) -> WorkerEnd:
-        whole = len(self._failures) < TAILS_KEPT
-        return WorkerEnd(
-            rank=message.rank,
-            local_rank=message.rank - self.settings.first_ranks[node],
+        return restarts.worker_end(
+            message,
             host=self.settings.hosts[node],
-            pid=message.pid,
-            returncode=message.returncode,
+            first_rank=self.settings.first_ranks[node],
             ended_s=now - self._began,
-            uptime_s=message.uptime_s,
-            told_to_stop=message.told_to_stop,
-            stderr_tail=message.tail if whole else message.tail[-SHORT_TAIL_BYTES:],
-            error_file=message.error_file.encode() if whole and message.error_file is not None else None,
-            oom_kills=message.oom_kills,
+            whole=len(self._failures) < TAILS_KEPT,
         )
 
     def _stop_after_failure(self) -> list[Action]:
         self._others_until = None
+        self._watch.stop()
         self.phase = "stopping"
         return self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)
 
@@ -264,7 +261,7 @@ class JobPolicy:
         if self._left:
             pids = ", ".join(map(str, self._left))
             actions.append(Say(text=f"not even KILL ended these processes: pid {pids}", level="warning"))
-        return actions + self._conclude(now)
+        return actions + self.progress.end(attempt=self.attempt, now=now) + self._conclude(now)
 
     def _conclude(self, now: float) -> list[Action]:
         if self._fault is not None:
@@ -273,26 +270,34 @@ class JobPolicy:
             killed = sum(end.returncode == -signal.SIGKILL for end in self._failures)
             left = f"{killed} of them killed" if killed else "none had to be killed"
             return [Say(text=f"stopped: {counted(self.up, 'worker')} ended, {left}"), *self._end(128 + self.told)]
-        if not self._failures:
+        if not self._failures and self._hang is None:
             return self._end(0)
-        ends = [*self._failures, *self._finished]
-        diagnosis = restarts.diagnose(ends, world_size=self.settings.world_size, python=self.settings.python)
-        outcome = restarts.Outcome.of(diagnosis, self._failures, min_uptime_s=self.settings.min_uptime_s)
+        outcome, code, report = self._judge()
         why = "told to stop" if self.told is not None else self._why_not_again(outcome, now)
         if why is None and self._left:
             why = "not restarted: what is left of this attempt would meet the next one"
         if why is not None:
-            code = 128 + self.told if self.told is not None else diagnosis.exit_code
-            failed = Failed(diagnosis=diagnosis, attempt=self.attempt, final=True, why_final=why)
-            return [failed, *self._end(code)]
+            return [report(final=True, why_final=why), *self._end(code if self.told is None else 128 + self.told)]
         self._previous = outcome
         self._restart_times.append(now)
         self.attempt += 1
         return [
-            Failed(diagnosis=diagnosis, attempt=self.attempt - 1, final=False),
+            report(final=False),
             Entry(type="restarting", fields={"attempt": self.attempt, "of": self.settings.max_restarts}),
             *self._prepare(now),
         ]
+
+    def _judge(self) -> tuple[restarts.Outcome, int, Callable[..., Failed | Hung]]:
+        """Sum up the attempt; give also the exit code if the job ends with it, and what makes the report."""
+        went_on, min_uptime_s = self.progress.went_on(), self.settings.min_uptime_s
+        if self._hang is not None:
+            progressed = self._watch.lived_s >= min_uptime_s if went_on is None else went_on
+            outcome = restarts.Outcome(signature=self._hang.signature, repeats=None, progressed=progressed)
+            return outcome, EXIT_HANG, partial(Hung, diagnosis=self._hang, attempt=self.attempt)
+        ends = [*self._failures, *self._finished]
+        diagnosis = restarts.diagnose(ends, world_size=self.settings.world_size, python=self.settings.python)
+        outcome = restarts.Outcome.of(diagnosis, self._failures, min_uptime_s=min_uptime_s, went_on=went_on)
+        return outcome, diagnosis.exit_code, partial(Failed, diagnosis=diagnosis, attempt=self.attempt)
 
     def _failed_before_told(self) -> bool:
         return self._first_failure is not None and self._first_failure <= self._told_at
@@ -323,6 +328,7 @@ class JobPolicy:
                 return [record]
             return [record, *self._kill_all("")]
         self.told, self._told_at = signum, now
+        self._watch.stop()
         if self.phase in ("new", "preparing"):
             return [record, *self._end(128 + signum)]
         name = signal.Signals(signum).name
@@ -347,10 +353,30 @@ class JobPolicy:
     def _tick(self, now: float) -> list[Action]:
         if self._others_until is not None and now >= self._others_until:
             return self._stop_after_failure()
-        return []
+        return self._watch.tick(now, running=self.up - self.ended) + self._hung(now)
+
+    def _alive(self, message: m.Alive, now: float) -> list[Action]:
+        if message.attempt != self.attempt:
+            return []
+        actions = self.progress.take(message.heartbeats, attempt=self.attempt, now=now)
+        return actions + self._watch.heard(message, now)
+
+    def _hung(self, now: float) -> list[Action]:
+        """Once it is known where silent workers stand, say so and stop them all."""
+        if not self._watch.found:
+            return []
+        self._hang = self._watch.diagnose(self.progress)
+        self._first_failure = now
+        return [
+            Entry(type="hang", fields={"attempt": self.attempt, **self._hang.record}),
+            KeepStacks(attempt=self.attempt, stacks=tuple(self._watch.stacks)),
+            Say(text=f"{self._hang.summary}; stopping all workers", level="warning"),
+            *self._stop_after_failure(),
+        ]
 
     def _faulted(self, node: int, message: m.Fault) -> list[Action]:
         self._fault = message.text
+        self._watch.stop()
         host = self.settings.hosts[node]
         text = f"internal error on {host}: {message.text}; all workers have been killed"
         nothing_runs = self.phase in ("new", "preparing")

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distlaunch.core.model.record import Record
+from distlaunch.core.wire import messages as m
 from distlaunch.job.diagnose.model import Diagnosis, RepeatKind, WorkerEnd
+
+SHORT_TAIL_BYTES = 2048
+"""Enough of a failed worker's last words to tell symptom from cause."""
 
 
 def diagnose(ends: Sequence[WorkerEnd], *, world_size: int, python: str | None) -> Diagnosis:
@@ -27,20 +31,40 @@ def may_be_shared(end: WorkerEnd) -> bool:
     return end.error_file is not None or (end.returncode > 0 and bool(end.stderr_tail.strip()))
 
 
+def worker_end(message: m.WorkerExited, *, host: str, first_rank: int, ended_s: float, whole: bool) -> WorkerEnd:
+    """Keep of a worker's end what diagnosis reads; unless ``whole`` only the last of its last words."""
+    return WorkerEnd(
+        rank=message.rank,
+        local_rank=message.rank - first_rank,
+        host=host,
+        pid=message.pid,
+        returncode=message.returncode,
+        ended_s=ended_s,
+        uptime_s=message.uptime_s,
+        told_to_stop=message.told_to_stop,
+        stderr_tail=message.tail if whole else message.tail[-SHORT_TAIL_BYTES:],
+        error_file=message.error_file.encode() if whole and message.error_file is not None else None,
+        oom_kills=message.oom_kills,
+    )
+
+
 class Outcome(Record):
     """What the restart rule keeps of a failed attempt."""
 
     signature: tuple[str, str] | None
     repeats: RepeatKind | None
     progressed: bool
-    """Some worker had run for --min-uptime when the first cause struck."""
+    """It came to a step beyond the best before; where no steps are reported, it ran for --min-uptime."""
 
     @staticmethod
-    def of(diagnosis: Diagnosis, failures: Sequence[WorkerEnd], *, min_uptime_s: float) -> Outcome:
-        """Sum up an attempt."""
+    def of(
+        diagnosis: Diagnosis, failures: Sequence[WorkerEnd], *, min_uptime_s: float, went_on: bool | None
+    ) -> Outcome:
+        """Sum up an attempt; ``went_on`` is what its heartbeats say of its progress, if anything."""
         first = diagnosis.cause.ranks[0]
         uptime_s = next((end.uptime_s for end in failures if end.rank == first), 0.0)
-        return Outcome(signature=diagnosis.signature, repeats=diagnosis.repeats, progressed=uptime_s >= min_uptime_s)
+        progressed = uptime_s >= min_uptime_s if went_on is None else went_on
+        return Outcome(signature=diagnosis.signature, repeats=diagnosis.repeats, progressed=progressed)
 
 
 def why_final(

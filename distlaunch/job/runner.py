@@ -11,15 +11,15 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
-from distlaunch.core.model.layout import STDERR, STDOUT, plan_path
+from distlaunch.core.model.layout import plan_path
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
-from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted
 from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as a
 from distlaunch.job import signals
 from distlaunch.job.policy import JobPolicy
 from distlaunch.job.records import EventLog, OutputFiles
+from distlaunch.job.reports import Reporter
 from distlaunch.job.rundir import RunDir
 from distlaunch.job.sink import Sink, StatusView
 from distlaunch.resolve.plan import bind
@@ -123,6 +123,14 @@ class Runner:
         self._interrupts: deque[float] = deque(maxlen=INTERRUPTS_KILL)
         self._exit_code: int | None = None
         self._started_s = time.monotonic()
+        self._reporter = Reporter(
+            plan,
+            max_restarts=policy.settings.max_restarts,
+            run_dir=run_dir,
+            sink=sink,
+            events=events,
+            started_s=self._started_s,
+        )
 
     def run(self) -> int:
         """Run the job; give the exit code."""
@@ -172,11 +180,16 @@ class Runner:
                 self._on_keys(self._terminal)
 
     def _feed(self, event: a.Event) -> None:
-        before = (self._policy.phase, self._policy.up, self._policy.ended)
+        before = self._shown()
         for action in self._policy.step(event, self._clock()):
             self._act(action)
-        if before != (self._policy.phase, self._policy.up, self._policy.ended):
+        if before != self._shown():
             self._show_status()
+
+    def _shown(self) -> tuple[object, ...]:
+        """Give what the status line depends on."""
+        policy = self._policy
+        return policy.phase, policy.up, policy.ended, id(policy.progress.summary)
 
     def _act(self, action: a.Action) -> None:
         match action:
@@ -189,7 +202,11 @@ class Runner:
             case a.Entry():
                 self._events.write(action.type, action.fields)
             case a.Failed():
-                self._report(action)
+                self._reporter.failed(action, terminal=self._terminal is not None)
+            case a.Hung():
+                self._reporter.hung(action)
+            case a.KeepStacks():
+                self._reporter.keep(action)
             case a.Suspend():
                 self._pause()
             case a.End():
@@ -207,6 +224,8 @@ class Runner:
                 max_restarts=policy.settings.max_restarts,
                 started_s=self._started_s,
                 log_dir=self._plan.run_dir,
+                progress=policy.progress.summary,
+                heard_s=time.monotonic() - (self._clock() - policy.progress.heard),
             )
         )
 
@@ -247,35 +266,6 @@ class Runner:
                 file.write(json.dumps(self._plan.record(), indent=1) + "\n")
         except OSError as exc:
             self._sink.say(f"the plan was not written: {os.strerror(exc.errno or 0)}", level="warning")
-
-    def _report(self, failed: a.Failed) -> None:
-        from distlaunch.job.diagnose.report import diagnosis_record, one_line, render_report
-
-        cause = failed.diagnosis.cause
-        stream = STDERR if self._terminal is None else STDOUT
-        path = self._plan.layout.log_path(self._plan.run_dir, failed.attempt, cause.ranks[0], stream)
-        diagnosis = replace(failed.diagnosis, cause=replace(cause, log_path=path))
-        fields = {"attempt": failed.attempt, "final": failed.final, "diagnosis": diagnosis_record(diagnosis)}
-        self._events.write("failure", fields)
-        policy = self._policy
-        if not failed.final:
-            again = f"restart {policy.attempt} of {policy.settings.max_restarts}"
-            self._sink.say(f"attempt {failed.attempt} failed: {one_line(diagnosis)}; {again}", level="warning")
-            return
-        text = render_report(
-            diagnosis,
-            job_id=self._plan.job_id,
-            world_size=policy.settings.world_size,
-            attempt=failed.attempt,
-            max_restarts=policy.settings.max_restarts,
-            elapsed_s=time.monotonic() - self._started_s,
-            run_dir=self._plan.run_dir,
-            many_hosts=len(self._plan.nodes) > 1,
-        )
-        if failed.why_final:
-            text = f"{text.rstrip()}\n{failed.why_final}\n"
-        self._run_dir.write_report(text)
-        self._sink.say(text.rstrip(), level="error")
 
     # --- signals and keys
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
 from distlaunch.core.model.record import Record
+from distlaunch.job.progress import Summary
 
 STDOUT = 1
 STDERR = 2
@@ -26,6 +27,10 @@ class StatusView(Record):
     started_s: float
     """Monotonic time at which the job began."""
     log_dir: str
+    progress: Summary | None = None
+    """How far the attempt is, if its workers report."""
+    heard_s: float = 0.0
+    """Monotonic time at which the newest heartbeat came."""
 
 
 class Sink(Protocol):

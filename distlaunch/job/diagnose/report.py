@@ -51,9 +51,14 @@ def render_report(
         lines += _wrapped(f"hint: {diagnosis.hint}", "  ")
     if cause.log_path or run_dir:
         lines.append(f"  {_where_logs_are(cause, world_size, run_dir)}")
-    tries = f", attempt {attempt + 1} of {max_restarts + 1}" if max_restarts else ""
-    lines.append(f"  job {job_id}, after {_duration(elapsed_s)}{tries}")
+    lines.append(job_line(job_id=job_id, attempt=attempt, max_restarts=max_restarts, elapsed_s=elapsed_s))
     return "\n".join(printable(line).rstrip() for line in lines) + "\n"
+
+
+def job_line(*, job_id: str, attempt: int, max_restarts: int, elapsed_s: float) -> str:
+    """Say which job it was, and for how long: the last line of a report."""
+    tries = f", attempt {attempt + 1} of {max_restarts + 1}" if max_restarts else ""
+    return f"  job {job_id}, after {_duration(elapsed_s)}{tries}"
 
 
 def one_line(diagnosis: Diagnosis) -> str:

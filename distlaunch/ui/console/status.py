@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distlaunch.core.model.text import printable
+from distlaunch.job.progress import STEP
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distlaunch.job.progress import Summary
     from distlaunch.job.sink import StatusView
 
 _HOUR_S = 3600
+_STALE_S = 10.0
+"""A rate that is older says nothing of now."""
+_NUMBERS = 3
+_NAME_CHARS = 16
+_WHOLE = 1e12
 
 
 def status_text(view: StatusView, now: float) -> str | None:
@@ -16,10 +27,34 @@ def status_text(view: StatusView, now: float) -> str | None:
         return None
     phase = "" if view.phase == "running" else f"{view.phase} · "
     limit = f"/{view.max_restarts}" if view.max_restarts else ""
-    return (
-        f"distlaunch: {phase}{view.workers_up}/{view.workers_total} workers up · attempt {view.attempt}{limit}"
-        f" · {_clock(now - view.started_s)} · {view.log_dir}"
-    )
+    parts = [
+        f"distlaunch: {phase}{view.workers_up}/{view.workers_total} workers up",
+        *(_progress(view.progress, now - view.heard_s) if view.progress is not None else ()),
+        f"attempt {view.attempt}{limit}",
+        _clock(now - view.started_s),
+        view.log_dir,
+    ]
+    return " · ".join(parts)
+
+
+def _progress(progress: Summary, age_s: float) -> Iterator[str]:
+    """Say at which step the job is, how fast it goes, and what its lowest rank tells beside; all of it short."""
+    if progress.step_min is not None and progress.step_max is not None:
+        low, high = _number(progress.step_min), _number(progress.step_max)
+        yield f"step {low}" if low == high else f"step {low}-{high}"
+    if age_s > _STALE_S:
+        yield f"no heartbeat for {_clock(age_s)}"
+    elif progress.steps_per_s is not None:
+        yield f"{progress.steps_per_s:.3g} steps/s"
+    others = [(name, value) for name, value in progress.values.items() if name != STEP]
+    for name, value in others[:_NUMBERS]:
+        yield f"{printable(name[:_NAME_CHARS])} {_number(value)}"
+
+
+def _number(value: float) -> str:
+    if value == int(value) and abs(value) < _WHOLE:
+        return f"{int(value):,}"
+    return f"{value:.4g}"
 
 
 def next_change(view: StatusView, now: float) -> float | None:

@@ -6,6 +6,7 @@ import pytest
 
 from distlaunch.core.wire import messages as m
 from distlaunch.job import policy as p
+from distlaunch.job.settings import PolicySettings
 
 RAISED = b"""Traceback (most recent call last):
   File "/home/u/train.py", line 9, in <module>
@@ -34,7 +35,7 @@ class Job:
     def __init__(self, nodes: int = 1, per_node: int = 2, **settings) -> None:
         self.nodes, self.per_node = nodes, per_node
         self.policy = p.JobPolicy(
-            p.PolicySettings(
+            PolicySettings(
                 hosts=tuple(f"node{index}" for index in range(nodes)),
                 first_ranks=tuple(index * per_node for index in range(nodes)),
                 world_size=nodes * per_node,

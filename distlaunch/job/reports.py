@@ -1,0 +1,100 @@
+"""Layer job: what a failed or hung attempt is told with: on the screen, in ``report.txt`` and ``events.jsonl``."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+
+from distlaunch.core.model.layout import STDERR, STDOUT
+from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.model.record import replace
+from distlaunch.job import actions as a
+from distlaunch.job.filters import open_to_append
+from distlaunch.job.records import EventLog
+from distlaunch.job.rundir import RunDir
+from distlaunch.job.sink import Sink
+
+_STATES = {"R": "running", "S": "sleeping", "D": "stuck in the kernel", "T": "stopped", "t": "traced", "Z": "ended"}
+
+
+class Reporter:
+    """Tells of the attempts of one job."""
+
+    def __init__(
+        self, plan: LaunchPlan, *, max_restarts: int, run_dir: RunDir, sink: Sink, events: EventLog, started_s: float
+    ) -> None:
+        self._plan = plan
+        self._max_restarts = max_restarts
+        self._run_dir = run_dir
+        self._sink = sink
+        self._events = events
+        self._started_s = started_s
+
+    def failed(self, action: a.Failed, *, terminal: bool) -> None:
+        """Tell of an attempt in which a worker failed; ``terminal``: its stderr is in its one stream."""
+        from distlaunch.job.diagnose.report import diagnosis_record, one_line, render_report
+
+        plan = self._plan
+        cause = action.diagnosis.cause
+        path = plan.layout.log_path(plan.run_dir, action.attempt, cause.ranks[0], STDOUT if terminal else STDERR)
+        diagnosis = replace(action.diagnosis, cause=replace(cause, log_path=path))
+        fields = {"attempt": action.attempt, "final": action.final, "diagnosis": diagnosis_record(diagnosis)}
+        self._events.write("failure", fields)
+        if not action.final:
+            self._again(action.attempt, f"failed: {one_line(diagnosis)}")
+            return
+        text = render_report(
+            diagnosis,
+            job_id=plan.job_id,
+            world_size=plan.world_size,
+            attempt=action.attempt,
+            max_restarts=self._max_restarts,
+            elapsed_s=time.monotonic() - self._started_s,
+            run_dir=plan.run_dir,
+            many_hosts=len(plan.nodes) > 1,
+        )
+        self._last_words(text, action.why_final)
+
+    def hung(self, action: a.Hung) -> None:
+        """Tell of an attempt that hung. Its ``hang`` event was written when that was found."""
+        if not action.final:
+            self._again(action.attempt, "hung")
+            return
+        from distlaunch.job.diagnose.report import job_line
+
+        lines = [
+            action.diagnosis.text.rstrip(),
+            f"  stacks and logs: {self._plan.layout.attempt_dir(self._plan.run_dir, action.attempt)}",
+            job_line(
+                job_id=self._plan.job_id,
+                attempt=action.attempt,
+                max_restarts=self._max_restarts,
+                elapsed_s=time.monotonic() - self._started_s,
+            ),
+        ]
+        self._last_words("\n".join(lines), action.why_final)
+
+    def keep(self, action: a.KeepStacks) -> None:
+        """File where each worker stood; a full disk only costs the files."""
+        layout, run_dir = self._plan.layout, self._plan.run_dir
+        for stack in action.stacks:
+            state = _STATES.get(stack.state, stack.state or "gone")
+            head = f"# {time.strftime('%Y-%m-%d %H:%M:%S')}: rank {stack.rank}, pid {stack.pid}, {state}\n"
+            text = stack.text if stack.text.strip() else "# no stack could be had\n"
+            with suppress(OSError):
+                descriptor = open_to_append(layout.stacks_path(run_dir, action.attempt, stack.rank))
+                try:
+                    os.write(descriptor, (head + text.rstrip() + "\n\n").encode("utf-8", "backslashreplace"))
+                finally:
+                    os.close(descriptor)
+
+    def _again(self, attempt: int, what: str) -> None:
+        text = f"attempt {attempt} {what}; restart {attempt + 1} of {self._max_restarts}"
+        self._sink.say(text, level="warning")
+
+    def _last_words(self, text: str, why_final: str | None) -> None:
+        if why_final:
+            text = f"{text.rstrip()}\n{why_final}\n"
+        self._run_dir.write_report(text.rstrip() + "\n")
+        self._sink.say(text.rstrip(), level="error")
