@@ -9,22 +9,20 @@ pidfd needed, and a signal to a child that it has not reaped cannot hit a strang
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
-import resource
 import select
 import signal
 import socket
-import termios
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
 from distlaunch.core.agent import tree
+from distlaunch.core.agent.become import NO_WORKER, TO_WORKERS, become, ignore_signals
 from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.kernel import become_subreaper, die_with_parent, rename_process
+from distlaunch.core.agent.warm import WarmStart
 from distlaunch.core.errors import EXIT_SOFTWARE
 from distlaunch.core.model.never import assert_never
 from distlaunch.core.wire import spawning as w
@@ -34,13 +32,11 @@ NAME = "dl-spawner"
 """Neither name nor title says distlaunch or python: ``pkill -9 -f`` of the launcher must not hit its guard as well."""
 SWEEP_S = 5.0
 """How long KILL may take to show (exit of a process with much memory) before its pid is reported as left."""
+SETTLE_S = 2.0
+"""How long the warm server may take to finish what it was told before a sweep."""
 _SWEEP_STEP_S = 0.02
 _SWEEP_PASSES = 16
 _WEDGED_STEP_S = 5.0
-_NO_WORKER = 127
-_TO_WORKERS = (
-    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
-)  # fmt: skip
 
 
 def start_spawner(*, job_id: str, orphan_grace_s: float) -> tuple[Channel[w.FromSpawner], int]:
@@ -50,7 +46,7 @@ def start_spawner(*, job_id: str, orphan_grace_s: float) -> tuple[Channel[w.From
     """
     become_subreaper()
     ours, theirs = socket.socketpair()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_WORKERS)  # until the child has made itself deaf to them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TO_WORKERS)  # until the child has made itself deaf to them
     try:
         pid = os.fork()
         if pid == 0:
@@ -103,25 +99,31 @@ class Spawner:
         self._terminals: set[int] = set()  # ranks
         self._paused = False  # the agent had all trees stopped: that one is now, is no news
         self._failed: dict[int, tuple[str, int]] = {}  # pid -> step and errno of what could not become a worker
+        self._early: dict[int, int] = {}  # pid -> wait status of what ended before the warm server could tell of it
+        self._warm = WarmStart(fork=self._fork, cold=self._spawn, came_up=self._came_up, report=self._report)
         self._failures, self._failure_end = os.pipe()
         self._wake, wake_end = os.pipe()
         for descriptor in (self._wake, wake_end, self._failures):
             os.set_blocking(descriptor, False)
-        self._ignored = _ignore_signals()
+        self._ignored = ignore_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # SIGCHLD must come, whatever our starter had blocked
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
 
     def run(self) -> None:
         """Serve until the agent dismisses us or is gone; then nothing of ours is left."""
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
         while True:
+            poll = select.poll()
+            poll.register(self._wake, select.POLLIN)
             writing = select.POLLOUT if self._channel.has_unsent else 0
             poll.register(self._channel.fileno(), select.POLLIN | writing)
-            for descriptor, _ in poll.poll():
+            if self._warm.fileno() >= 0:
+                poll.register(self._warm.fileno(), select.POLLIN)
+            timeout_s = self._warm.timeout_s
+            for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1000):
                 if descriptor == self._wake:
                     self._drain_wake()
+            self._warm.read()
             self._reap()
             try:
                 self._channel.flush()
@@ -132,6 +134,7 @@ class Spawner:
                 break
             for message in messages:
                 if isinstance(message, w.Dismiss):
+                    self._warm.stop()
                     self._kill_all()
                     return
                 self._handle(message)
@@ -143,16 +146,22 @@ class Spawner:
                 self._setup = message
             case w.Spawn():
                 descriptors = [self._channel.received.popleft() for _ in message.descriptors]
+                if self._warm.takes(message):
+                    self._warm.take(message, self._setup, descriptors)
+                    return
                 self._spawn(message, descriptors)
                 for descriptor in descriptors:
                     os.close(descriptor)
             case w.Preload():
-                os.close(self._channel.received.popleft())
-                self._report(w.PreloadFailed(reason="not built yet"))
+                output = self._channel.received.popleft()
+                self._warm.start(message, self._setup, output)
+                os.close(output)
             case w.Signal():
+                self._warm.call_off(message)
                 self._signal(message)
             case w.Sweep():
-                left = self._kill_all()
+                self._warm.settle(bound_s=SETTLE_S)
+                left = self._kill_all(spared=self._warm.pid)
                 for pid in left:
                     self._pids.pop(pid, None)  # of no attempt any more, should it end some day
                 self._report(w.Swept(left=left))
@@ -167,25 +176,49 @@ class Spawner:
 
     # --- starting
 
-    def _spawn(self, order: w.Spawn, descriptors: list[int]) -> None:
-        spawner = os.getpid()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_WORKERS)  # else one sent before exec would be ignored
+    def _spawn(self, order: w.Spawn, descriptors: Sequence[int]) -> None:
+        """Start a worker the cold way: fork and exec."""
         try:
-            pid = os.fork()
-            if pid == 0:
-                _become_worker(order, self._setup, descriptors, spawner, self._failure_end, self._ignored)
+            pid = self._fork(order, descriptors)
         except OSError as exc:
             self._report(w.SpawnFailed(rank=order.rank, step="fork", errno=exc.errno or 0))
             return
+        self._register(order, pid)
+
+    def _fork(self, order: w.Spawn, descriptors: Sequence[int]) -> int:
+        spawner = os.getpid()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, TO_WORKERS)  # else one sent before exec would be ignored
+        try:
+            pid = os.fork()
+            if pid == 0:
+                become(order, self._setup, descriptors, spawner, self._failure_end, self._ignored)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return pid
+
+    def _register(self, order: w.Spawn, pid: int) -> None:
         self._pids[pid] = order.rank
         if order.terminal:
             self._terminals.add(order.rank)
         self._report(w.Spawned(rank=order.rank, pid=pid))
 
+    def _came_up(self, order: w.Spawn, pid: int) -> None:
+        """Take over a worker that the warm server has forked: it waits for our word."""
+        self._register(order, pid)
+        if (status := self._early.pop(pid, None)) is not None:
+            self._ended(pid, status)
+        elif order.cpus is not None:
+            try:
+                os.sched_setaffinity(pid, order.cpus)
+            except OSError as exc:
+                self._failed[pid] = ("affinity", exc.errno or 0)
+                tree.send(pid, signal.SIGKILL)
+
     def _read_failures(self) -> None:
         """Take what children have written that could not become workers."""
+        self._warm.read()
+        self._failed.update(self._warm.broken)
+        self._warm.broken.clear()
         text = b""
         with suppress(BlockingIOError):
             while chunk := os.read(self._failures, 65536):
@@ -210,23 +243,28 @@ class Spawner:
                 return
             if pid == 0:
                 return
-            rank = self._pids.get(pid)
-            if rank is None:
-                continue
             if os.WIFSTOPPED(status):
+                rank = self._pids.get(pid)
                 if rank in self._terminals and not self._paused:
                     self._report(w.Halted(rank=rank, signum=os.WSTOPSIG(status)))
-                continue
-            del self._pids[pid]
-            returncode = os.waitstatus_to_exitcode(status)
-            if returncode == _NO_WORKER:
-                self._read_failures()
-            failed = self._failed.pop(pid, None)
-            if failed is not None:
-                self._report(w.SpawnFailed(rank=rank, step=failed[0], errno=failed[1]))
-            else:
-                self._report(w.Exited(rank=rank, pid=pid, returncode=returncode))
-                self._kill_remains(pid, rank)
+            elif pid == self._warm.pid:
+                self._warm.ended(status)
+            elif pid in self._pids:
+                self._ended(pid, status)
+            elif self._warm.has_orders_out:
+                self._early[pid] = status
+
+    def _ended(self, pid: int, status: int) -> None:
+        rank = self._pids.pop(pid)
+        returncode = os.waitstatus_to_exitcode(status)
+        if returncode == NO_WORKER:
+            self._read_failures()
+        failed = self._failed.pop(pid, None)
+        if failed is not None:
+            self._report(w.SpawnFailed(rank=rank, step=failed[0], errno=failed[1]))
+        else:
+            self._report(w.Exited(rank=rank, pid=pid, returncode=returncode))
+            self._kill_remains(pid, rank)
 
     def _kill_remains(self, worker: int, rank: int) -> None:
         """KILL what an ended worker left to us: known by its session, or by the cookie in its environment.
@@ -240,7 +278,7 @@ class Spawner:
             tree.kill_each_tree(remains)
 
     def _stems_from(self, pid: int, worker: int, rank: int) -> bool:
-        if pid in self._pids:
+        if pid in self._pids or pid == self._warm.pid:
             return False
         facts = tree.stat_of(pid)
         if facts is None or facts[0] in "ZX":
@@ -251,6 +289,7 @@ class Spawner:
         ranks = set(order.ranks)
         if order.scope == w.SCOPE_TREE:
             self._paused = order.signum == signal.SIGSTOP
+            self._warm.pause(paused=self._paused)
         for pid, rank in list(self._pids.items()):
             if rank not in ranks or (order.caught_only and not tree.catches(pid, order.signum)):
                 continue
@@ -267,25 +306,32 @@ class Spawner:
                 if pid not in self._pids:
                     tree.signal_tree(pid, order.signum, include_root=True)
 
-    def _kill_all(self, *, bound_s: float = SWEEP_S) -> tuple[int, ...]:
-        """KILL every descendant until none is left, or until the bound; give the pids that stay."""
-        own = os.getpid()
+    def _kill_all(self, *, spared: int = 0, bound_s: float = SWEEP_S) -> tuple[int, ...]:
+        """KILL every descendant until none is left, or until the bound; give the pids that stay.
+
+        ``spared``: a child that is left alone, with all that descends from it.
+        """
         deadline = time.monotonic() + bound_s
         while True:
             self._reap()
-            tree.kill_each_tree(tree.children_of(own))
+            tree.kill_each_tree(self._children(spared))
             self._reap()
-            left = tree.children_of(own)
+            left = self._children(spared)
             if not left:
                 return ()
             if time.monotonic() > deadline:
-                return tuple(tree.descendants_of(own))
+                return tuple(pid for child in left for pid in (child, *tree.descendants_of(child)))
             select.select([self._wake], [], [], _SWEEP_STEP_S)
             self._drain_wake()
+
+    @staticmethod
+    def _children(spared: int) -> list[int]:
+        return [pid for pid in tree.children_of(os.getpid()) if pid != spared]
 
     def _orphaned(self) -> None:
         """End everything, the agent being gone: ask the workers, give the grace, then KILL until nothing is left."""
         deadline = time.monotonic() + self._orphan_grace_s
+        self._warm.stop()
         for pid in self._pids:
             if self._setup.signal_group:
                 _to_group(pid, signal.SIGTERM)
@@ -300,64 +346,6 @@ class Spawner:
             time.sleep(_WEDGED_STEP_S)
 
 
-def place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
-    """Give descriptors other numbers, for programs that are executed, also where such a number is another's old one."""
-    above = max(numbers, default=0) + 1
-    for descriptor, number in zip(
-        [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) if each in numbers else each for each in descriptors],
-        numbers,
-        strict=True,
-    ):
-        os.dup2(descriptor, number)
-
-
 def _to_group(pid: int, signum: int) -> None:
     with suppress(OSError):
         os.killpg(pid, signum)
-
-
-def _ignore_signals() -> tuple[int, ...]:
-    """Make this process deaf to all but KILL; return those that we were started with ignored, as workers shall be."""
-    # Of INT and QUIT a script's ``&`` makes deaf, too; but workers are to obey when we ask them.
-    ignored = tuple(number for number in (signal.SIGHUP,) if signal.getsignal(number) == signal.SIG_IGN)
-    for number in (*_TO_WORKERS, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH):
-        signal.signal(number, signal.SIG_IGN)
-    return ignored
-
-
-def _become_worker(
-    order: w.Spawn, setup: w.Setup, descriptors: list[int], spawner: int, failures: int, ignored: tuple[int, ...]
-) -> NoReturn:
-    """Turn the forked child into the worker; on failure write ``<pid> <step> <errno>`` and end with 127."""
-    step = "setup"
-    try:
-        os.setsid()
-        die_with_parent(signal.SIGKILL)
-        if os.getppid() != spawner:  # it was killed before the line above could take effect
-            os._exit(_NO_WORKER)
-        signal.set_wakeup_fd(-1)
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            if number < 32:
-                signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        place(descriptors, order.descriptors)
-        if order.terminal:
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft != setup.nofile:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (setup.nofile, hard))
-        if order.cpus is not None:
-            step = "affinity"
-            os.sched_setaffinity(0, order.cpus)
-        step = "chdir"
-        os.chdir(setup.cwd)
-        step = "exec"
-        env = {**setup.env, **order.env}
-        os.execvpe(order.argv[0], order.argv, env)
-    except (OSError, ValueError) as exc:  # ValueError: a NUL in an argument or variable
-        if step == "exec" and isinstance(exc, FileNotFoundError) and os.path.exists(order.argv[0]):
-            step = "interpreter"
-        code = exc.errno if isinstance(exc, OSError) else errno.EINVAL
-        os.write(failures, f"{os.getpid()} {step} {code or 0}\n".encode())
-    finally:
-        os._exit(_NO_WORKER)

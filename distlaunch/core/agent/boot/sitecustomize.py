@@ -2,14 +2,16 @@
 
 It takes itself out of ``sys.path``, the environment and ``sys.modules``, then runs the ``sitecustomize`` that would
 have run without it. It must work with any Python 3.8 or newer, import next to nothing, and never stop a worker.
+
+In the warm server (``_distlaunch_warm.py``) it does not come to its end; in each process forked there it does.
 """
 
 import os
 import sys
 
 
-def _leave() -> None:
-    """Undo what brought this module here."""
+def _leave() -> str:
+    """Undo what brought this module here; give its folder."""
     folder = os.environ.pop("DISTLAUNCH_BOOT", os.path.dirname(os.path.abspath(__file__)))
     rest = os.environ.get("PYTHONPATH", "")
     if rest == folder:
@@ -18,11 +20,23 @@ def _leave() -> None:
         os.environ["PYTHONPATH"] = rest[len(folder) + 1 :]
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     sys.path_importer_cache.pop(folder, None)
+    return folder
 
 
-def _arm() -> None:
+def _serve(folder: str, control: str) -> None:
+    """Be the server that workers are forked from; return in a worker only."""
+    sys.path.insert(0, folder)
+    try:
+        from _distlaunch_warm import serve  # type: ignore[import-not-found]
+    finally:
+        sys.path.remove(folder)
+        sys.path_importer_cache.pop(folder, None)
+        sys.modules.pop("_distlaunch_warm", None)
+    serve(int(control))
+
+
+def _arm(number: str) -> None:
     """Have this process write its threads' stacks to the descriptor that was given for it, on a real-time signal."""
-    number = os.environ.pop("DISTLAUNCH_STACKS_FD", "")
     if number:
         import _signal
         import faulthandler
@@ -38,8 +52,12 @@ def _chain() -> None:
 
 
 try:
-    _leave()
-    _arm()
+    _folder = _leave()
+    _stacks = os.environ.pop("DISTLAUNCH_STACKS_FD", "")
+    _control = os.environ.pop("DISTLAUNCH_WARM_FD", "")
+    if _control:
+        _serve(_folder, _control)
+    _arm(_stacks)
 except Exception as exc:  # noqa: BLE001 - whatever it is, the worker is to run
     sys.stderr.write(f"distlaunch: warning: the worker's bootstrap failed: {exc!r}\n")
 _chain()

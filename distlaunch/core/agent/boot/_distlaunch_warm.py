@@ -1,0 +1,441 @@
+"""Layer core.agent: the server that imports modules once and forks workers, inside a worker's interpreter.
+
+It runs while that interpreter starts, in the import of ``sitecustomize``, and a forked worker simply returns from
+there: script, module or zip file, ``sys.argv``, ``__main__``, exit codes and finalisation are the interpreter's own.
+What this module must see to is that nothing else differs from a worker that was executed: environment, streams,
+random numbers, descriptors, modules. Only the secret of string hashes cannot be renewed: ranks share the server's.
+
+Until the modules are imported, nothing is loaded that a script would not find loaded anyway. What they change in the
+process by being imported (variables, signal handlers, open files) stays changed in the workers: for these the import
+is still to come, and is to have had its effects after it. Never imported elsewhere: it is the workers' side.
+"""
+
+import os
+import sys
+from marshal import loads
+
+_NAME = "dl-warm"
+_MOST_AT_ONCE = 8
+"""Workers that one intermediate process forks: none of them runs before it has ended."""
+_DESCRIPTORS_PER_ORDER = 8
+_MESSAGE_BYTES = 1 << 18
+_REASON_CHARS = 2000
+_NOT_INITIALISED = 3
+_STUB = 34
+"""What CUDA's driver library answers before it was started, and where it is but a stub."""
+_SET_PDEATHSIG = 1
+_KILL = 9
+_NO_WORKER = 127
+_ENV_START = 47  # in /proc/self/stat, counted after the name: fields 50 and 51
+_OPENMP = ("/libgomp", "/libiomp", "/libomp")
+_OPENBLAS_SETTERS = (
+    "openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_openblas_set_num_threads",
+    "scipy_openblas_set_num_threads64_",
+)  # fmt: skip
+
+
+def serve(control: int) -> None:
+    """Import what is wanted, then fork a worker for each order that comes; return in the workers."""
+    names = os.environ.pop("DISTLAUNCH_WARM_MODULES").split(",")
+    os.environ.pop("DISTLAUNCH_WARM_ROOM", None)
+    os.set_inheritable(control, False)  # noqa: FBT003 - positional-only in the standard library
+    comm = _rename(_NAME)
+    _move_environment()
+    _import(control, names)
+    server = _Server(control, comm)
+    problem = server.problem(names)
+    if problem:
+        _fail(control, problem)
+    server.settle_down()
+    _tell(control, "ready")
+    worker = None
+    while worker is None:
+        worker = server.serve()
+    worker.become()
+
+
+def _tell(control: int, line: str) -> None:
+    os.write(control, line.encode("utf-8", "replace"))
+
+
+def _fail(control: int, reason: str) -> None:
+    _tell(control, "failed " + reason[:_REASON_CHARS])
+    os._exit(1)
+
+
+def _rename(name: str) -> str:
+    """Set what ``ps`` shows as the command; give what it showed."""
+    try:
+        descriptor = os.open("/proc/self/comm", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return name
+    before = os.read(descriptor, 64).decode("utf-8", "surrogateescape").rstrip("\n")
+    os.write(descriptor, os.fsencode(name))
+    os.close(descriptor)
+    return before
+
+
+def _move_environment() -> None:
+    """Have the C library's variables lie in memory of its own: where they were, a worker's are to be (see ``ps e``)."""
+    for name, value in os.environ.items():
+        os.putenv(name, value)
+
+
+# --- the imports
+
+
+def _first_path() -> str | None:
+    """Give what the interpreter will put first on ``sys.path`` for the script."""
+    if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
+        return None
+    script = sys.argv[0]
+    if script in {"-m", "-c"}:
+        return os.getcwd()
+    if os.path.isdir(script):
+        return script
+    from zipimport import ZipImportError, zipimporter
+
+    try:
+        zipimporter(script)
+    except ZipImportError:
+        return os.path.dirname(os.path.realpath(script))
+    return script
+
+
+def _import(control: int, names: list[str]) -> None:
+    """Import the modules as the script would; ends this process if one cannot be."""
+    first = _first_path()
+    path = sys.path
+    if first is not None:
+        path.insert(0, first)
+    for name in names:
+        _tell(control, "importing " + name)
+        try:
+            __import__(name)
+        except BaseException as exc:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt: no worker's end
+            _fail(control, f"importing {name} failed: {_said(exc)}")
+    if first is not None:
+        if first in path:
+            path.remove(first)
+        sys.path_importer_cache.pop(first, None)
+
+
+def _said(exc: BaseException) -> str:
+    lines = str(exc).strip().splitlines()
+    return type(exc).__name__ + (": " + lines[-1] if lines else "")
+
+
+# --- forking
+
+
+class _Server:
+    """What is needed after the imports; what that adds to the interpreter is taken away again in a worker."""
+
+    def __init__(self, control: int, comm: str) -> None:
+        known, cached = set(sys.modules), set(sys.path_importer_cache)
+        import _signal
+        import _socket
+        import ctypes
+        import fcntl
+        import gc
+        import termios
+
+        self.modules = set(sys.modules) - known
+        self.cached = set(sys.path_importer_cache) - cached
+        self.ctypes, self.fcntl, self.gc, self.termios = ctypes, fcntl, gc, termios
+        self.signal, self.socket = _signal, _socket
+        self.control = control
+        self.orders = _socket.socket(fileno=control)
+        self.orders.settimeout(None)  # a module may have set a default
+        self.libc = ctypes.CDLL(None)
+        self.comm = comm
+        self.most = 1
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        self.env_start, self.env_end = int(fields[_ENV_START]), int(fields[_ENV_START + 1])
+
+    def problem(self, names: list[str]) -> str | None:
+        """Tell why no worker can be forked from this process, if so."""
+        which = ", ".join(names)
+        pid = os.fork()  # some libraries end their threads before a fork, and start them again at need
+        if pid == 0:
+            os._exit(0)
+        self._wait(pid)
+        threads = os.listdir("/proc/self/task")
+        if len(threads) > 1:
+            called = sorted({_name_of(thread) for thread in threads if thread != str(os.getpid())})
+            some = "a thread" if len(threads) == 2 else f"{len(threads) - 1} threads"
+            return f"importing {which} left {some} running ({', '.join(called)}), which no forked process would have"
+        if self._device_has_started():
+            return f"importing {which} has started CUDA, which no forked process could use"
+        return None
+
+    def _device_has_started(self) -> bool:
+        with open("/proc/self/maps", errors="replace") as file:
+            if "/libcuda.so" not in file.read():
+                return False
+        try:
+            count = self.ctypes.c_int()
+            answer = self.ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(self.ctypes.byref(count))
+        except (OSError, AttributeError):
+            return True
+        return answer not in {_NOT_INITIALISED, _STUB}
+
+    def settle_down(self) -> None:
+        """Be ready to be copied: nothing unwritten in any buffer, and memory that the copies will share."""
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        self.libc.fflush(None)
+        # Workers stay frozen: a collection that went through the modules would copy all of their memory.
+        self.gc.freeze()
+        free = os.sysconf("SC_OPEN_MAX") - len(os.listdir("/proc/self/fd"))
+        self.most = max(1, min(_MOST_AT_ONCE, free // _DESCRIPTORS_PER_ORDER - 1))
+
+    def serve(self) -> "_Worker | None":
+        """Wait for orders and have them carried out; give the worker in its process, None in the server."""
+        orders = self._receive()
+        read, write = os.pipe()
+        before = self.signal.pthread_sigmask(self.signal.SIG_BLOCK, self.signal.valid_signals())
+        try:
+            pid = os.fork()
+        except OSError:
+            pid = -1
+        if pid == 0:
+            worker = self._fork_each(orders, write)
+            worker.mask = before
+            worker.others = [read, write, *(each for other in orders if other is not worker for each in other.all)]
+            return worker
+        if pid > 0:
+            self._wait(pid)
+        self.signal.pthread_sigmask(self.signal.SIG_SETMASK, before)
+        os.set_blocking(read, False)
+        try:
+            pairs = dict(pair.split(":") for pair in os.read(read, 4096).decode().split())
+        except BlockingIOError:
+            pairs = {}
+        _tell(
+            self.control, "forked " + " ".join(f"{order.serial}:{pairs.get(str(order.serial), -1)}" for order in orders)
+        )
+        for descriptor in (read, write, *(each for order in orders for each in order.all)):
+            os.close(descriptor)
+        return None
+
+    @staticmethod
+    def _fork_each(orders: "list[_Worker]", write: int) -> "_Worker":
+        """Fork the workers, then end, so that they fall to the spawner; return in them only."""
+        for order in orders:
+            try:
+                pid = os.fork()
+            except OSError:
+                pid = -1
+            if pid == 0:
+                return order
+            os.write(write, b"%d:%d " % (order.serial, pid))
+        os._exit(0)
+
+    def _receive(self) -> "list[_Worker]":
+        orders: list[_Worker] = []
+        space = self.socket.CMSG_SPACE(4 * 16)
+        flags = self.socket.MSG_CMSG_CLOEXEC
+        while len(orders) < self.most:
+            try:
+                data, rights, _, _ = self.orders.recvmsg(_MESSAGE_BYTES, space, flags)
+            except BlockingIOError:
+                break
+            if not data:
+                os._exit(0)
+            descriptors = [
+                int.from_bytes(payload[at : at + 4], sys.byteorder)
+                for _, _, payload in rights
+                for at in range(0, len(payload) - 3, 4)
+            ]
+            order = _Worker(self, descriptors, *loads(data))  # noqa: S302 - from the spawner
+            if order.is_whole:
+                orders.append(order)
+                flags |= self.socket.MSG_DONTWAIT
+            else:  # no descriptor was left for them
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                _tell(self.control, f"forked {order.serial}:-1")
+        return orders
+
+    @staticmethod
+    def _wait(pid: int) -> None:
+        try:
+            os.waitpid(pid, 0)
+        except ChildProcessError:
+            pass  # a module has SIGCHLD ignored: it has ended and left no trace
+
+
+def _name_of(thread: str) -> str:
+    try:
+        with open(f"/proc/self/task/{thread}/comm", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return "?"
+
+
+class _Worker:
+    """An order, and in the process that was forked for it the hands that carry it out."""
+
+    def __init__(
+        self,
+        server: _Server,
+        descriptors: list[int],
+        serial: int,
+        spawner: int,
+        changes: dict[str, str | None],
+        cwd: str,
+        numbers: tuple[int, ...],
+        terminal: bool,  # noqa: FBT001 - the last of a message's fields
+    ) -> None:
+        self.server = server
+        self.all = descriptors
+        self.serial = serial
+        self.spawner = spawner
+        self.changes = changes
+        self.cwd = cwd
+        self.numbers = numbers
+        self.terminal = terminal
+        self.mask: set[int] = set()
+        self.others: list[int] = []
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether all descriptors have come: the pipe to wait on and the worker's own."""
+        return len(self.all) == 1 + len(self.numbers)
+
+    def become(self) -> None:
+        """Leave nothing of the server behind; wait for the spawner's word; return to the interpreter."""
+        step = "setup"
+        server = self.server
+        go = self.all[0]
+        try:
+            os.setsid()
+            for descriptor in self.others:
+                os.close(descriptor)
+            self._place(self.all[1:])
+            if self.terminal:
+                server.fcntl.ioctl(0, server.termios.TIOCSCTTY, 0)
+            _rename(server.comm)
+            self._take_environment()
+            _renew_streams()
+            _renew_random()
+            self._set_threads()
+            for name in server.modules:
+                sys.modules.pop(name, None)
+            for path in server.cached:
+                sys.path_importer_cache.pop(path, None)
+            step = "chdir"
+            os.chdir(self.cwd)
+        except Exception as exc:  # noqa: BLE001 - told, and started the cold way where that may help
+            number = exc.errno if isinstance(exc, OSError) else 0
+            _tell(server.control, f"broken {os.getpid()} {step} {number or 0}")
+            os._exit(_NO_WORKER)
+        if os.read(go, 1) != b"!":  # the order was called off, or the spawner is gone
+            os._exit(_NO_WORKER)
+        server.libc.prctl(_SET_PDEATHSIG, _KILL, 0, 0, 0)
+        if os.getppid() != self.spawner:  # it was killed before the line above could take effect
+            os._exit(_NO_WORKER)
+        os.close(go)
+        server.orders.close()
+        try:
+            server.signal.pthread_sigmask(server.signal.SIG_SETMASK, self.mask)
+        except KeyboardInterrupt:
+            server.signal.signal(server.signal.SIGINT, server.signal.SIG_DFL)
+            os.kill(os.getpid(), server.signal.SIGINT)
+
+    def _place(self, descriptors: list[int]) -> None:
+        for descriptor, number in zip([self._outside(each) for each in descriptors], self.numbers, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+    def _outside(self, descriptor: int) -> int:
+        """Move a descriptor off the numbers that are to be given; where it was, another will be."""
+        while descriptor in self.numbers:
+            descriptor = os.dup(descriptor)
+        return descriptor
+
+    def _take_environment(self) -> None:
+        """Make the variables what exec would have made them, for Python, for C and for ``/proc``."""
+        data = os.environ._data  # type: ignore[attr-defined] # noqa: SLF001 - as often as there are variables, putenv
+        for name, value in self.changes.items():
+            if value is None:
+                data.pop(os.fsencode(name), None)
+            else:
+                data[os.fsencode(name)] = os.fsencode(value)
+        ctypes, libc = self.server.ctypes, self.server.libc
+        libc.malloc.restype = ctypes.c_void_p
+        strings = [b"%b=%b\0" % item for item in data.items()]
+        room = self.server.env_end - self.server.env_start
+        if sum(map(len, strings)) > room:  # at least what differs between workers is to be seen
+            changed = tuple(os.fsencode(name) + b"=" for name in self.changes)
+            strings.sort(key=lambda string: not string.startswith(changed))
+        block = bytearray()
+        pointers = (ctypes.c_void_p * (len(strings) + 1))()
+        for at, string in enumerate(strings):
+            if len(block) + len(string) <= room:
+                pointers[at] = self.server.env_start + len(block)
+                block += string
+            else:
+                pointers[at] = libc.malloc(ctypes.c_size_t(len(string)))
+                ctypes.memmove(pointers[at], string, len(string))
+        if room > 0:
+            ctypes.memmove(self.server.env_start, bytes(block.ljust(room, b"\0")), room)
+        table = libc.malloc(ctypes.c_size_t(ctypes.sizeof(pointers)))
+        ctypes.memmove(table, pointers, ctypes.sizeof(pointers))
+        ctypes.c_void_p.in_dll(libc, "environ").value = table
+
+    def _set_threads(self) -> None:
+        """Give the libraries the number of threads that they would have read as they were loaded."""
+        count = self.changes.get("OMP_NUM_THREADS") or ""
+        if not count.isdecimal():
+            return
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_num_threads(int(count))
+        with open("/proc/self/maps", errors="replace") as file:
+            paths = {line.rstrip("\n").partition("/")[2] for line in file if ".so" in line}
+        for path in paths:
+            name = "/" + path.rpartition("/")[2]
+            setters: tuple[str, ...] = ()
+            if name.startswith(_OPENMP):
+                setters = ("omp_set_num_threads",)
+            elif "openblas" in name and not os.environ.get("OPENBLAS_NUM_THREADS"):
+                setters = _OPENBLAS_SETTERS
+            library = self.server.ctypes.CDLL("/" + path) if setters else None
+            for setter in setters:
+                if hasattr(library, setter):
+                    getattr(library, setter)(int(count))
+
+
+def _renew_streams() -> None:
+    """Make the standard streams anew, in place, on what the descriptors are now: terminal, pipe or file."""
+    import io
+
+    for number, mode, stream in ((0, "r", sys.__stdin__), (1, "w", sys.__stdout__), (2, "w", sys.__stderr__)):
+        if type(stream) is not io.TextIOWrapper:
+            continue
+        unbuffered = mode == "w" and stream.write_through
+        binary = open(number, mode + "b", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115 - as long as the process
+        raw = binary if unbuffered else binary.raw
+        raw.name = stream.name
+        by_line = not stream.write_through and (number == 2 or raw.isatty())
+        stream.__init__(binary, stream.encoding, stream.errors, "\n", line_buffering=by_line, write_through=unbuffered)
+        stream.mode = mode
+
+
+def _renew_random() -> None:
+    """Have the ranks draw different numbers (``random`` sees to itself), and keep different secrets."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.current_process().authkey = os.urandom(32)
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        set_native_id = getattr(threading.main_thread(), "_set_native_id", None)
+        if set_native_id is not None:
+            set_native_id()
