@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -16,6 +17,9 @@ Kind = Literal["stack", "stopped", "traced", "kernel", "zombie", "gone", "hidden
 _MOST = 200
 """So many places are told apart; more merge by function, whatever the line."""
 _RANKS_CHARS = 48
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+_Seen = tuple[View | None, Wait | None, list[ThreadStack]]
+"""The main thread's stack, what it waits in, and the other threads."""
 _KINDS: dict[str, Kind] = {"T": "stopped", "t": "traced", "D": "kernel", "Z": "zombie", "X": "gone", "": "gone"}
 """What the letter of a process state says, where it says more than a stack."""
 
@@ -52,7 +56,13 @@ class Group:
 
 def group_by_place(stacks: Sequence[m.Stack], script_dir: str) -> list[Group]:
     """Put ranks at the same place together; should there be very many places, by function only."""
-    found = [(stack, *_read(stack, script_dir)) for stack in stacks]
+    seen: dict[str, _Seen] = {}  # most ranks' stacks differ in their threads' addresses only
+    found = []
+    for stack in stacks:
+        text = _ADDRESS.sub("0x0", stack.text)
+        if (one := seen.get(text)) is None:
+            one = seen[text] = _read(text, script_dir)
+        found.append((stack, _kind(stack.state, one), *one))
     groups = _merged(found, by_line=True)
     if len(groups) > _MOST:
         groups = _merged(found, by_line=False)
@@ -63,10 +73,11 @@ def group_by_place(stacks: Sequence[m.Stack], script_dir: str) -> list[Group]:
     return groups
 
 
-def _merged(found: Sequence[tuple[m.Stack, Kind, View | None, list[ThreadStack]]], *, by_line: bool) -> list[Group]:
+def _merged(
+    found: Sequence[tuple[m.Stack, Kind, View | None, Wait | None, list[ThreadStack]]], *, by_line: bool
+) -> list[Group]:
     groups: dict[object, Group] = {}
-    for stack, kind, view, threads in found:
-        wait = find_wait(view) if view else None
+    for stack, kind, view, wait, threads in found:
         key: object = kind
         if view is not None and kind == "stack":
             place = view.place
@@ -82,17 +93,21 @@ def _merged(found: Sequence[tuple[m.Stack, Kind, View | None, list[ThreadStack]]
     return list(groups.values())
 
 
-def _read(stack: m.Stack, script_dir: str) -> tuple[Kind, View | None, list[ThreadStack]]:
-    threads = parse_stacks(stack.text) if stack.text else []
+def _read(text: str, script_dir: str) -> _Seen:
+    threads = parse_stacks(text) if text else []
     main = main_thread(threads)
-    others = [thread for thread in threads if thread is not main]
     view = View(main, script_dir) if main else None
-    kind = _KINDS.get(stack.state)
+    return view, find_wait(view) if view else None, [thread for thread in threads if thread is not main]
+
+
+def _kind(state: str, seen: _Seen) -> Kind:
+    view, _, others = seen
+    kind = _KINDS.get(state)
     if kind is not None and not (kind == "gone" and view):
-        return kind, view, others
+        return kind
     if view is not None:
-        return "stack", view, others
-    return ("hidden" if threads else "silent"), None, others
+        return "stack"
+    return "hidden" if others else "silent"
 
 
 class Hosts:

@@ -17,6 +17,8 @@ from distlaunch.job.diagnose.tracebacks import Frame
 _READ_CHARS = 1 << 20
 _THREADS = 256
 _FRAMES = 512
+_DEPTH = 100
+"""So many frames of a thread faulthandler shows; Python 3.13 does not say where it has left some out."""
 _PATH_CHARS = 1000
 _NAME_CHARS = 80
 _HEADER = re.compile(
@@ -177,9 +179,13 @@ class _Threads:
             self._current = current
             self._cut = False
 
-    def add(self, file: str | None, line: str | None, function: str) -> None:
-        if self._frames is not None and len(self._frames) < _FRAMES:
+    def add(self, file: str | None, line: str | None, function: str) -> int:
+        """Take a frame; give how many the thread has."""
+        if self._frames is None:
+            return 0
+        if len(self._frames) < _FRAMES:
             self._frames.append(_frame(file, line, function))
+        return len(self._frames)
 
     def cut(self) -> None:
         self._cut = True
@@ -198,8 +204,9 @@ def _read_faulthandler(lines: Sequence[str]) -> list[ThreadStack]:
         if match := _HEADER.fullmatch(line):
             threads.begin(match["name"], current=match["kind"] != "Thread")
         elif match := _FRAME.fullmatch(line):
-            threads.add(match[1], match[2], match[3])
-        elif line.startswith(("  ...", "  <truncated")):
+            if threads.add(match[1], match[2], match[3]) >= _DEPTH:
+                threads.cut()
+        elif line.startswith("  ..."):
             threads.cut()
         elif not line.startswith("  "):
             threads.end()

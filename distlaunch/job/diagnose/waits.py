@@ -151,13 +151,13 @@ _HINTS: tuple[tuple[str, frozenset[str] | None, str], ...] = (
         "it waits for a process that it has started (`ps --ppid` with its pid shows them), or for a lock of theirs",
     ),
     ("/concurrent/futures/", None, "it waits for work that it has given to a pool of its own"),
+    ("/queue.py", None, "it waits for a queue that another of its threads has to fill or empty"),
     (
         "/threading.py",
         frozenset({"join", "_wait_for_tstate_lock"}),
         "it waits for another of its threads to end",
     ),
     ("/threading.py", None, "it waits for a lock or an event that another of its threads has to release"),
-    ("/queue.py", None, "it waits for a queue that another of its threads has to fill or empty"),
     ("<frozen importlib", None, "it is importing a module: is the file system where that lies slow, or gone?"),
 )
 _SAME = {

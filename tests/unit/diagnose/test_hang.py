@@ -1,0 +1,317 @@
+"""Hangs explained: recorded ones of four workers (torch 2.13, gloo) and made ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.core.wire import messages as m
+from distlaunch.job.diagnose.hang import HangDiagnosis, diagnose_hang
+
+RECORDED = Path(__file__).parent / "recorded_stacks"
+PROJECT = "/home/user/project"
+LIB = "/home/user/venv/lib/python3.11/site-packages"
+ALL_REDUCE = (f"{LIB}/torch/distributed/distributed_c10d.py", 3252, "all_reduce")
+BARRIER = (f"{LIB}/torch/distributed/distributed_c10d.py", 5356, "barrier")
+BACKWARD = (f"{LIB}/torch/autograd/graph.py", 979, "_engine_run_backward")
+LOADER = (f"{LIB}/torch/utils/data/dataloader.py", 1291, "_try_get_data")
+
+
+def explain(stacks: list[m.Stack], **how) -> HangDiagnosis:
+    defaults = {
+        "world_size": len(stacks) + len(how.get("ended", ())),
+        "silent_s": 30.0,
+        "heartbeats": {},
+        "ended": (),
+        "hosts": lambda _rank: "node1",
+        "script_dir": PROJECT,
+    }
+    return diagnose_hang(stacks, **(defaults | how))
+
+
+def recorded(name: str) -> list[m.Stack]:
+    entries = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
+    return [m.Stack(**entry) for entry in entries]
+
+
+def stack(
+    rank: int, *frames: tuple[str, int, str], line: int = 90, function: str = "main", state: str = "S"
+) -> m.Stack:
+    whole = (*frames, (f"{PROJECT}/train.py", line, function), (f"{PROJECT}/train.py", 99, "<module>"))
+    lines = [f'  File "{file}", line {number} in {name}\n' for file, number, name in whole]
+    text = "Current thread 0x00007f0 (most recent call first):\n" + "".join(lines)
+    return m.Stack(rank=rank, pid=4000 + rank, state=state, text=text)
+
+
+def silent(rank: int, state: str) -> m.Stack:
+    return m.Stack(rank=rank, pid=4000 + rank, state=state, text="")
+
+
+def steps(*numbers: float) -> dict[int, dict[str, float]]:
+    return {rank: {"step": float(number), "loss": 0.5} for rank, number in enumerate(numbers)}
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "function"),
+    [
+        ("late_in_all_reduce.python311", 2, "load_batch"),
+        ("late_in_all_reduce.py-spy", 2, "load_batch"),
+        ("late_in_backward.python311", 1, "load_batch"),
+        ("late_in_barrier.python311", 3, "load_batch"),
+        ("rendezvous.python311", 1, "load_batch"),
+        ("other_collective.python311", 0, "other_collective"),
+    ],
+)
+def test_the_rank_that_the_others_wait_for_is_named_with_its_line(name, rank, function):
+    told = explain(recorded(name))
+    assert told.behind == (rank,)
+    assert told.frame is not None
+    assert told.frame.endswith(f" in {function}")
+    assert told.signature == ("hang", told.frame)
+    assert f"rank {rank} " in told.summary
+    assert told.frame in told.summary
+    groups = [line for line in told.text.splitlines()[2:] if line.startswith("  rank")]
+    assert groups[0].startswith(f"  rank {rank}")
+
+
+def test_a_whole_report_reads_as_people_write():
+    stacks = [stack(rank, ALL_REDUCE) for rank in (0, 1, 3)]
+    stacks.insert(2, stack(2, line=57, function="load_batch"))
+    assert explain(stacks, heartbeats=steps(119, 119, 118, 119)).text.splitlines() == [
+        "hang: no sign of life from any of 4 workers for 30 s",
+        "  rank 2 is behind (step 118, the others 119), at train.py:57 in load_batch",
+        "  rank 2:",
+        "      train.py:57 in load_batch",
+        "      train.py:99 in <module>",
+        "  ranks 0-1,3, in torch.distributed all_reduce:",
+        "      distributed_c10d.py:3252 in all_reduce",
+        "      train.py:90 in main",
+        "      train.py:99 in <module>",
+    ]
+
+
+@pytest.mark.parametrize("name", ["stopped.python311", "stopped.py-spy"])
+def test_a_stopped_worker_comes_first_and_how_to_wake_it_is_said(name):
+    told = explain(recorded(name))
+    assert told.behind == (3,)
+    assert told.frame is None
+    assert told.text.splitlines()[1] == "  rank 3 is stopped (state T): somebody sent SIGSTOP"
+    assert "kill -CONT 4003" in told.text
+
+
+def test_a_worker_in_the_kernel_is_named_and_where_to_look():
+    told = explain([stack(0, ALL_REDUCE), silent(1, "D")], heartbeats=steps(3, 4))
+    assert told.behind == (1,)
+    assert "rank 1 is stuck in the kernel (state D)" in told.text
+    assert "/proc/4001/stack" in told.text
+
+
+@pytest.mark.parametrize(("state", "words"), [("t", "held by a debugger"), ("Z", "zombie")])
+def test_other_odd_states_are_named(state, words):
+    told = explain([stack(0, ALL_REDUCE), silent(1, state)])
+    assert told.behind == (1,)
+    assert words in told.text
+
+
+def test_who_waits_is_not_behind_whatever_the_steps_say():
+    """Heartbeats are sent now and then: the last ones of two ranks may differ though the ranks do not."""
+    stacks = [stack(0, ALL_REDUCE), stack(1, line=57, function="load_batch"), stack(2, ALL_REDUCE)]
+    assert explain(stacks, heartbeats=steps(117, 118, 118)).behind == (1,)
+
+
+def test_who_computes_is_behind_who_may_wait_in_backward():
+    assert explain([stack(0, BACKWARD), stack(1, line=57), stack(2, BACKWARD), stack(3, BACKWARD)]).behind == (1,)
+
+
+def test_who_may_wait_in_backward_is_behind_who_surely_waits():
+    assert explain([stack(0, ALL_REDUCE), stack(1, BACKWARD), stack(2, ALL_REDUCE)]).behind == (1,)
+
+
+def test_where_nobody_waits_the_lowest_step_is_behind():
+    stacks = [stack(0, line=10), stack(1, line=20), stack(2, line=30), stack(3, line=30)]
+    told = explain(stacks, heartbeats=steps(7, 8, 5, 5))
+    assert told.behind == (2, 3)
+    assert "(step 5, the others 7-8)" in told.text
+
+
+def test_where_nobody_waits_and_steps_tell_nothing_the_odd_rank_is_behind():
+    stacks = [stack(rank, line=20 if rank == 5 else 10) for rank in range(8)]
+    assert explain(stacks, heartbeats=steps(*[4] * 8)).behind == (5,)
+
+
+def test_where_nobody_stands_out_nobody_is_blamed_but_all_places_are_shown():
+    told = explain([stack(0, line=10, function="one"), stack(1, line=20, function="two")])
+    assert told.behind == ()
+    assert "no rank stands out" in told.text
+    assert "train.py:10 in one" in told.text
+    assert "train.py:20 in two" in told.text
+
+
+@pytest.mark.parametrize(("frames", "words"), [((ALL_REDUCE,), "in torch.distributed all_reduce"), ((), "")])
+def test_where_all_stand_at_the_same_place_nobody_is_blamed(frames, words):
+    told = explain([stack(rank, *frames) for rank in range(4)], heartbeats=steps(8, 8, 9, 8))
+    assert told.behind == ()
+    assert told.frame == "train.py:90 in main"
+    assert f"all 4 stand at the same place {words}".strip() in told.text
+    assert told.signature == ("hang", "train.py:90 in main")
+
+
+def test_the_only_worker_is_the_one_that_hangs():
+    told = explain([stack(0, LOADER)])
+    assert told.behind == (0,)
+    assert told.text.startswith(
+        "hang: no sign of life from the only worker for 30 s\n  it stands, at train.py:90 in main"
+    )
+
+
+def test_ranks_that_wait_in_different_collectives_are_said_to():
+    told = explain([stack(0, ALL_REDUCE), stack(1, ALL_REDUCE), stack(2, BARRIER, line=80)])
+    assert told.behind == (2,)
+    first = " ".join(line.strip() for line in told.text.splitlines()[1:3])
+    assert first.startswith("rank 2 waits in torch.distributed barrier, at train.py:80 in main; the others in")
+    assert "same order" in told.text
+
+
+def test_ranks_that_ended_are_what_the_others_wait_for():
+    told = explain([stack(rank, ALL_REDUCE) for rank in range(3)], ended=[3])
+    assert told.behind == (3,)
+    assert "any of 3 workers that still run" in told.text
+    assert "rank 3 has ended with exit code 0, and the others wait for it" in told.text
+
+
+def test_ranks_that_ended_are_only_mentioned_where_somebody_else_is_behind():
+    told = explain([stack(0, ALL_REDUCE), stack(1, line=57)], ended=[2])
+    assert told.behind == (1,)
+    assert "rank 2 ended before, with exit code 0" in told.text
+
+
+def test_a_rank_without_a_stack_is_behind_when_all_others_wait():
+    told = explain([stack(0, ALL_REDUCE), silent(1, "S"), stack(2, ALL_REDUCE)])
+    assert told.behind == (1,)
+    assert "rank 1: no stack (state S, pid 4001)" in told.text
+
+
+def test_a_node_that_does_not_answer_is_named():
+    told = explain([stack(0, ALL_REDUCE), stack(1, ALL_REDUCE)], world_size=4)
+    assert told.behind == (2, 3)
+    assert "ranks 2-3: no answer from their nodes" in told.text
+
+
+def test_of_no_stacks_at_all_the_report_is_honest():
+    told = explain([silent(rank, "S") for rank in range(2)])
+    assert told.behind == ()
+    assert told.frame is None
+    assert told.signature is None
+    assert explain([], ended=[0]).text
+
+
+def test_hosts_are_named_where_there_are_several():
+    stacks = [stack(0, ALL_REDUCE), stack(1, ALL_REDUCE), stack(2, line=57)]
+    told = explain(stacks, hosts=lambda rank: f"node{rank}")
+    assert "  rank 2 on node2:" in told.text
+    assert "ranks 0-1, in" in told.text
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("dataloader", "DataLoader"),
+        ("download", "server on the network"),
+        ("import_lock", "import"),
+        ("join", "another of its threads to end"),
+        ("event", "lock or an event"),
+        ("queue", "queue"),
+        ("child", "process that it has started"),
+        ("debugger", "debugger"),
+    ],
+)
+def test_a_hint_says_what_to_look_at(name, hint):
+    told = explain(recorded(f"{name}.python311"))
+    assert hint in told.text.replace("\n    ", " ").partition("hint: ")[2]
+
+
+def test_other_threads_of_the_users_code_are_shown_with_who_is_behind():
+    assert "another thread: train.py:26 in holder" in explain(recorded("lock.python311")).text
+
+
+def test_a_main_thread_that_is_not_shown_is_said_to_be_so():
+    assert "its main thread is not in the dump" in explain(recorded("many_threads.python311")).text
+
+
+def test_a_thousand_ranks_make_a_short_report():
+    stacks = [stack(rank, ALL_REDUCE) for rank in range(1024)]
+    stacks[700] = stack(700, line=57, function="load_batch")
+    told = explain(stacks, heartbeats=steps(*[119] * 1024))
+    assert told.behind == (700,)
+    assert len(told.text.splitlines()) < 15
+    assert "ranks 0-699,701-1023, in torch.distributed all_reduce" in told.text
+
+
+def test_a_thousand_places_make_a_short_report_too():
+    stacks = [stack(rank, line=rank) for rank in range(1024)]
+    told = explain(stacks)
+    assert len(told.text.splitlines()) <= 60
+    assert len(json.dumps(told.record)) < 100_000
+
+
+def test_ranks_that_alternate_are_counted():
+    stacks = [stack(rank, ALL_REDUCE) if rank % 2 else stack(rank, line=57) for rank in range(1024)]
+    told = explain(stacks)
+    assert "512 ranks (0,2,4," in told.text
+    assert max(map(len, told.text.splitlines())) <= 100
+
+
+def test_the_record_is_json_and_has_what_the_report_has():
+    told = explain(recorded("late_in_all_reduce.python311"), heartbeats=steps(3, 3, 2, 3))
+    record = json.loads(json.dumps(told.record))
+    assert record["behind"] == [2]
+    assert record["frame"] == told.frame
+    assert [group["ranks"] for group in record["groups"]] == [[2], [0, 1, 3]]
+    assert record["groups"][1]["waits_in"] == "torch.distributed all_reduce"
+    assert record["groups"][0]["steps"] == [2, 2]
+    assert record["groups_left_out"] == 0
+
+
+def test_hostile_words_reach_the_screen_as_text_only():
+    evil = m.Stack(
+        rank=0,
+        pid=1,
+        state="\x1b",
+        text='Current thread 0x0 [\x1b]0;x\x07] (most recent call first):\n  File "/p/\x1b[2J.py", line 1 in a\x07\n',
+    )
+    told = explain([evil, silent(1, "\x07\n")], hosts=lambda rank: f"n\x1b{rank}")
+    assert all(line.isprintable() for line in told.text.splitlines())
+    assert told.summary.isprintable()
+
+
+STACKS = st.builds(
+    m.Stack,
+    rank=st.integers(0, 7),
+    pid=st.integers(1, 9),
+    state=st.sampled_from(["R", "S", "D", "T", "t", "Z", "X", "", "?"]),
+    text=st.sampled_from(
+        ["", "x", stack(0).text, stack(0, ALL_REDUCE).text, stack(0, BARRIER).text, stack(0, BACKWARD).text]
+    ),
+)
+
+
+@given(
+    st.lists(STACKS, unique_by=lambda one: one.rank),
+    st.dictionaries(st.integers(0, 9), st.dictionaries(st.sampled_from(["step", "loss"]), st.floats(allow_nan=False))),
+    st.sets(st.integers(0, 7)),
+)
+def test_whatever_comes_the_report_accounts_for_every_rank_and_fits_the_screen(stacks, heartbeats, ended):
+    ended -= {one.rank for one in stacks}
+    told = explain(stacks, world_size=8, heartbeats=heartbeats, ended=sorted(ended))
+    assert told.text.endswith("\n")
+    assert "\n\n" not in told.text
+    assert max(map(len, told.text.splitlines())) <= 100
+    assert told.summary.isprintable()
+    assert set(told.behind) <= set(range(8))
+    ranks = [rank for group in told.record["groups"] for rank in group["ranks"]]
+    assert sorted([*ranks, *ended]) == list(range(8))
+    json.dumps(told.record, allow_nan=True)
