@@ -14,6 +14,8 @@ import os
 import sys
 from marshal import loads
 
+from _distlaunch_worker import Worker, rename, tell  # type: ignore[import-not-found]
+
 _NAME = "dl-warm"
 _MOST_AT_ONCE = 8
 """Workers that one intermediate process forks: none of them runs before it has ended."""
@@ -23,15 +25,7 @@ _REASON_CHARS = 2000
 _NOT_INITIALISED = 3
 _STUB = 34
 """What CUDA's driver library answers before it was started, and where it is but a stub."""
-_SET_PDEATHSIG = 1
-_KILL = 9
-_NO_WORKER = 127
 _ENV_START = 47  # in /proc/self/stat, counted after the name: fields 50 and 51
-_OPENMP = ("/libgomp", "/libiomp", "/libomp")
-_OPENBLAS_SETTERS = (
-    "openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_openblas_set_num_threads",
-    "scipy_openblas_set_num_threads64_",
-)  # fmt: skip
 
 
 def serve(control: int) -> None:
@@ -39,40 +33,24 @@ def serve(control: int) -> None:
     names = os.environ.pop("DISTLAUNCH_WARM_MODULES").split(",")
     os.environ.pop("DISTLAUNCH_WARM_ROOM", None)
     os.set_inheritable(control, False)  # noqa: FBT003 - positional-only in the standard library
-    comm = _rename(_NAME)
+    comm = rename(_NAME)
     _move_environment()
     _import(control, names)
-    server = _Server(control, comm)
+    server = Server(control, comm)
     problem = server.problem(names)
     if problem:
         _fail(control, problem)
     server.settle_down()
-    _tell(control, "ready")
+    tell(control, "ready")
     worker = None
     while worker is None:
         worker = server.serve()
     worker.become()
 
 
-def _tell(control: int, line: str) -> None:
-    os.write(control, line.encode("utf-8", "replace"))
-
-
 def _fail(control: int, reason: str) -> None:
-    _tell(control, "failed " + reason[:_REASON_CHARS])
+    tell(control, "failed " + reason[:_REASON_CHARS])
     os._exit(1)
-
-
-def _rename(name: str) -> str:
-    """Set what ``ps`` shows as the command; give what it showed."""
-    try:
-        descriptor = os.open("/proc/self/comm", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return name
-    before = os.read(descriptor, 64).decode("utf-8", "surrogateescape").rstrip("\n")
-    os.write(descriptor, os.fsencode(name))
-    os.close(descriptor)
-    return before
 
 
 def _move_environment() -> None:
@@ -109,7 +87,7 @@ def _import(control: int, names: list[str]) -> None:
     if first is not None:
         path.insert(0, first)
     for name in names:
-        _tell(control, "importing " + name)
+        tell(control, "importing " + name)
         try:
             __import__(name)
         except BaseException as exc:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt: no worker's end
@@ -128,12 +106,12 @@ def _said(exc: BaseException) -> str:
 # --- forking
 
 
-class _Server:
+class Server:
     """What is needed after the imports; what that adds to the interpreter is taken away again in a worker."""
 
     def __init__(self, control: int, comm: str) -> None:
         known, cached = set(sys.modules), set(sys.path_importer_cache)
-        import _signal
+        import _signal  # type: ignore[import-not-found]
         import _socket
         import ctypes
         import fcntl
@@ -192,7 +170,7 @@ class _Server:
         free = os.sysconf("SC_OPEN_MAX") - len(os.listdir("/proc/self/fd"))
         self.most = max(1, min(_MOST_AT_ONCE, free // _DESCRIPTORS_PER_ORDER - 1))
 
-    def serve(self) -> "_Worker | None":
+    def serve(self) -> "Worker | None":
         """Wait for orders and have them carried out; give the worker in its process, None in the server."""
         orders = self._receive()
         read, write = os.pipe()
@@ -214,7 +192,7 @@ class _Server:
             pairs = dict(pair.split(":") for pair in os.read(read, 4096).decode().split())
         except BlockingIOError:
             pairs = {}
-        _tell(
+        tell(
             self.control, "forked " + " ".join(f"{order.serial}:{pairs.get(str(order.serial), -1)}" for order in orders)
         )
         for descriptor in (read, write, *(each for order in orders for each in order.all)):
@@ -222,7 +200,7 @@ class _Server:
         return None
 
     @staticmethod
-    def _fork_each(orders: "list[_Worker]", write: int) -> "_Worker":
+    def _fork_each(orders: "list[Worker]", write: int) -> "Worker":
         """Fork the workers, then end, so that they fall to the spawner; return in them only."""
         for order in orders:
             try:
@@ -234,8 +212,8 @@ class _Server:
             os.write(write, b"%d:%d " % (order.serial, pid))
         os._exit(0)
 
-    def _receive(self) -> "list[_Worker]":
-        orders: list[_Worker] = []
+    def _receive(self) -> "list[Worker]":
+        orders: list[Worker] = []
         space = self.socket.CMSG_SPACE(4 * 16)
         flags = self.socket.MSG_CMSG_CLOEXEC
         while len(orders) < self.most:
@@ -250,14 +228,14 @@ class _Server:
                 for _, _, payload in rights
                 for at in range(0, len(payload) - 3, 4)
             ]
-            order = _Worker(self, descriptors, *loads(data))  # noqa: S302 - from the spawner
+            order = Worker(self, descriptors, *loads(data))  # noqa: S302 - from the spawner
             if order.is_whole:
                 orders.append(order)
                 flags |= self.socket.MSG_DONTWAIT
             else:  # no descriptor was left for them
                 for descriptor in descriptors:
                     os.close(descriptor)
-                _tell(self.control, f"forked {order.serial}:-1")
+                tell(self.control, f"forked {order.serial}:-1")
         return orders
 
     @staticmethod
@@ -274,168 +252,3 @@ def _name_of(thread: str) -> str:
             return file.read().strip()
     except OSError:
         return "?"
-
-
-class _Worker:
-    """An order, and in the process that was forked for it the hands that carry it out."""
-
-    def __init__(
-        self,
-        server: _Server,
-        descriptors: list[int],
-        serial: int,
-        spawner: int,
-        changes: dict[str, str | None],
-        cwd: str,
-        numbers: tuple[int, ...],
-        terminal: bool,  # noqa: FBT001 - the last of a message's fields
-    ) -> None:
-        self.server = server
-        self.all = descriptors
-        self.serial = serial
-        self.spawner = spawner
-        self.changes = changes
-        self.cwd = cwd
-        self.numbers = numbers
-        self.terminal = terminal
-        self.mask: set[int] = set()
-        self.others: list[int] = []
-
-    @property
-    def is_whole(self) -> bool:
-        """Tell whether all descriptors have come: the pipe to wait on and the worker's own."""
-        return len(self.all) == 1 + len(self.numbers)
-
-    def become(self) -> None:
-        """Leave nothing of the server behind; wait for the spawner's word; return to the interpreter."""
-        step = "setup"
-        server = self.server
-        go = self.all[0]
-        try:
-            os.setsid()
-            for descriptor in self.others:
-                os.close(descriptor)
-            self._place(self.all[1:])
-            if self.terminal:
-                server.fcntl.ioctl(0, server.termios.TIOCSCTTY, 0)
-            _rename(server.comm)
-            self._take_environment()
-            _renew_streams()
-            _renew_random()
-            self._set_threads()
-            for name in server.modules:
-                sys.modules.pop(name, None)
-            for path in server.cached:
-                sys.path_importer_cache.pop(path, None)
-            step = "chdir"
-            os.chdir(self.cwd)
-        except Exception as exc:  # noqa: BLE001 - told, and started the cold way where that may help
-            number = exc.errno if isinstance(exc, OSError) else 0
-            _tell(server.control, f"broken {os.getpid()} {step} {number or 0}")
-            os._exit(_NO_WORKER)
-        if os.read(go, 1) != b"!":  # the order was called off, or the spawner is gone
-            os._exit(_NO_WORKER)
-        server.libc.prctl(_SET_PDEATHSIG, _KILL, 0, 0, 0)
-        if os.getppid() != self.spawner:  # it was killed before the line above could take effect
-            os._exit(_NO_WORKER)
-        os.close(go)
-        server.orders.close()
-        try:
-            server.signal.pthread_sigmask(server.signal.SIG_SETMASK, self.mask)
-        except KeyboardInterrupt:
-            server.signal.signal(server.signal.SIGINT, server.signal.SIG_DFL)
-            os.kill(os.getpid(), server.signal.SIGINT)
-
-    def _place(self, descriptors: list[int]) -> None:
-        for descriptor, number in zip([self._outside(each) for each in descriptors], self.numbers, strict=True):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
-
-    def _outside(self, descriptor: int) -> int:
-        """Move a descriptor off the numbers that are to be given; where it was, another will be."""
-        while descriptor in self.numbers:
-            descriptor = os.dup(descriptor)
-        return descriptor
-
-    def _take_environment(self) -> None:
-        """Make the variables what exec would have made them, for Python, for C and for ``/proc``."""
-        data = os.environ._data  # type: ignore[attr-defined] # noqa: SLF001 - as often as there are variables, putenv
-        for name, value in self.changes.items():
-            if value is None:
-                data.pop(os.fsencode(name), None)
-            else:
-                data[os.fsencode(name)] = os.fsencode(value)
-        ctypes, libc = self.server.ctypes, self.server.libc
-        libc.malloc.restype = ctypes.c_void_p
-        strings = [b"%b=%b\0" % item for item in data.items()]
-        room = self.server.env_end - self.server.env_start
-        if sum(map(len, strings)) > room:  # at least what differs between workers is to be seen
-            changed = tuple(os.fsencode(name) + b"=" for name in self.changes)
-            strings.sort(key=lambda string: not string.startswith(changed))
-        block = bytearray()
-        pointers = (ctypes.c_void_p * (len(strings) + 1))()
-        for at, string in enumerate(strings):
-            if len(block) + len(string) <= room:
-                pointers[at] = self.server.env_start + len(block)
-                block += string
-            else:
-                pointers[at] = libc.malloc(ctypes.c_size_t(len(string)))
-                ctypes.memmove(pointers[at], string, len(string))
-        if room > 0:
-            ctypes.memmove(self.server.env_start, bytes(block.ljust(room, b"\0")), room)
-        table = libc.malloc(ctypes.c_size_t(ctypes.sizeof(pointers)))
-        ctypes.memmove(table, pointers, ctypes.sizeof(pointers))
-        ctypes.c_void_p.in_dll(libc, "environ").value = table
-
-    def _set_threads(self) -> None:
-        """Give the libraries the number of threads that they would have read as they were loaded."""
-        count = self.changes.get("OMP_NUM_THREADS") or ""
-        if not count.isdecimal():
-            return
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            torch.set_num_threads(int(count))
-        with open("/proc/self/maps", errors="replace") as file:
-            paths = {line.rstrip("\n").partition("/")[2] for line in file if ".so" in line}
-        for path in paths:
-            name = "/" + path.rpartition("/")[2]
-            setters: tuple[str, ...] = ()
-            if name.startswith(_OPENMP):
-                setters = ("omp_set_num_threads",)
-            elif "openblas" in name and not os.environ.get("OPENBLAS_NUM_THREADS"):
-                setters = _OPENBLAS_SETTERS
-            library = self.server.ctypes.CDLL("/" + path) if setters else None
-            for setter in setters:
-                if hasattr(library, setter):
-                    getattr(library, setter)(int(count))
-
-
-def _renew_streams() -> None:
-    """Make the standard streams anew, in place, on what the descriptors are now: terminal, pipe or file."""
-    import io
-
-    for number, mode, stream in ((0, "r", sys.__stdin__), (1, "w", sys.__stdout__), (2, "w", sys.__stderr__)):
-        if type(stream) is not io.TextIOWrapper:
-            continue
-        unbuffered = mode == "w" and stream.write_through
-        binary = open(number, mode + "b", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115 - as long as the process
-        raw = binary if unbuffered else binary.raw
-        raw.name = stream.name
-        by_line = not stream.write_through and (number == 2 or raw.isatty())
-        stream.__init__(binary, stream.encoding, stream.errors, "\n", line_buffering=by_line, write_through=unbuffered)
-        stream.mode = mode
-
-
-def _renew_random() -> None:
-    """Have the ranks draw different numbers (``random`` sees to itself), and keep different secrets."""
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None:
-        process.current_process().authkey = os.urandom(32)
-    threading = sys.modules.get("threading")
-    if threading is not None:
-        set_native_id = getattr(threading.main_thread(), "_set_native_id", None)
-        if set_native_id is not None:
-            set_native_id()

@@ -31,14 +31,15 @@ def _serve(folder: str, control: str) -> None:
     finally:
         sys.path.remove(folder)
         sys.path_importer_cache.pop(folder, None)
-        sys.modules.pop("_distlaunch_warm", None)
+        for name in ("_distlaunch_warm", "_distlaunch_worker"):
+            sys.modules.pop(name, None)
     serve(int(control))
 
 
 def _arm(number: str) -> None:
     """Have this process write its threads' stacks to the descriptor that was given for it, on a real-time signal."""
     if number:
-        import _signal
+        import _signal  # type: ignore[import-not-found]
         import faulthandler
 
         os.set_inheritable(int(number), False)  # noqa: FBT003 - positional-only in the standard library
@@ -51,13 +52,15 @@ def _chain() -> None:
     import sitecustomize  # type: ignore[import-not-found] # noqa: F401 - another: this folder is off the path
 
 
+_control = os.environ.pop("DISTLAUNCH_WARM_FD", "")
 try:
     _folder = _leave()
     _stacks = os.environ.pop("DISTLAUNCH_STACKS_FD", "")
-    _control = os.environ.pop("DISTLAUNCH_WARM_FD", "")
     if _control:
         _serve(_folder, _control)
     _arm(_stacks)
 except Exception as exc:  # noqa: BLE001 - whatever it is, the worker is to run
     sys.stderr.write(f"distlaunch: warning: the worker's bootstrap failed: {exc!r}\n")
+    if _control:  # but a server that cannot serve is not to run the script
+        os._exit(70)
 _chain()

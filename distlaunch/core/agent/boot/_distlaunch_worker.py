@@ -1,0 +1,213 @@
+"""Layer core.agent: what makes a process that the warm server has forked equal to a worker that was executed.
+
+See ``_distlaunch_warm.py``; this module, too, loads nothing that a script would not find loaded.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False  # typing is not loaded: a script might see it
+if TYPE_CHECKING:
+    from typing import Any
+
+    from _distlaunch_warm import Server  # type: ignore[import-not-found]
+
+_SET_PDEATHSIG = 1
+_KILL = 9
+_CHOSEN_SEEDS = 1 << 32
+"""Torch seeds itself with 64 random bits: a seed below was somebody's choice."""
+_NO_WORKER = 127
+_OPENMP = ("/libgomp", "/libiomp", "/libomp")
+_OPENBLAS_SETTERS = (
+    "openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_openblas_set_num_threads",
+    "scipy_openblas_set_num_threads64_",
+)  # fmt: skip
+
+
+def tell(control: int, line: str) -> None:
+    os.write(control, line.encode("utf-8", "replace"))
+
+
+def rename(name: str) -> str:
+    """Set what ``ps`` shows as the command; give what it showed."""
+    try:
+        descriptor = os.open("/proc/self/comm", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return name
+    before = os.read(descriptor, 64).decode("utf-8", "surrogateescape").rstrip("\n")
+    os.write(descriptor, os.fsencode(name))
+    os.close(descriptor)
+    return before
+
+
+class Worker:
+    """An order, and in the process that was forked for it the hands that carry it out."""
+
+    def __init__(
+        self,
+        server: "Server",
+        descriptors: list[int],
+        serial: int,
+        spawner: int,
+        changes: dict[str, str | None],
+        cwd: str,
+        numbers: tuple[int, ...],
+        terminal: bool,  # noqa: FBT001 - the last of a message's fields
+    ) -> None:
+        self.server = server
+        self.all = descriptors
+        self.serial = serial
+        self.spawner = spawner
+        self.changes = changes
+        self.cwd = cwd
+        self.numbers = numbers
+        self.terminal = terminal
+        self.mask: set[int] = set()
+        self.others: list[int] = []
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether all descriptors have come: the pipe to wait on and the worker's own."""
+        return len(self.all) == 1 + len(self.numbers)
+
+    def become(self) -> None:
+        """Leave nothing of the server behind; wait for the spawner's word; return to the interpreter."""
+        step = "setup"
+        server = self.server
+        go = self.all[0]
+        try:
+            os.setsid()
+            for descriptor in self.others:
+                os.close(descriptor)
+            self._place(self.all[1:])
+            if self.terminal:
+                server.fcntl.ioctl(0, server.termios.TIOCSCTTY, 0)
+            rename(server.comm)
+            self._take_environment()
+            _renew_streams()
+            _renew_random()
+            self._set_threads()
+            for name in server.modules:
+                sys.modules.pop(name, None)
+            for path in server.cached:
+                sys.path_importer_cache.pop(path, None)
+            step = "chdir"
+            os.chdir(self.cwd)
+        except Exception as exc:  # noqa: BLE001 - told, and started the cold way where that may help
+            number = exc.errno if isinstance(exc, OSError) else 0
+            tell(server.control, f"broken {os.getpid()} {step} {number or 0}")
+            os._exit(_NO_WORKER)
+        if os.read(go, 1) != b"!":  # the order was called off, or the spawner is gone
+            os._exit(_NO_WORKER)
+        server.libc.prctl(_SET_PDEATHSIG, _KILL, 0, 0, 0)
+        if os.getppid() != self.spawner:  # it was killed before the line above could take effect
+            os._exit(_NO_WORKER)
+        os.close(go)
+        server.orders.close()
+        try:
+            server.signal.pthread_sigmask(server.signal.SIG_SETMASK, self.mask)
+        except KeyboardInterrupt:
+            server.signal.signal(server.signal.SIGINT, server.signal.SIG_DFL)
+            os.kill(os.getpid(), server.signal.SIGINT)
+
+    def _place(self, descriptors: list[int]) -> None:
+        for descriptor, number in zip([self._outside(each) for each in descriptors], self.numbers, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+    def _outside(self, descriptor: int) -> int:
+        """Move a descriptor off the numbers that are to be given; where it was, another will be."""
+        while descriptor in self.numbers:
+            descriptor = os.dup(descriptor)
+        return descriptor
+
+    def _take_environment(self) -> None:
+        """Make the variables what exec would have made them, for Python, for C and for ``/proc``."""
+        data = os.environ._data  # type: ignore[attr-defined] # noqa: SLF001 - as often as there are variables, putenv
+        for name, value in self.changes.items():
+            if value is None:
+                data.pop(os.fsencode(name), None)
+            else:
+                data[os.fsencode(name)] = os.fsencode(value)
+        ctypes, libc = self.server.ctypes, self.server.libc
+        libc.malloc.restype = ctypes.c_void_p
+        strings = [b"%b=%b\0" % item for item in data.items()]
+        room = self.server.env_end - self.server.env_start
+        if sum(map(len, strings)) > room:  # at least what differs between workers is to be seen
+            changed = tuple(os.fsencode(name) + b"=" for name in self.changes)
+            strings.sort(key=lambda string: not string.startswith(changed))
+        block = bytearray()
+        pointers = (ctypes.c_void_p * (len(strings) + 1))()
+        for at, string in enumerate(strings):
+            if len(block) + len(string) <= room:
+                pointers[at] = self.server.env_start + len(block)
+                block += string
+            else:
+                pointers[at] = libc.malloc(ctypes.c_size_t(len(string)))
+                ctypes.memmove(pointers[at], string, len(string))
+        if room > 0:
+            ctypes.memmove(self.server.env_start, bytes(block.ljust(room, b"\0")), room)
+        table = libc.malloc(ctypes.c_size_t(ctypes.sizeof(pointers)))
+        ctypes.memmove(table, pointers, ctypes.sizeof(pointers))
+        ctypes.c_void_p.in_dll(libc, "environ").value = table
+
+    def _set_threads(self) -> None:
+        """Give the libraries the number of threads that they would have read as they were loaded."""
+        count = self.changes.get("OMP_NUM_THREADS") or ""
+        if not count.isdecimal():
+            return
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_num_threads(int(count))
+        with open("/proc/self/maps", errors="replace") as file:
+            paths = {line.rstrip("\n").partition("/")[2] for line in file if ".so" in line}
+        for path in paths:
+            name = "/" + path.rpartition("/")[2]
+            setters: tuple[str, ...] = ()
+            if name.startswith(_OPENMP):
+                setters = ("omp_set_num_threads",)
+            elif "openblas" in name and not os.environ.get("OPENBLAS_NUM_THREADS"):
+                setters = _OPENBLAS_SETTERS
+            library = self.server.ctypes.CDLL("/" + path) if setters else None
+            for setter in setters:
+                if hasattr(library, setter):
+                    getattr(library, setter)(int(count))
+
+
+def _renew_streams() -> None:
+    """Make the standard streams anew, in place, on what the descriptors are now: terminal, pipe or file."""
+    import io
+
+    streams: Any = ((0, "r", sys.__stdin__), (1, "w", sys.__stdout__), (2, "w", sys.__stderr__))
+    wrapper: Any = io.TextIOWrapper
+    for number, mode, stream in streams:
+        if type(stream) is not wrapper:
+            continue
+        unbuffered = stream.write_through
+        binary: Any = io.open(number, mode + "b", 0 if unbuffered and number else -1, closefd=False)  # noqa: SIM115, UP020
+        raw = binary if unbuffered and number else binary.raw
+        raw.name = stream.name
+        by_line = not unbuffered and (number == 2 or raw.isatty())
+        stream.__init__(binary, stream.encoding, stream.errors, "\n", line_buffering=by_line, write_through=unbuffered)
+        stream.mode = mode
+
+
+def _renew_random() -> None:
+    """Have the ranks draw different numbers and keep different secrets; what a module has seeded on purpose stays.
+
+    ``random`` is seeded by Python in every forked process.
+    """
+    numpy: Any = sys.modules.get("numpy.random.mtrand")
+    if numpy is not None and getattr(numpy._rand._bit_generator, "seed_seq", 0) is not None:  # noqa: SLF001 - no other way
+        numpy.seed()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.default_generator.initial_seed() >= _CHOSEN_SEEDS:
+        torch.default_generator.seed()
+    process: Any = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.current_process().authkey = os.urandom(32)
+    threading: Any = sys.modules.get("threading")
+    if threading is not None:
+        set_native_id = getattr(threading.main_thread(), "_set_native_id", None)
+        if set_native_id is not None:
+            set_native_id()
