@@ -171,7 +171,25 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> LaunchPlan:
     _check_descriptors(topology.world_size)
     job_id = _job_id(options)
     base = log_base(options.log_dir, environ) or "a temporary directory"
-    return build_plan(options, facts, topology, backend, job_id=job_id, run_dir=os.path.join(base, job_id))
+    plan = build_plan(options, facts, topology, backend, job_id=job_id, run_dir=os.path.join(base, job_id))
+    if plan.preload and options.setup is None:  # which may lead to others
+        _check_modules(plan, options)
+    return plan
+
+
+def _check_modules(plan: LaunchPlan, options: TrainOptions) -> None:
+    """Refuse ``--preload`` of what is not there. Raises ConfigError."""
+    from distlaunch.core.probe.modules import is_importable, nearest_module
+
+    script = os.path.join(plan.workdir, plan.argv[1])
+    first = plan.workdir if options.module else script if os.path.isdir(script) else os.path.dirname(script)
+    path = [first, *filter(None, {**plan.base_env, **plan.given_env}.get("PYTHONPATH", "").split(os.pathsep))]
+    for name in plan.preload:
+        top = name.partition(".")[0]
+        if not is_importable(top, path):
+            near = nearest_module(top, path)
+            hint = f"did you mean {near}?" if near else f"{plan.argv[0]} -m pip install {top}"
+            raise ConfigError(f"--preload {name}: there is no module {top}", hint=hint)
 
 
 def find_topology(options: TrainOptions, facts: Facts) -> Topology:
