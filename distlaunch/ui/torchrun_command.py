@@ -11,7 +11,7 @@ from distlaunch.job.filters import LineFilter
 from distlaunch.job.sink import STDERR, STDOUT, Sink
 from distlaunch.ui.errors import print_warnings
 from distlaunch.ui.quick import HelpRequested, unknown_variables
-from distlaunch.ui.run import Front, plan
+from distlaunch.ui.run import Front
 from distlaunch.ui.torchrun_meaning import Meaning, understand
 from distlaunch.ui.torchrun_parser import misspelt_variables, parse
 
@@ -27,8 +27,6 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return 0
     if not meaning.silent:
         print_warnings([*unknown_variables(environ), *misspelt_variables(environ)])
-    if meaning.options.dry_run:
-        return plan(meaning.options, "json" if meaning.options.format == "jsonl" else "table")
     from distlaunch.launch import run_job
 
     front = TorchrunFront(meaning)

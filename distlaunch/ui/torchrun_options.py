@@ -156,6 +156,6 @@ OPTIONS: tuple[TorchrunOption, ...] = (
 
 EXTRAS = (
     "gpus", "bind", "env", "env_file", "workdir", "setup", "preload", "restart_window", "min_uptime", "failure_grace",
-    "hang_timeout", "log_dir", "format", "quiet", "dry_run",
+    "hang_timeout", "log_dir", "format", "quiet",
 )  # fmt: skip
 """Fields of ``train``'s options whose variables (DISTLAUNCH_...) work here too."""

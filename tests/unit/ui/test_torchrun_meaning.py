@@ -1,0 +1,225 @@
+"""What torchrun's options mean here: ours, the console's, and what is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.layout import TORCHRUN
+from distlaunch.ui.torchrun_meaning import Display, Meaning, understand
+from distlaunch.ui.torchrun_options import PREFIX
+from distlaunch.ui.torchrun_parser import parse
+
+
+def meaning(*words: str, **environ: str) -> Meaning:
+    return understand(parse([*words, "s.py", "a"], environ), environ)
+
+
+def refused(*words: str, **environ: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        meaning(*words, **environ)
+    return caught.value.message
+
+
+def test_a_plain_command_is_one_quiet_worker_with_torchruns_files():
+    options = meaning().options
+    assert (options.script, options.script_args, options.workers) == ("s.py", ("a",), 1)
+    assert options.layout is TORCHRUN
+    assert options.quiet
+    assert (options.master_addr, options.master_port, options.run_id) == (None, None, None)
+    assert (options.grace, options.failure_grace, options.max_restarts) == (30.0, 30.0, 0)
+    assert options.prefixed is False
+
+
+# --- address and port
+
+
+@pytest.mark.parametrize(
+    ("words", "master"),
+    [
+        (["--standalone"], (None, None)),
+        (["--standalone", "--master-port", "29500"], (None, None)),
+        (["--master-port", "29500"], ("127.0.0.1", 29500)),
+        (["--master-port", "0"], ("127.0.0.1", None)),
+        (["--master-addr", "node1", "--master-port", "1234"], ("node1", 1234)),
+        (["--master-addr", "node1"], (None, None)),
+        (["--master-addr", "[::1]", "--master-port", "1234"], ("::1", 1234)),
+        (["--rdzv-endpoint", "127.0.0.1:29500"], ("127.0.0.1", 29500)),
+        (["--rdzv-endpoint", "localhost"], ("localhost", None)),
+        (["--rdzv-endpoint", "[::1]:4000"], ("::1", 4000)),
+        (["--rdzv-endpoint", "[::1]"], ("::1", None)),
+        (["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400"], (None, None)),
+        (["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"], (None, None)),
+        (["--rdzv-backend", "etcd", "--rdzv-endpoint", "etcd.example.org:2379"], (None, None)),
+        (["--local-addr", "10.0.0.7"], ("10.0.0.7", None)),
+        (["--rdzv-backend=c10d", "--rdzv-endpoint=h:1", "--local-addr", "10.0.0.7"], ("10.0.0.7", None)),
+    ],
+    ids=str,
+)
+def test_rank_0s_address_and_port_are_those_of_a_static_rendezvous(words, master):
+    options = meaning(*words).options
+    assert (options.master_addr, options.master_port) == master
+
+
+@pytest.mark.parametrize("endpoint", ["h:x", "h:70000", ":29500", "a b:1", "h:"])
+def test_a_bad_endpoint_is_refused_where_it_was_written(endpoint):
+    assert refused("--rdzv-endpoint", endpoint).startswith("--rdzv-endpoint takes HOST:PORT")
+    assert refused(PET_RDZV_ENDPOINT=endpoint).startswith("PET_RDZV_ENDPOINT takes HOST:PORT")
+
+
+# --- nodes
+
+
+def test_several_nodes_are_refused_and_the_variable_is_named_where_it_was_one():
+    assert refused("--nnodes=2") == "--nnodes 2: several nodes are not built yet"
+    assert refused("--nnodes=2:4") == "--nnodes 2:4: several nodes are not built yet"
+    assert refused(PET_NNODES="2") == "PET_NNODES 2: several nodes are not built yet"
+    assert refused("--node-rank=1") == "--node-rank 1: several nodes are not built yet"
+    assert meaning("--nnodes=1:1", "--node-rank=0").remarks == ()
+
+
+def test_a_range_of_nodes_runs_one_and_says_so():
+    assert meaning("--nnodes=1:4").remarks == ("--nnodes 1:4: this one node runs; others cannot join yet",)
+    assert meaning(PET_NNODES="1:4").remarks == ()
+
+
+# --- what runs
+
+
+def test_what_runs_is_settled_as_torchrun_settles_it():
+    assert meaning("-m").options.module
+    assert meaning("--no-python").options.no_python
+    run_path = meaning("--run-path", "--no-python", PYTHON_EXEC="/opt/python").options
+    assert (run_path.no_python, run_path.module, run_path.python) == (False, False, None)
+    assert meaning(PYTHON_EXEC="/opt/python").options.python == "/opt/python"
+    assert meaning("--no-python", PYTHON_EXEC="/opt/python").options.python is None
+    with pytest.raises(UsageError, match="exclude each other"):
+        meaning("-m", "--no-python")
+
+
+# --- failure
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "grace"),
+    [
+        (["--shutdown-timeout", "5"], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9"}, 5.0),
+        ([], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9"}, 9.0),
+        ([], {"PET_SHUTDOWN_TIMEOUT": "7", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9"}, 7.0),
+        (["--shutdown-timeout=0"], {}, 0.0),
+    ],
+    ids=str,
+)
+def test_the_shutdown_timeout_holds_for_every_stop(words, environ, grace):
+    options = meaning(*words, **environ).options
+    assert (options.grace, options.failure_grace) == (grace, grace)
+
+
+def test_our_own_variable_may_shorten_the_stop_after_a_failure():
+    options = meaning(DISTLAUNCH_FAILURE_GRACE="2").options
+    assert (options.grace, options.failure_grace) == (30.0, 2.0)
+
+
+def test_a_bad_shutdown_timeout_is_named():
+    assert refused(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="soon").startswith("TORCH_ELASTIC_SHUTDOWN_TIMEOUT takes")
+
+
+# --- ours by variable
+
+
+def test_our_variables_reach_the_options_and_sizes_do_not():
+    options = meaning(
+        DISTLAUNCH_PRELOAD="torch",
+        DISTLAUNCH_HANG_TIMEOUT="60",
+        DISTLAUNCH_FORMAT="jsonl",
+        DISTLAUNCH_ENV="A=1 B=2",
+        DISTLAUNCH_LOG_DIR="/logs",
+        DISTLAUNCH_NUM_GPUS="4",
+    ).options
+    assert (options.preload, options.hang_timeout, options.format) == ("torch", 60.0, "jsonl")
+    assert (options.env, options.log_dir, options.num_gpus) == (("A=1", "B=2"), "/logs", None)
+    assert meaning("--log-dir", "here", DISTLAUNCH_LOG_DIR="/logs").options.log_dir == "here"
+
+
+def test_our_own_lines_are_shown_only_where_that_is_asked_for():
+    assert (meaning().options.quiet, meaning().silent) == (True, False)
+    assert meaning(DISTLAUNCH_QUIET="0").options.quiet is False
+    assert meaning(DISTLAUNCH_QUIET="1").silent is True
+
+
+@pytest.mark.parametrize(
+    ("mode", "bind"), [("node", "numa"), ("socket", "numa"), ("exclusive", "cores"), ("core-complex", "cores")]
+)
+def test_numa_binding_is_ours(mode, bind):
+    assert meaning("--numa-binding", mode).options.bind == bind
+    assert meaning(DISTLAUNCH_BIND="cores").options.bind == "cores"
+
+
+# --- what the console shows
+
+
+@pytest.mark.parametrize(
+    ("words", "modes"),
+    [
+        ([], ["raw", "raw", "raw", "raw"]),
+        (["-r", "3"], ["hidden", "hidden", "hidden", "hidden"]),
+        (["-r", "1"], ["hidden", "raw", "hidden", "raw"]),
+        (["-t", "3"], ["tee", "tee", "tee", "tee"]),
+        (["-r", "3", "-t", "0:2"], ["hidden", "tee", "hidden", "hidden"]),
+        (["-r", "0:1,1:2"], ["hidden", "raw", "raw", "hidden"]),
+        (["--local-ranks-filter", "1"], ["hidden", "hidden", "raw", "raw"]),
+        (["--local-ranks-filter", "1", "-t", "1"], ["hidden", "hidden", "tee", "raw"]),
+        (["-t", "3", "--log-dir", "/dev/null"], ["raw", "raw", "raw", "raw"]),
+    ],
+    ids=str,
+)
+def test_each_stream_is_raw_teed_or_hidden(words, modes):
+    display = meaning(*words).display
+    assert [display.mode(rank, stream) for rank in (0, 1) for stream in (1, 2)] == modes
+    assert display.is_raw is (set(modes) == {"raw"})
+
+
+def test_the_prefix_is_torchruns_or_the_templates():
+    assert Display().prefix(12, "host") == b"[default12]:"
+    assert meaning("--role", "trainer").display.prefix(1, "host") == b"[trainer1]:"
+    template = "<${role_name} $rank/${local_rank}@${hostname} ${other} $$>"
+    assert meaning("--log-line-prefix-template", template).display.prefix(1, "h") == b"<default 1/1@h ${other} $>"
+    assert meaning(TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="${rank}|").display.prefix(1, "h") == b"1|"
+    assert meaning().display.template == PREFIX
+
+
+def test_ranks_that_the_job_does_not_have_are_told():
+    display = meaning("-r", "12:3", "--local-ranks-filter", "0,1").display
+    assert display.beyond(2) == ["--redirects names local rank 12, and the last of this job is 1"]
+    assert display.beyond(13) == []
+
+
+# --- what is said once
+
+
+def test_what_changes_nothing_is_said_in_one_line_if_it_was_written_on_the_command_line():
+    words = ["--monitor-interval=1", "--start-method", "fork", "--rdzv-conf", "timeout=3", "--rdzv-backend=etcd-v2"]
+    (remark,) = meaning(*words).remarks
+    assert remark.startswith(
+        "without effect here: --rdzv-conf, --monitor-interval, --start-method, --rdzv-backend etcd-v2"
+    )
+    assert meaning(PET_MONITOR_INTERVAL="5", PET_RDZV_BACKEND="etcd").remarks == ()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=1"],
+        ["--standalone", "--nnodes=1", "--nproc-per-node=2"],
+        ["--signals-to-handle", "SIGTERM,SIGINT"],
+        ["-t", "3", "--role", "x", "--log-dir", "logs"],
+    ],
+    ids=" ".join,
+)
+def test_ordinary_command_lines_are_not_remarked_upon(words):
+    assert meaning(*words).remarks == ()
+
+
+def test_signals_that_would_end_the_job_under_torchrun_are_remarked_upon():
+    (remark,) = meaning("--signals-to-handle", "SIGTERM,SIGUSR1").remarks
+    assert "--signals-to-handle" in remark
