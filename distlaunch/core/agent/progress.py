@@ -128,17 +128,16 @@ class SignsOfLife:
 
     def tick(self, now: float, *, readable: bool, held: bool) -> None:
         """Do what has come due. ``readable``: our descriptor was; ``held``: output waits for whoever takes ours."""
-        if self.due is None:
-            if readable or self.wrote or self._heartbeats or (held and self.watching):
-                self.due = max(now + GATHER_S, self._sampled + PERIOD_S)
-                self._listen(wanted=False)
-        elif now >= self.due:
+        if self.due is not None and now >= self.due:
             self.due = None
             self._sampled = now
             for descriptor, _ in self._poll.poll(0, max(1, len(self._pipes))):
                 self._sample(self._pipes[descriptor])
             self._tell(held=held and self.watching)
             self._listen(wanted=True)
+        if self.due is None and (readable or self.wrote or self._heartbeats or (held and self.watching)):
+            self.due = max(now + GATHER_S, self._sampled + PERIOD_S)
+            self._listen(wanted=False)
 
     def drain(self, rank: int) -> None:
         """Take what an ended worker has reported last; it is told with the next message."""

@@ -1,0 +1,145 @@
+"""Jobs that hang: found, explained and ended, or restarted; and jobs that only look like it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+QUICK = ("--hang-timeout", "1.5", "--failure-grace", "1")
+
+
+def hang_of(result) -> dict:
+    [hang] = result.of_type("hang")
+    return hang
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [("sleep", "time.sleep(600)"), ("lock", "lock.acquire()"), ("loop", "pass"), ("child", "subprocess.run"),
+     ("deaf", "time.sleep(600)")],
+)  # fmt: skip
+def test_the_stuck_rank_and_its_function_are_named_and_the_job_ends_with_124(job, distlaunch, how, line):
+    result = job.run("hangs.py", how, procs=3, options=QUICK)
+    assert result.returncode == 124, result.stderr
+    assert hang_of(result)["behind"] == [1]
+    assert "in stuck" in hang_of(result)["frame"]
+    assert "in others_wait" in result.stderr
+    report = (result.run_dir / "report.txt").read_text()
+    assert "rank 1" in report
+    assert result.stderr.rstrip().endswith(report.rstrip().splitlines()[-1])
+    stacks = result.run_dir / "attempt-0" / "rank-1.stacks.txt"
+    assert "in stuck" in stacks.read_text()
+    assert oct(stacks.stat().st_mode & 0o777) == "0o600"
+    distlaunch.assert_no_survivors()
+
+
+def test_a_rank_that_somebody_has_stopped_is_named_as_such_and_ended(job, distlaunch):
+    result = job.run("hangs.py", "stop", procs=3, options=QUICK)
+    assert result.returncode == 124, result.stderr
+    assert hang_of(result)["behind"] == [1]
+    assert "SIGSTOP" in hang_of(result)["summary"]
+    distlaunch.assert_no_survivors()
+
+
+def test_a_program_without_python_is_ended_as_well_and_not_killed_by_our_question(job, distlaunch):
+    script = distlaunch.work / "train.sh"
+    script.write_text("#!/bin/sh\ntrap 'echo ended >&2; exit 9' TERM\nwhile :; do sleep 0.1; done\n")
+    script.chmod(0o755)
+    result = job.run(script, options=[*QUICK, "--no-python"])
+    assert result.returncode == 124, result.stderr
+    codes = {event["rank"]: event["returncode"] for event in result.of_type("worker_exited")}
+    assert codes == {0: 9, 1: 9}
+
+
+def test_a_hang_is_restarted_and_ends_early_if_it_repeats_without_progress(job, distlaunch):
+    result = job.run("hangs.py", "sleep", options=[*QUICK, "--max-restarts", "5"])
+    assert result.returncode == 124
+    assert [event["attempt"] for event in result.of_type("hang")] == [0, 1]
+    assert "attempt 0 hung; restart 1 of 5" in result.stderr
+    assert "same failure twice without progress" in result.stderr
+    distlaunch.assert_no_survivors()
+
+
+@pytest.mark.parametrize("options", [(), ("--max-restarts", "3")])
+def test_heartbeats_without_output_raise_no_alarm(job, distlaunch, options):
+    running = job.start("reports.py", "--beat", options=[*QUICK, *options])
+    job.await_signs(running, "reported-0", "reported-1")
+    time.sleep(4)  # not a wait for anything: longer than the timeout
+    job.put_sign("enough")
+    result = running.wait()
+    assert result.returncode == 0, result.stderr
+    assert result.of_type("hang") == []
+
+
+def test_output_without_heartbeats_raises_no_alarm(job, distlaunch):
+    script = distlaunch.work / "train.py"
+    script.write_text("import time\nfor _ in range(40):\n    print('.', end='', flush=True)\n    time.sleep(0.1)\n")
+    result = job.run(script, options=QUICK)
+    assert result.returncode == 0, result.stderr
+
+
+def test_without_the_option_silence_is_golden(job, distlaunch):
+    running = job.start("hangs.py", "sleep", options=["--grace", "1"])
+    running.wait_workers(2)
+    job.await_signs(running, "stuck")
+    time.sleep(2)  # not a wait for anything
+    assert running.process.poll() is None
+    running.send_signal(signal.SIGTERM)
+    assert running.wait().returncode == 143
+    distlaunch.assert_no_survivors()
+
+
+def test_workers_that_wait_for_whoever_reads_our_output_do_not_hang(job, distlaunch):
+    """Nobody reads the launcher's output for longer than the timeout; then all of it comes, and the job goes well."""
+    script = distlaunch.work / "train.py"
+    script.write_text("for _ in range(40):\n    print('x' * 99_999)\nprint('done')\n" * 5)
+    reader, writer = os.pipe()
+    running = job.start(script, options=QUICK, stdout=writer)
+    os.close(writer)
+    time.sleep(5)  # not a wait for anything: longer than the timeout
+    assert running.process.poll() is None
+    data = bytearray()
+    while chunk := os.read(reader, 1 << 20):
+        data += chunk
+    os.close(reader)
+    result = running.wait()
+    assert result.returncode == 0, result.stderr
+    assert data.count(b"done") >= 5
+    assert result.of_type("hang") == []
+
+
+def test_a_worker_that_fails_meanwhile_is_the_cause_and_one_that_never_exits_is_ended_by_the_grace(job, distlaunch):
+    options = ["--hang-timeout", "60", "--failure-grace", "1"]
+    result = job.run("ends.py", "--ignore", "3", options=options)
+    assert result.returncode == 3
+    assert result.of_type("hang") == []
+    assert {event["rank"]: event["returncode"] for event in result.of_type("worker_exited")}[1] == -signal.SIGKILL
+    distlaunch.assert_no_survivors()
+
+
+def test_ctrl_c_during_a_hang_ends_the_job_as_ever(job, distlaunch):
+    running = job.start("hangs.py", "stop", procs=3, options=["--hang-timeout", "1", "--grace", "1"])
+    job.await_signs(running, "stuck")
+    running.send_signal(signal.SIGINT)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait().returncode in (130, 143)
+    distlaunch.assert_no_survivors()
+
+
+def test_the_scripts_own_site_customisation_and_arguments_are_untouched(job, distlaunch):
+    (distlaunch.work / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = 1\n")
+    script = distlaunch.work / "train.py"
+    script.write_text(
+        "import os, sys\n"
+        "assert mine == 1\n"
+        "assert sys.modules['sitecustomize'].__file__ == os.path.abspath('sitecustomize.py')\n"
+        "print(sorted(name for name in os.environ if 'BOOT' in name or 'STACKS' in name))\n"
+        "print(os.environ.get('PYTHONPATH'))\n"
+    )
+    result = job.run(script, procs=1, options=QUICK, env={"PYTHONPATH": str(distlaunch.work)})
+    assert result.returncode == 0, result.stderr
+    assert "[]" in result.stdout
+    assert str(distlaunch.work) in result.stdout

@@ -1,0 +1,140 @@
+"""Progress from real workers: by the helper, by hand, from a shell, and from those who only write rubbish."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+HELPER = """
+import os, time
+from distlaunch.toolkit import heartbeat
+for step in range(1, 101):
+    heartbeat(step=step, loss=1 / step)
+print("said nothing else", flush=True)
+"""
+SHELL = """#!/bin/sh
+echo '{"step": 4, "loss": 0.5}' > /dev/fd/$DISTLAUNCH_PROGRESS_FD
+"""
+FLOOD = """
+import os, time
+pipe = int(os.environ["DISTLAUNCH_PROGRESS_FD"])
+junk = {"0": b'{"step": 1}\\n' * 5000, "1": b"[" * 60000, "2": os.urandom(60000), "3": b'{"step": 1e999}\\n\\0\\n' * 999}
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    try:
+        os.write(pipe, junk[os.environ["RANK"]])
+    except BlockingIOError:
+        time.sleep(0.0005)
+"""
+
+
+def script(distlaunch, source: str, name: str = "train.py") -> Path:
+    path = distlaunch.work / name
+    path.write_text(source)
+    path.chmod(0o755)
+    return path
+
+
+def test_the_helper_reports_and_the_last_state_is_recorded(job, distlaunch):
+    result = job.run(script(distlaunch, HELPER))
+    assert result.returncode == 0, result.stderr
+    event = result.of_type("progress")[-1]
+    assert (event["attempt"], event["ranks"], event["rank"]) == (0, 2, 0)
+    assert event["values"].keys() == {"step", "loss"}
+    assert 1 <= event["step_min"] <= event["step_max"] <= 100
+    assert result.stdout.count("said nothing else") == 1, "reports are no output, and the ranks' lines fold"
+
+
+def test_the_last_step_before_a_failure_counts(job):
+    result = job.run("reports.py", "--upto", "7", "--then", "fail")
+    assert result.returncode == 1
+    event = result.of_type("progress")[-1]
+    assert (event["step_min"], event["step_max"], event["values"]["loss"]) == (7, 7, pytest.approx(1 / 7, abs=1e-6))
+
+
+def test_a_shell_script_can_report(distlaunch):
+    result = distlaunch.train("--num-procs", "2", "--no-python", script(distlaunch, SHELL, "train.sh"))
+    assert result.returncode == 0, result.stderr
+    assert result.of_type("progress")[-1]["values"] == {"step": 4, "loss": 0.5}
+
+
+def test_jsonl_shows_progress_as_it_is_recorded(distlaunch):
+    result = distlaunch.train("--num-procs", "1", "--format", "jsonl", script(distlaunch, HELPER))
+    shown = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [event for event in shown if event["type"] == "progress"] == result.of_type("progress") != []
+
+
+def test_a_job_without_reports_has_no_progress(job):
+    assert job.run("output_lines.py", "3").of_type("progress") == []
+
+
+def test_floods_and_rubbish_do_not_harm_the_job(job, distlaunch):
+    result = job.run(script(distlaunch, FLOOD), procs=4)
+    assert result.returncode == 0, result.stderr
+    assert [event["values"] for event in result.of_type("progress")] in ([{"step": 1}], [{"step": 1}] * 2)
+    assert result.of_type("progress")[-1]["ranks"] in (1, 2), "an infinite step is no number, but a heartbeat"
+
+
+@pytest.mark.parametrize(("upto", "attempts"), [("5,5", 2), ("5,6,6", 3)])
+def test_the_same_failure_again_is_retried_only_after_more_steps(job, upto, attempts):
+    options = ["--max-restarts", "5", "--min-uptime", "0"]
+    result = job.run("reports.py", "--upto", upto, "--then", "fail", options=options)
+    assert result.returncode == 1
+    assert len(result.of_type("attempt_started")) == attempts
+    assert "same failure twice without progress" in result.stderr
+
+
+def test_pipes_of_many_attempts_are_all_closed(job, distlaunch):
+    options = ["--max-restarts", "15", "--min-uptime", "0", "--hang-timeout", "600"]
+    running = job.start("ends.py", *(["raise-a", "raise-b"] * 7), "ok", options=options)
+    counts = []
+    for attempt in range(14):
+        running.wait_event("attempt_started", count=attempt + 1)
+        counts.append(len(os.listdir(f"/proc/{running.pid}/fd")))
+    assert running.wait().returncode == 0
+    assert max(counts[7:]) <= max(counts[:7]) + 2, counts
+
+
+def test_the_helper_works_in_children_of_every_kind(job, distlaunch):
+    source = """
+import multiprocessing, os
+from distlaunch.toolkit import heartbeat, progress
+def work(kind):
+    heartbeat(step=1, kind=1)
+if __name__ == "__main__":
+    for kind in ("fork", "spawn", "forkserver"):
+        child = multiprocessing.get_context(kind).Process(target=work, args=(kind,))
+        child.start(); child.join(); assert child.exitcode == 0, kind
+"""
+    result = job.run(script(distlaunch, source), procs=1)
+    assert result.returncode == 0, result.stderr
+    assert result.of_type("progress")[-1]["values"] == {"step": 1, "kind": 1}
+
+
+def test_the_protocol_is_documented_beside_the_code():
+    import distlaunch
+
+    text = Path(distlaunch.__file__).with_name("PROGRESS.md").read_text("utf-8")
+    assert "DISTLAUNCH_PROGRESS_FD" in text
+    [snippet] = [block for block in text.split("```python\n")[1:] if "def heartbeat" in block.partition("```")[0]]
+    source = snippet.partition("```")[0]
+    assert len(source.splitlines()) < 12
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.environ["DISTLAUNCH_PROGRESS_FD"] = str(writer)
+        code = 1
+        try:
+            exec(compile(source, "snippet", "exec"), space := {})
+            space["heartbeat"](step=3)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writer)
+    told = os.read(reader, 100)
+    os.close(reader)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert json.loads(told) == {"step": 3}

@@ -1,0 +1,222 @@
+"""Signs of life of a node: what counts as a heartbeat, how seldom they are told, and what cannot hurt."""
+
+from __future__ import annotations
+
+import os
+import select
+
+import pytest
+
+from distlaunch.core.agent.progress import GATHER_S, LINE_BYTES, NAMES, PERIOD_S, SignsOfLife, last_heartbeat
+from distlaunch.core.wire import messages as m
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        (b'{"step": 120, "loss": 0.31, "samples": 4096}', {"step": 120, "loss": 0.31, "samples": 4096}),
+        (b"{}", {}),
+        (b' {"step":1}\r', {"step": 1}),
+        (b'{"step": 1, "phase": "train", "done": true, "x": null, "y": [1], "z": {"a": 1}}', {"step": 1}),
+        (b'{"step": 1, "loss": NaN, "a": Infinity, "b": -Infinity}', {"step": 1}),
+        (b'{"step": 1, "huge": 1' + b"0" * 3000 + b"}", {"step": 1}),
+        (b'{"big": 9007199254740993}', {"big": 9007199254740992.0}),
+        (b'{"": 1, "a\\nb": 2, "\\u001b[31m": 3, "' + b"n" * 65 + b'": 4, "ok": 5}', {"ok": 5}),
+    ],
+)
+def test_finite_numbers_of_an_object_are_kept_and_nothing_else(line, values):
+    assert last_heartbeat([line]) == values
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"step 5", b"5", b"[1]", b'"x"', b'{"step": ', b"\0" * 100, bytes(range(256)), b'{"step": \xff}', b"null",
+     b"[" * 4000, b'{"a":' * 800, b'{"step": 1' + b"0" * 5000 + b"}", b'{"a": "' + b"x" * LINE_BYTES + b'"}'],
+)  # fmt: skip
+def test_anything_else_is_no_heartbeat(line):
+    assert last_heartbeat([line]) is None
+
+
+def test_the_last_good_line_counts():
+    assert last_heartbeat([b'{"step": 1}', b'{"step": 2}', b"oops", b'{"step"']) == {"step": 2}
+
+
+def test_a_heartbeat_has_so_many_numbers_at_most():
+    line = b"{" + b", ".join(b'"n%d": %d' % (number, number) for number in range(100)) + b"}"
+    assert last_heartbeat([line]) == {f"n{number}": number for number in range(NAMES)}
+
+
+class Node:
+    """Pipes of some workers, with the pump played by the test."""
+
+    def __init__(self) -> None:
+        self.poll = select.epoll()
+        self.posted: list[m.Alive] = []
+        self.signs = SignsOfLife((self.poll,), self.posted.append)
+        self.signs.begin(0, watching=False)
+        self.ends: dict[int, int] = {}
+        self.now = 100.0
+
+    def add(self, *ranks: int) -> None:
+        for rank in ranks:
+            reader, self.ends[rank] = os.pipe()
+            os.set_blocking(reader, False)
+            os.set_blocking(self.ends[rank], False)
+            self.signs.add(rank, reader)
+
+    def write(self, rank: int, data: bytes) -> None:
+        os.write(self.ends[rank], data)
+
+    def turn(self, after: float = 0.0, *, held: bool = False) -> bool:
+        """Turn the pump's loop once; tell whether there was something to read."""
+        self.now += after
+        readable = bool(self.poll.poll(0))
+        self.signs.tick(self.now, readable=readable, held=held)
+        return readable
+
+    def round(self) -> None:
+        """Let a whole round pass."""
+        self.turn()
+        self.turn(PERIOD_S)
+
+    def close_end(self, rank: int) -> None:
+        os.close(self.ends.pop(rank))
+
+    def close(self) -> None:
+        self.signs.close()
+        self.poll.close()
+        for end in self.ends.values():
+            os.close(end)
+
+
+@pytest.fixture
+def node():
+    node = Node()
+    yield node
+    node.close()
+
+
+def beats(alive: m.Alive) -> dict[int, dict[str, float]]:
+    return {heartbeat.rank: dict(heartbeat.values) for heartbeat in alive.heartbeats}
+
+
+def test_the_first_heartbeat_is_told_soon_with_those_that_come_with_it(node):
+    node.add(0, 1, 2)
+    node.write(0, b'{"step": 1}\n')
+    node.turn()
+    assert node.signs.due == node.now + GATHER_S
+    node.write(2, b'{"step": 1}\n{"step": 2}\n')
+    node.turn(GATHER_S)
+    assert [beats(alive) for alive in node.posted] == [{0: {"step": 1}, 2: {"step": 2}}]
+
+
+def test_nothing_is_due_and_nobody_is_woken_where_nobody_reports(node):
+    node.add(0, 1)
+    for _ in range(3):
+        assert not node.turn(10.0)
+    assert (node.signs.due, node.posted) == (None, [])
+
+
+def test_a_flood_is_read_once_a_second_and_wakes_nobody_in_between(node):
+    node.add(0)
+    rounds = 0
+    for _ in range(100):  # 10 s, in steps of 0.1
+        try:
+            node.write(0, b'{"step": 7}\n' * 300)
+        except BlockingIOError:
+            pass
+        rounds += node.turn(0.1)
+    assert len(node.posted) <= 11
+    assert rounds <= 22, "the descriptor stays quiet between the rounds"
+    assert all(beats(alive) == {0: {"step": 7}} for alive in node.posted)
+
+
+@pytest.mark.parametrize("junk", [b"x" * 60_000, b"[" * 60_000, b"\0" * 60_000, b"\n" * 60_000, os.urandom(60_000)])
+def test_garbage_tells_nothing_and_what_is_good_after_it_counts(node, junk):
+    node.add(0)
+    node.write(0, junk)
+    node.round()
+    assert node.posted == []
+    node.write(0, b'\n{"step": 3}\n')
+    node.round()
+    assert [beats(alive) for alive in node.posted] == [{0: {"step": 3}}]
+
+
+def test_a_line_may_come_in_pieces_and_one_without_end_is_given_up(node):
+    node.add(0, 1)
+    node.write(0, b'{"st')
+    node.write(1, b"{" + b" " * LINE_BYTES)
+    node.round()
+    node.write(0, b'ep": 4}\n')
+    node.write(1, b'"step": 4}\n{"step": 5}\n')
+    node.round()
+    assert [beats(alive) for alive in node.posted] == [{0: {"step": 4}, 1: {"step": 5}}]
+
+
+def test_the_last_words_of_a_worker_count_also_without_a_newline(node):
+    node.add(0, 1)
+    node.write(0, b'{"step": 8}\n{"step": 9}')
+    node.close_end(0)
+    node.signs.drain(0)
+    node.signs.finish()
+    assert [beats(alive) for alive in node.posted] == [{0: {"step": 9}}]
+
+
+def test_a_worker_that_ends_while_others_go_on_is_told_without_waiting_for_them(node):
+    node.add(0, 1)
+    node.write(0, b'{"step": 8}\n')
+    node.signs.drain(0)
+    node.round()
+    assert [beats(alive) for alive in node.posted] == [{0: {"step": 8}}]
+
+
+def test_finishing_closes_the_pipes_and_the_next_attempt_begins_anew(node):
+    node.add(0)
+    node.write(0, b'{"step": 1}\n')
+    node.round()
+    node.signs.finish()
+    with pytest.raises(BrokenPipeError):
+        node.write(0, b"{}\n")
+    node.close_end(0)
+    node.signs.begin(1, watching=False)
+    node.add(0)
+    node.write(0, b'{"step": 2}\n')
+    node.turn()
+    node.turn(GATHER_S)
+    assert [(alive.attempt, beats(alive)) for alive in node.posted] == [(0, {0: {"step": 1}}), (1, {0: {"step": 2}})]
+
+
+def test_a_closed_pipe_does_not_keep_the_loop_awake(node):
+    node.add(0)
+    node.close_end(0)
+    node.round()
+    assert not node.turn()
+    assert (node.posted, node.signs.due) == ([], None)
+
+
+def test_while_watched_the_last_output_before_a_silence_is_told(node):
+    node.signs.begin(0, watching=True)
+    node.signs.wrote.add(3)
+    node.turn()
+    node.turn(GATHER_S)
+    node.signs.wrote.update((5, 4))
+    node.turn(0.1)
+    assert node.signs.due == pytest.approx(node.now - 0.1 + PERIOD_S)
+    node.turn(PERIOD_S)
+    assert [alive.wrote for alive in node.posted] == [(3,), (4, 5)]
+
+
+def test_while_watched_output_that_nobody_takes_is_told_again_and_again(node):
+    node.signs.begin(0, watching=True)
+    node.turn(held=True)
+    for told in range(4):
+        assert len(node.posted) == told
+        assert node.signs.due is not None, "nothing else would wake the loop"
+        node.turn(node.signs.due - node.now, held=True)
+    assert all(alive.held for alive in node.posted)
+
+
+def test_unwatched_nothing_is_told_of_output_that_nobody_takes(node):
+    for _ in range(30):
+        node.turn(0.1, held=True)
+    assert node.posted == []

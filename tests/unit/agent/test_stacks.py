@@ -1,0 +1,153 @@
+"""Taking the stacks of real processes: armed ones, ones that would die of the signal, stopped ones."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from distlaunch.core.agent.stacks import SIGNAL, TEXT_BYTES, StackTaker
+from distlaunch.core.wire import messages as m
+
+ARMED = """
+import faulthandler, signal, sys, time
+faulthandler.register(signal.SIGRTMAX - 3, file=int(sys.argv[1]), all_threads=True)
+def innermost():
+    print("ready", flush=True)
+    time.sleep(600)
+innermost()
+"""
+UNARMED = "print('ready', flush=True); import time; time.sleep(600)"
+TALKS = """
+import os, signal, sys, time
+def talk(*_):
+    for _ in range(40): os.write(int(sys.argv[1]), b"x" * 8192)
+    os.write(int(sys.argv[1]), b"the end")
+signal.signal(signal.SIGRTMAX - 3, talk)
+print("ready", flush=True)
+while True: time.sleep(1)
+"""
+
+
+class Node:
+    def __init__(self) -> None:
+        self.answers: queue.Queue[m.Stacks] = queue.Queue()
+        self.taker = StackTaker(self.answers.put)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, source: str) -> int:
+        """Start a worker and wait until it is ready; give its pid. Its rank is how many there were before."""
+        memory = os.memfd_create("stacks")
+        process = subprocess.Popen(
+            [sys.executable, "-c", source, str(memory)], stdout=subprocess.PIPE, pass_fds=(memory,)
+        )
+        self.taker.add(len(self.processes), memory)
+        self.processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        return process.pid
+
+    def collect(self) -> dict[int, m.Stack]:
+        self.taker.collect(4, {rank: process.pid for rank, process in enumerate(self.processes)})
+        answer = self.answers.get(timeout=20)
+        assert answer.attempt == 4
+        return {stack.rank: stack for stack in answer.stacks}
+
+    def close(self) -> None:
+        self.taker.close()
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def node():
+    node = Node()
+    yield node
+    node.close()
+
+
+@pytest.fixture
+def no_spy(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def test_an_armed_worker_shows_where_it_stands_each_time(node, no_spy):
+    pid = node.start(ARMED)
+    for _ in range(2):
+        stack = node.collect()[0]
+        assert (stack.pid, stack.state) == (pid, "S")
+        assert stack.text.count("most recent call first") == 1, "only the newest dump"
+        assert stack.text.index("in innermost") < stack.text.index("in <module>")
+
+
+def test_a_worker_without_the_handler_is_not_sent_what_would_kill_it(node, no_spy):
+    node.start(UNARMED)
+    assert node.collect()[0].text == ""
+    assert node.processes[0].poll() is None
+
+
+def test_a_stopped_worker_is_told_as_such_and_the_others_answer_all_the_same(node, no_spy):
+    stopped = node.start(ARMED)
+    node.start(ARMED)
+    os.kill(stopped, signal.SIGSTOP)
+    os.waitid(os.P_PID, stopped, os.WSTOPPED | os.WNOWAIT)
+    stacks = node.collect()
+    assert (stacks[0].state, stacks[0].text) == ("T", "")
+    assert "in innermost" in stacks[1].text
+
+
+def test_a_worker_that_is_gone_has_neither_state_nor_text(node, no_spy):
+    node.start(UNARMED)
+    node.processes[0].kill()
+    node.processes[0].wait()
+    stack = node.collect()[0]
+    assert (stack.state, stack.text) == ("", "")
+
+
+def test_of_too_much_the_end_is_kept(node, no_spy):
+    node.start(TALKS)
+    text = node.collect()[0].text
+    assert len(text) <= TEXT_BYTES
+    assert text.endswith("the end")
+
+
+def test_where_py_spy_is_installed_it_speaks_for_workers_that_do_not(node, no_spy):
+    spy = no_spy / "py-spy"
+    spy.write_text('#!/bin/sh\necho "spied $*"\n')
+    spy.chmod(0o755)
+    pid = node.start(UNARMED)
+    node.start(ARMED)
+    stacks = node.collect()
+    assert stacks[0].text == f"spied dump --full-filenames --pid {pid}\n"
+    assert "in innermost" in stacks[1].text
+
+
+@pytest.mark.parametrize("script", ["exit 1", "exec sleep 600", "kill -9 $$"])
+def test_a_py_spy_that_fails_or_hangs_is_nobodys_news(node, no_spy, script):
+    spy = no_spy / "py-spy"
+    spy.write_text(f"#!/bin/sh\nPATH={os.defpath}\necho x\n{script}\n")
+    spy.chmod(0o755)
+    node.start(UNARMED)
+    assert node.collect()[0].text == ""
+
+
+def test_closing_ends_what_is_under_way(node, no_spy):
+    stopped = node.start(ARMED)
+    os.kill(stopped, signal.SIGSTOP)
+    os.waitid(os.P_PID, stopped, os.WSTOPPED | os.WNOWAIT)
+    began = time.monotonic()
+    node.taker.collect(4, {0: stopped})
+    node.taker.close()
+    assert node.answers.get(timeout=20).stacks[0].text == ""
+    assert time.monotonic() - began < 20
+
+
+def test_the_signal_is_the_one_that_the_bootstrap_arms():
+    assert signal.SIGRTMAX - 3 == SIGNAL

@@ -1,0 +1,334 @@
+"""Hangs, played by agents that fall silent."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from distlaunch.core.wire import messages as m
+from distlaunch.job import actions as a
+from distlaunch.job import hangs
+
+DUMP = """Current thread 0x00007f00 (most recent call first):
+  File "/home/u/train.py", line {line} in step
+  File "/home/u/train.py", line 9 in <module>
+"""
+TIMEOUT_S = 30.0
+
+
+class Watched:
+    """A job with a hang timeout, all of whose workers run."""
+
+    def __init__(self, job) -> None:
+        self.job = job
+
+    def alive(self, *beats: int, wrote=(), held=False, attempt=None, step=1) -> list:
+        at = self.job.attempt if attempt is None else attempt
+        heartbeats = tuple(m.Heartbeat(rank=rank, values={"step": step}) for rank in beats)
+        return self.job.say(0, m.Alive(attempt=at, heartbeats=heartbeats, wrote=tuple(wrote), held=held))
+
+    def pass_time(self, seconds: float) -> list:
+        """Let time go by, with every deadline kept."""
+        actions = []
+        until = self.job.now + seconds
+        while (due := self.job.policy.deadline()) is not None and due <= until:
+            self.job.now = max(self.job.now, due)
+            actions += self.job.tick()
+        self.job.now = until
+        return actions
+
+    def fall_silent(self) -> list:
+        return self.pass_time(TIMEOUT_S + hangs.SLACK_S)
+
+    def stacks(self, node=0, *, line=5, odd=None, attempt=None) -> list:
+        ranks = range(node * self.job.per_node, (node + 1) * self.job.per_node)
+        stacks = tuple(
+            m.Stack(rank=rank, pid=1000 + rank, state="S", text=DUMP.format(line=7 if rank == odd else line))
+            for rank in ranks
+        )
+        return self.job.say(node, m.Stacks(attempt=self.job.attempt if attempt is None else attempt, stacks=stacks))
+
+    def hang(self) -> list:
+        """Fall silent, answer, and let all end as told."""
+        self.fall_silent()
+        for node in range(self.job.nodes):
+            self.stacks(node, odd=1)
+        for rank in self.job.ranks:
+            self.job.exited(rank, -15, told=True)
+        return self.job.all_gone()
+
+
+@pytest.fixture
+def watched(make_job):
+    def start(nodes=1, per_node=3, **settings) -> Watched:
+        return Watched(make_job(nodes, per_node, hang_timeout_s=TIMEOUT_S, script_dir="/home/u", **settings).run())
+
+    return start
+
+
+def asked(job, actions=None) -> list[int]:
+    return [node for node, _ in job.sent(m.CollectStacks, actions)]
+
+
+def test_silent_workers_are_asked_where_they_stand_then_stopped_and_the_job_ends_with_124(watched):
+    watch = watched()
+    job = watch.job
+    assert asked(job, watch.pass_time(TIMEOUT_S)) == []
+    assert asked(job, watch.pass_time(hangs.SLACK_S)) == [0]
+    assert job.sent(m.Stop) == []
+    actions = watch.stacks(odd=1)
+    assert [stop.signum for _, stop in job.sent(m.Stop, actions)] == [signal.SIGTERM]
+    assert "rank 1" in job.said
+    [keep] = job.of(a.KeepStacks, actions)
+    assert [stack.rank for stack in keep.stacks] == [0, 1, 2]
+    [event] = job.entries("hang")
+    assert (event["attempt"], event["behind"], event["frame"]) == (0, [1], "train.py:7 in step")
+    for rank in job.ranks:
+        job.exited(rank, -15, told=True)
+    actions = job.all_gone()
+    [hung] = job.of(a.Hung, actions)
+    assert hung.final
+    assert job.of(a.Failed) == []
+    assert job.exit_code == 124
+
+
+def test_without_a_timeout_nobody_is_watched(make_job):
+    job = make_job().run()
+    assert job.policy.deadline() is None
+
+
+def test_heartbeats_keep_a_job_that_writes_nothing_going(watched):
+    watch = watched()
+    for _ in range(100):
+        watch.alive(0, 1, 2)
+        assert watch.pass_time(TIMEOUT_S) == []
+
+
+def test_output_keeps_a_job_that_sends_no_heartbeats_going(watched):
+    watch = watched()
+    for _ in range(100):
+        watch.alive(wrote=[1])
+        assert watch.pass_time(TIMEOUT_S) == []
+
+
+def test_of_a_worker_that_has_sent_heartbeats_output_is_no_sign_of_life(watched):
+    watch = watched()
+    watch.alive(0, 1, 2)
+    watch.pass_time(TIMEOUT_S - 1)
+    watch.alive(wrote=[0, 1, 2])
+    assert asked(watch.job, watch.pass_time(1 + hangs.SLACK_S)) == [0]
+
+
+def test_output_of_a_worker_without_heartbeats_counts_beside_those_of_others(watched):
+    watch = watched()
+    watch.alive(0)
+    watch.pass_time(TIMEOUT_S - 1)
+    watch.alive(wrote=[2])
+    assert watch.pass_time(TIMEOUT_S - 1) == []
+
+
+def test_output_that_nobody_takes_explains_a_silence(watched):
+    watch = watched()
+    watch.alive(0)
+    watch.pass_time(TIMEOUT_S - 1)
+    watch.alive(held=True)
+    assert watch.pass_time(TIMEOUT_S - 1) == []
+
+
+def test_signs_of_an_attempt_before_count_for_nothing(watched):
+    watch = watched()
+    watch.pass_time(TIMEOUT_S - 1)
+    watch.alive(0, attempt=7)
+    assert asked(watch.job, watch.pass_time(1 + hangs.SLACK_S)) == [0]
+
+
+def test_time_counts_from_when_all_workers_have_started(make_job):
+    job = make_job(hang_timeout_s=TIMEOUT_S)
+    job.begin()
+    job.prepared()
+    job.started(0)
+    job.now = 1000.0
+    assert job.policy.deadline() is None
+    job.started(1)
+    assert job.policy.deadline() == pytest.approx(1000 + TIMEOUT_S + hangs.SLACK_S)
+
+
+def test_a_timeout_shorter_than_signs_are_told_in_is_as_short_as_can_be(make_job):
+    job = make_job(hang_timeout_s=0.1).run()
+    assert job.policy.deadline() == hangs.LEAST_S
+
+
+def test_nodes_that_do_not_answer_are_not_waited_for_long(watched):
+    watch = watched(nodes=3, per_node=2)
+    assert asked(watch.job, watch.fall_silent()) == [0, 1, 2]
+    watch.stacks(1, odd=2)
+    assert watch.job.sent(m.Stop) == []
+    watch.pass_time(hangs.ANSWER_S)
+    assert len(watch.job.sent(m.Stop)) == 3
+    assert watch.job.entries("hang")[0]["groups"]
+
+
+def test_a_worker_that_fails_while_stacks_are_taken_is_the_cause(watched):
+    watch = watched()
+    watch.fall_silent()
+    watch.job.exited(1, 1, tail=watch.job.RAISED)
+    watch.pass_time(1.0)
+    watch.stacks()
+    for rank in (0, 2):
+        watch.job.exited(rank, -15, told=True)
+    watch.job.all_gone()
+    assert (watch.job.exit_code, watch.job.of(a.Hung), watch.job.entries("hang")) == (1, [], [])
+
+
+def test_a_sign_of_life_while_stacks_are_taken_lets_the_job_go_on_watched(watched):
+    watch = watched()
+    watch.fall_silent()
+    assert "goes on" in watch.alive(0)[-1].text
+    assert watch.stacks() == []
+    assert watch.job.sent(m.Stop) == []
+    assert asked(watch.job, watch.fall_silent()) == [0]
+    watch.stacks()
+    assert watch.job.sent(m.Stop)
+
+
+def test_stacks_that_were_not_asked_for_or_come_twice_change_nothing(watched):
+    watch = watched(nodes=2, per_node=1)
+    assert watch.stacks(0) == []
+    watch.fall_silent()
+    watch.stacks(0)
+    assert watch.stacks(0) == []
+    assert watch.stacks(1, attempt=5) == []
+    assert watch.job.sent(m.Stop) == []
+
+
+def test_being_told_to_stop_while_stacks_are_taken_is_what_counts(watched):
+    watch = watched()
+    watch.fall_silent()
+    watch.job.signal(signal.SIGTERM)
+    assert watch.stacks() == []
+    for rank in watch.job.ranks:
+        watch.job.exited(rank, -15, told=True)
+    watch.job.all_gone()
+    assert watch.job.exit_code == 143
+
+
+def test_a_signal_after_the_hang_gives_the_signals_code_and_the_report_all_the_same(watched):
+    watch = watched()
+    watch.fall_silent()
+    watch.stacks()
+    watch.job.now += 1
+    watch.job.signal(signal.SIGINT)
+    for rank in watch.job.ranks:
+        watch.job.exited(rank, -15, told=True)
+    watch.job.all_gone()
+    assert watch.job.exit_code == 130
+    assert watch.job.of(a.Hung)[0].final
+
+
+def test_a_hang_is_a_failure_that_may_be_restarted(watched):
+    watch = watched(max_restarts=1)
+    watch.hang()
+    [hung] = watch.job.of(a.Hung)
+    assert not hung.final
+    assert watch.job.attempt == 1
+    watch.job.come_up()
+    for rank in watch.job.ranks:
+        watch.job.exited(rank)
+    watch.job.all_gone()
+    assert watch.job.exit_code == 0
+
+
+def test_the_same_hang_twice_without_progress_ends_the_job(watched):
+    watch = watched(max_restarts=5)
+    watch.hang()
+    watch.job.come_up()
+    watch.hang()
+    assert watch.job.exit_code == 124
+    assert "same failure twice" in watch.job.of(a.Hung)[-1].why_final
+
+
+def test_the_same_hang_after_more_steps_is_progress(watched):
+    watch = watched(max_restarts=5)
+    watch.alive(0, 1, 2, step=10)
+    watch.hang()
+    watch.job.come_up()
+    watch.alive(0, 1, 2, step=11)
+    watch.hang()
+    assert (watch.job.exit_code, watch.job.attempt) == (None, 2)
+    watch.job.come_up()
+    watch.alive(0, 1, 2, step=11)
+    watch.hang()
+    assert watch.job.exit_code == 124
+
+
+def test_after_the_last_worker_has_ended_there_is_no_hang(watched):
+    watch = watched()
+    for rank in watch.job.ranks:
+        watch.job.exited(rank)
+    assert watch.job.policy.deadline() is None
+
+
+def test_ended_ranks_are_told_to_the_diagnosis(watched):
+    watch = watched()
+    watch.job.exited(2)
+    watch.fall_silent()
+    stacks = tuple(m.Stack(rank=rank, pid=1, state="S", text=DUMP.format(line=5)) for rank in (0, 1))
+    watch.job.say(0, m.Stacks(attempt=0, stacks=stacks))
+    assert watch.job.entries("hang")[0]["ended"] == [2]
+
+
+def test_a_coordinator_that_was_frozen_itself_gives_signs_of_life_time_to_come_in(watched):
+    watch = watched()
+    watch.job.now += 1000.0
+    assert watch.job.tick() == []
+    watch.alive(0)
+    assert watch.pass_time(TIMEOUT_S) == []
+
+
+def test_a_rank_that_has_left_the_others_alone_is_mentioned_once(make_job):
+    watch = Watched(make_job(per_node=4).run())
+    watch.job.exited(2)
+    assert watch.pass_time(hangs.ALONE_S - 1) == []
+    watch.job.exited(3)
+    [said] = watch.pass_time(1.0)
+    assert said.text == "ranks 2-3 ended with 0 60 s ago; 2 workers still running"
+    watch.job.exited(1)
+    assert watch.pass_time(1000.0) == []
+
+
+@pytest.mark.parametrize("how", ["all end", "failure", "signal"])
+def test_nobody_is_mentioned_when_the_job_ends(make_job, how):
+    watch = Watched(make_job(per_node=2, grace_s=500.0, failure_grace_s=500.0).run())
+    watch.job.exited(0)
+    if how == "signal":
+        watch.job.signal(signal.SIGTERM)
+    else:
+        watch.job.exited(1, 0 if how == "all end" else 1)
+    watch.pass_time(2.0)
+    before = len(watch.job.actions)
+    watch.pass_time(400.0)
+    assert watch.job.actions[before:] == []
+
+
+def test_steps_decide_whether_the_same_failure_twice_was_progress(make_job):
+    for second, restarted in ((10, False), (11, True)):
+        watch = Watched(make_job(max_restarts=5, min_uptime_s=0.0).run())
+        watch.alive(0, step=10)
+        watch.job.fail()
+        watch.job.come_up()
+        watch.alive(0, step=second)
+        watch.job.fail()
+        assert (watch.job.exit_code is None) is restarted
+
+
+def test_a_message_of_a_huge_job_costs_what_its_own_ranks_cost(make_job):
+    nodes, per_node = 16_384, 8
+    watch = Watched(make_job(nodes, per_node, hang_timeout_s=TIMEOUT_S).run())
+    for node in range(nodes):
+        first = node * per_node
+        beats = tuple(m.Heartbeat(rank=rank, values={"step": 1}) for rank in range(first, first + per_node))
+        watch.job.now += 0.00001
+        watch.job.say(node, m.Alive(attempt=0, heartbeats=beats, wrote=()))
+    assert len(watch.job.entries("progress")) == 1
+    assert len(asked(watch.job, watch.fall_silent())) == nodes

@@ -1,0 +1,100 @@
+"""How far a job is: what heartbeats add up to, and when that is recorded."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.core.wire import messages as m
+from distlaunch.job.progress import Progress
+
+
+def beat(progress: Progress, now: float, **steps) -> list[dict]:
+    """``r3=7``: rank 3 is at step 7."""
+    heartbeats = [m.Heartbeat(rank=int(name[1:]), values={"step": step}) for name, step in steps.items()]
+    return [dict(entry.fields) for entry in progress.take(heartbeats, attempt=0, now=now)]
+
+
+@pytest.fixture
+def progress() -> Progress:
+    progress = Progress()
+    progress.begin()
+    return progress
+
+
+def test_steps_are_a_range_over_the_ranks_and_speed_is_that_of_the_lowest(progress):
+    beat(progress, 10.0, r0=100, r1=110)
+    assert progress.summary.steps_per_s is None
+    beat(progress, 12.0, r0=120, r1=150)
+    assert (progress.summary.step_min, progress.summary.step_max) == (120, 150)
+    assert progress.summary.steps_per_s == pytest.approx(10.0)
+    assert (progress.summary.ranks, progress.summary.rank) == (2, 0)
+
+
+def test_speed_is_that_of_the_last_ten_seconds(progress):
+    for second in range(100):
+        beat(progress, float(second), r0=second * 2)
+    for second in range(100, 120):
+        beat(progress, float(second), r0=198 + (second - 99) * 7)
+    assert progress.summary.steps_per_s == pytest.approx(7.0)
+
+
+def test_a_step_that_goes_back_begins_the_count_anew(progress):
+    beat(progress, 0.0, r0=1000)
+    beat(progress, 1.0, r0=1010)
+    beat(progress, 2.0, r0=0)
+    assert progress.summary.steps_per_s is None
+    beat(progress, 4.0, r0=10)
+    assert progress.summary.steps_per_s == pytest.approx(5.0)
+
+
+def test_a_heartbeat_without_a_step_keeps_the_one_before(progress):
+    beat(progress, 0.0, r0=5)
+    progress.take([m.Heartbeat(rank=0, values={"eval_loss": 0.5})], attempt=0, now=1.0)
+    assert progress.summary.values == {"step": 5, "eval_loss": 0.5}
+
+
+def test_heartbeats_without_any_step_have_no_range(progress):
+    progress.take([m.Heartbeat(rank=2, values={"loss": 0.5})], attempt=0, now=1.0)
+    assert (progress.summary.step_min, progress.summary.step_max, progress.summary.rank) == (None, None, 2)
+    assert progress.went_on() is None
+
+
+def test_progress_is_recorded_at_once_then_every_ten_seconds_and_at_the_end(progress):
+    recorded = [now for now in range(36) if beat(progress, float(now), r0=now)]
+    assert recorded == [0, 10, 20, 30]
+    [last] = progress.end(attempt=0, now=35.5)
+    assert last.fields == {
+        "attempt": 0, "ranks": 1, "step_min": 35, "step_max": 35, "steps_per_s": pytest.approx(1.0, rel=0.1), "rank": 0,
+        "values": {"step": 35},
+    }  # fmt: skip
+
+
+def test_there_is_no_last_record_if_nothing_came_since_the_one_before(progress):
+    beat(progress, 0.0, r0=1)
+    assert progress.end(attempt=0, now=1.0) == []
+
+
+def test_an_attempt_has_gone_on_if_it_came_beyond_all_before(progress):
+    assert progress.went_on() is None
+    beat(progress, 0.0, r0=10)
+    assert progress.went_on() is True
+    progress.begin()
+    assert progress.went_on() is False, "steps are known of, and none was reported"
+    beat(progress, 1.0, r0=10)
+    assert progress.went_on() is False
+    progress.begin()
+    beat(progress, 2.0, r0=9, r1=11)
+    assert progress.went_on() is True
+    progress.begin()
+    beat(progress, 3.0, r0=11)
+    assert progress.went_on() is False
+
+
+def test_messages_in_quick_succession_are_not_summed_up_each_time(progress):
+    beat(progress, 0.0, r0=1)
+    first = progress.summary
+    for node in range(1, 100):
+        beat(progress, node / 1000, **{f"r{node}": 1})
+    assert progress.summary is first
+    beat(progress, 1.0, r0=2)
+    assert progress.summary.ranks == 100
