@@ -8,6 +8,7 @@ import pytest
 
 from distlaunch.job.sink import STDERR, STDOUT, Sink, StatusView
 from distlaunch.ui.console import open_console
+from distlaunch.ui.console.torchrun import open_torchrun_console
 from distlaunch.ui.console.writer import HIGH_WATER
 from distlaunch.ui.handover import Passthrough
 
@@ -28,7 +29,19 @@ def rich_in_a_pipe(*, quiet: bool) -> Sink:
     return open_console(world_size=2, environ={}, format="rich", quiet=quiet)
 
 
-SINKS = {each.__name__: each for each in (plain, jsonl, rich_in_a_pipe)} | {"passthrough": Passthrough}
+def torchrun_raw(*, quiet: bool) -> Sink:
+    return open_torchrun_console(modes={}, prefixes={}, environ={}, quiet=quiet)
+
+
+def torchrun_tee(*, quiet: bool) -> Sink:
+    modes = {(rank, stream): "tee" for rank in range(2) for stream in (STDOUT, STDERR)}
+    prefixes = {rank: b"[default%d] " % rank for rank in range(2)}
+    return open_torchrun_console(modes=modes, prefixes=prefixes, environ={}, quiet=quiet)
+
+
+SINKS = {each.__name__: each for each in (plain, jsonl, rich_in_a_pipe, torchrun_raw, torchrun_tee)} | {
+    "passthrough": Passthrough
+}
 
 
 class Place:

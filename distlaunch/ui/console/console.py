@@ -29,7 +29,8 @@ TERMINAL_CLOSE_S = 2.0
 _SUSPEND_S = 0.25
 _STATUS_PACE_S = 0.1
 _SGR = {"info": b"\x1b[2m", "warning": b"\x1b[33m", "error": b"\x1b[31m"}
-_ERASE = b"\x1b[K"
+ERASE = b"\x1b[K"
+"""Clears from the cursor to the line's end."""
 
 
 def _bound(writer: Writer, timeout_s: float | None) -> float | None:
@@ -220,11 +221,11 @@ def open_console(
         if not os.isatty(fd):
             return Screen(Writer(fd), ranks=ranks, prefixes=Prefixes(colour=False))
         prefixes = Prefixes(colour=may_colour)
-        writer = TerminalWriter(fd, skipped=_skipped, colour=may_colour)
-        return TerminalScreen(writer, ranks=ranks, prefixes=prefixes, erase=b"" if dumb else _ERASE)
+        writer = TerminalWriter(fd, skipped=skipped_note, colour=may_colour)
+        return TerminalScreen(writer, ranks=ranks, prefixes=prefixes, erase=b"" if dumb else ERASE)
 
     out = screen(stdout_fd)
-    err = out if _same_file(stdout_fd, stderr_fd) else screen(stderr_fd)
+    err = out if same_file(stdout_fd, stderr_fd) else screen(stderr_fd)
     terminal = err.writer if isinstance(err.writer, TerminalWriter) else None
     live = format == "rich" and not quiet and not dumb and not _is_read_by_a_program(stdout_fd)
     return Console(
@@ -238,7 +239,7 @@ def open_console(
     )
 
 
-def _same_file(one: int, two: int) -> bool:
+def same_file(one: int, two: int) -> bool:
     """Tell whether both end in the same file: then one writer keeps the order of all lines."""
     try:
         first, second = os.fstat(one), os.fstat(two)
@@ -257,7 +258,8 @@ def _is_read_by_a_program(fd: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
-def _skipped(lines: int) -> bytes:
+def skipped_note(lines: int) -> bytes:
+    """Say how many lines a terminal has skipped."""
     noun = "line" if lines == 1 else "lines"
     return f"… {lines:,} {noun} not shown; they are in the log files\n".encode()
 

@@ -44,12 +44,12 @@ class Screen(Lines):
         self._send()
         return min((due for due in (folded, partial) if due is not None), default=None)
 
-    def interject(self, text: bytes) -> None:
-        """Show lines of our own, after all whole lines that came before them."""
+    def interject(self, text: bytes, *, must: bool = True) -> None:
+        """Show lines of our own, after all whole lines that came before them; ``must``: even on a stopped terminal."""
         self._flush_folder()
         self._end_open()
         self._out.append(text)
-        self._send(must=True)
+        self._send(must=must)
 
     def finish(self, now: float) -> None:
         """Show everything that is held."""

@@ -29,12 +29,19 @@ def in_a_file(written: bytes) -> list[bytes]:
     """Give the lines that a file shall have: as written, but only the end of a line that was drawn over."""
     lines = written.split(b"\n")
     last = lines.pop()
-    if last.strip() or (last and b"\r" not in last):
+    if not is_blank(last) or (last and b"\r" not in last):
         lines.append(last)
     return [
-        ([b""] + [state for state in line.split(b"\r") if state.strip()])[-1] if b"\r" in line[:-1] else line
+        ([b""] + [state for state in line.split(b"\r") if not is_blank(state)])[-1] if b"\r" in line[:-1] else line
         for line in lines
     ]
+
+
+def is_blank(state: bytes) -> bool:
+    """Tell whether this shows nothing: blanks, and the sequences that erase or move up."""
+    for sequence in (b"\x1b[K", b"\x1b[0K", b"\x1b[2K", b"\x1b[A"):
+        state = state.replace(sequence, b"")
+    return not state.strip()
 
 
 CONTENT = st.one_of(
