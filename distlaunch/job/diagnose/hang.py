@@ -184,8 +184,7 @@ def _apart(running: Sequence[Group], steps: Mapping[int, float]) -> _Verdict:
 def _together(group: Group, steps: Mapping[int, float], world_size: int) -> _Verdict:
     """Judge ranks that all stand at the same place."""
     waits = f" in {group.wait.name}" if group.wait else ""
-    step = _span(group.ranks, steps)
-    where = f"{waits}{f' (step {step})' if step else ''}{f', at {group.frame}' if group.frame else ''}"
+    where = f"{waits}{_at_steps(group.ranks, (), steps)}{f', at {group.frame}' if group.frame else ''}"
     hint = (hint_for_all([group.wait]) if group.wait else None) or _place_hint([group])
     if group.view is None:
         return _Verdict(groups=(), ranks=(), words="where it stands cannot be told from here", hint=hint)
@@ -271,7 +270,7 @@ def _at_steps(ranks: Sequence[int], others: Sequence[int], steps: Mapping[int, f
     own, theirs = _span(ranks, steps), _span(others, steps)
     if own is None:
         return ""
-    return f" (step {own})" if theirs in (None, own) else f" (step {own}, the others {theirs})"
+    return f" (last reported step {own}{'' if theirs in (None, own) else f', the others {theirs}'})"
 
 
 def _span(ranks: Iterable[int], steps: Mapping[int, float]) -> str | None:

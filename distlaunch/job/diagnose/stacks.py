@@ -48,6 +48,7 @@ _WRAPPERS = {
 """Library frames that stand between a caller and what it calls, and tell nothing."""
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
 STDLIB = "the standard library"
+IMPORTS = "importlib"
 
 
 class ThreadStack(Record):
@@ -117,6 +118,8 @@ class View:
             if (entered := package_of(frame.file)) not in (package, STDLIB):
                 package = entered
                 entries.append((frame.file, frame.function))
+                if entered == IMPORTS:  # what an import does differs from moment to moment
+                    break
         if not entries and self.below:
             entries.append((self.below[-1].file, self.below[-1].function))
         return (_without_recursion(self.frames), tuple(entries), waits_in)
@@ -155,7 +158,7 @@ def package_of(file: str) -> str:
     if match := _PACKAGE.search(file):
         return match[1]
     if file.startswith("<frozen importlib"):
-        return "importlib"
+        return IMPORTS
     return STDLIB
 
 

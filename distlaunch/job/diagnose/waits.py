@@ -158,7 +158,11 @@ _HINTS: tuple[tuple[str, frozenset[str] | None, str], ...] = (
         "it waits for another of its threads to end",
     ),
     ("/threading.py", None, "it waits for a lock or an event that another of its threads has to release"),
-    ("<frozen importlib", None, "it is importing a module: is the file system where that lies slow, or gone?"),
+    (
+        "<frozen importlib",
+        None,
+        "it is importing a module: does that take longer than --hang-timeout, or is its file system slow or gone?",
+    ),
 )
 _SAME = {
     "init_process_group": (

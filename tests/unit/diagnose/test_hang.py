@@ -83,7 +83,7 @@ def test_a_whole_report_reads_as_people_write():
     stacks.insert(2, stack(2, line=57, function="load_batch"))
     assert explain(stacks, heartbeats=steps(119, 119, 118, 119)).text.splitlines() == [
         "hang: no sign of life from any of 4 workers for 30 s",
-        "  rank 2 is behind (step 118, the others 119), at train.py:57 in load_batch",
+        "  rank 2 is behind (last reported step 118, the others 119), at train.py:57 in load_batch",
         "  rank 2:",
         "      train.py:57 in load_batch",
         "      train.py:99 in <module>",
@@ -135,7 +135,7 @@ def test_where_nobody_waits_the_lowest_step_is_behind():
     stacks = [stack(0, line=10), stack(1, line=20), stack(2, line=30), stack(3, line=30)]
     told = explain(stacks, heartbeats=steps(7, 8, 5, 5))
     assert told.behind == (2, 3)
-    assert "(step 5, the others 7-8)" in told.text
+    assert "(last reported step 5, the others 7-8)" in told.text
 
 
 def test_where_nobody_waits_and_steps_tell_nothing_the_odd_rank_is_behind():

@@ -200,8 +200,9 @@ def dump(*frames: tuple[str, int, str]) -> str:
     return "Current thread 0x0 (most recent call first):\n" + "".join(lines)
 
 
-TORCH = "/home/user/venv/lib/python3.11/site-packages/torch"
-TRAINER = "/home/user/venv/lib/python3.11/site-packages/lightning/trainer.py"
+LIB = "/home/user/venv/lib/python3.11/site-packages"
+TORCH = f"{LIB}/torch"
+TRAINER = f"{LIB}/lightning/trainer.py"
 SCRIPT = (f"{PROJECT}/train.py", 9, "<module>")
 
 
@@ -233,6 +234,15 @@ def test_polling_loops_are_one_place_wherever_they_were_caught():
         SCRIPT,
     )
     assert view_of(one).key(None) == view_of(two).key(None)
+
+
+def test_an_import_is_one_place_however_far_it_has_come():
+    find = ("<frozen importlib._bootstrap>", 1176, "_find_and_load")
+    one = dump(
+        (f"{TORCH}/nn/functional.py", 70, "<module>"), find, (f"{TORCH}/__init__.py", 9, "<module>"), find, SCRIPT
+    )
+    two = dump((f"{LIB}/sympy/core.py", 1, "<module>"), find, (f"{TORCH}/__init__.py", 70, "<module>"), find, SCRIPT)
+    assert view_of(one).key(None) == view_of(two).key(None) == view_of(dump(find, SCRIPT)).key(None)
 
 
 def test_different_calls_of_one_trainer_are_different_places():
