@@ -34,7 +34,10 @@ def allreduce(launcher: Launcher, scale: Scale) -> Sample:
 
 
 def torch_restart(launcher: Launcher, scale: Scale) -> Sample:
-    """Restart a gloo job. torchrun gets 2 workers: with 4 and 8 its restarted groups do not come up reliably."""
+    """Restart a gloo job. torchrun gets 2 workers: with 4 and 8 its restarted groups seldom come up.
+
+    Even with 2 its second attempt may fail; that is counted beside the row, not held against the run.
+    """
     workers = 8 if launcher.name == "distlaunch" else 2
 
     def make(directory: str) -> tuple[list[str], dict[str, str]]:
@@ -43,9 +46,13 @@ def torch_restart(launcher: Launcher, scale: Scale) -> Sample:
         )
 
     with running(make) as command:
-        expect(command, command.wait(within_s=180), 0)
+        code = command.wait(within_s=180)
+        if launcher.name == "torchrun" and code != 0:
+            return {"torch_restart_failed": 1}
+        expect(command, code, 0)
         failed = command.stamps("fail", 0, 2, within_s=1, ranks=(1,))[0]
         return {
+            "torch_restart_failed": 0,
             "torch_restart": (max(command.stamps("reduced", 1, workers, within_s=1)) - failed) / 1e9,
             "torch_restart_pss_mb": max(command.stamps("pss", 1, workers, within_s=1)) * 1024 / 1e6,
         }
