@@ -45,6 +45,9 @@ def test_every_import_contract_is_kept():
         ("job/sink.py", "import distlaunch.ui.console"),
         ("job/sink.py", "import distlaunch.launch"),
         ("ui/__init__.py", "import torch"),
+        ("toolkit/__init__.py", "import distlaunch.core.wire"),
+        ("toolkit/__init__.py", "import distlaunch.job"),
+        ("launch.py", "import distlaunch.toolkit"),
     ],
 )
 def test_an_upward_or_forbidden_import_breaks_a_contract(copy, module, statement):

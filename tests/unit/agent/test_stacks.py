@@ -82,7 +82,8 @@ def test_an_armed_worker_shows_where_it_stands_each_time(node, no_spy):
     pid = node.start(ARMED)
     for _ in range(2):
         stack = node.collect()[0]
-        assert (stack.pid, stack.state) == (pid, "S")
+        assert stack.pid == pid
+        assert stack.state in ("R", "S"), "it may not have fallen asleep yet"
         assert stack.text.count("most recent call first") == 1, "only the newest dump"
         assert stack.text.index("in innermost") < stack.text.index("in <module>")
 
