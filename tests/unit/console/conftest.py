@@ -127,6 +127,14 @@ def memory():
 
 
 @pytest.fixture
+def terminal():
+    made = Terminal()
+    yield made
+    made.go_on()
+    made.close()
+
+
+@pytest.fixture
 def screen():
     opened: list[Screen] = []
 

@@ -169,25 +169,36 @@ def test_a_rank_of_which_nothing_is_said_is_raw_and_has_no_prefix():
     assert some.read()[0] == b"x\n"
 
 
-def test_a_terminal_gets_raw_bytes_unchanged_and_teed_ones_harmless():
-    master, terminal = os.openpty()
-    console = open_torchrun_console(
+def on_terminal(fd: int):
+    return open_torchrun_console(
         modes={(0, OUT): "raw", (1, OUT): "tee"},
         prefixes=PREFIXES,
         environ={"NO_COLOR": "1"},
         quiet=True,
-        stdout_fd=terminal,
-        stderr_fd=terminal,
+        stdout_fd=fd,
+        stderr_fd=fd,
     )
+
+
+def test_a_terminal_gets_raw_bytes_unchanged_and_teed_ones_harmless(terminal):
+    console = on_terminal(terminal.fd)
     console.output(0, OUT, b"\x1b[2Jraw\n", 0.0)
     console.output(1, OUT, b"\x1b[2Jteed\n", 0.0)
     assert console.close(timeout_s=None) == 0
-    seen = os.read(master, 4096)
-    for fd in (master, terminal):
-        os.close(fd)
-    assert b"\x1b[2Jraw\r\n" in seen
+    seen = terminal.wait_for(b"teed\n")
+    assert b"\x1b[2Jraw\n" in seen
     assert b"\x1b[2J" not in seen.partition(b"[default1]:")[2]
-    assert b"teed\r\n" in seen
+
+
+def test_a_stopped_terminal_skips_raw_lines_and_says_how_many(terminal):
+    console = on_terminal(terminal.fd)
+    terminal.stop()
+    for _ in range(4000):
+        console.output(0, OUT, b"x" * 999 + b"\n", 0.0)
+    assert console.has_room()
+    terminal.go_on()
+    assert terminal.wait_for(b" not shown; they are in the log files")
+    assert console.close(timeout_s=None) == 0
 
 
 CHUNKS = st.lists(
