@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import select
 import signal
 import stat
+import termios
 import textwrap
 import zipfile
 from collections.abc import Sequence
@@ -482,6 +486,58 @@ def test_pausing_the_job_stops_server_and_workers_and_lets_both_go_on(job, distl
 
 
 # --- many, limits, streams
+
+
+def own_the_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.mark.parametrize("preload", [[], ["--preload", "json"]], ids=["cold", "warm"])
+def test_one_worker_has_the_terminal_with_a_debugger(job, distlaunch, preload):
+    (job.work / "debug.py").write_text(
+        "import os, sys\n"
+        "print([stream.isatty() and stream.line_buffering for stream in (sys.stdin, sys.stdout, sys.stderr)])\n"
+        "print('leads', os.tcgetpgrp(0) == os.getpid(), os.ttyname(0) == os.ttyname(1), os.ctermid())\n"
+        "open('/dev/tty', 'w').write('by name\\n')\n"
+        "secret = 6 * 7\n"
+        "breakpoint()\n"
+        "print('read', input('prompt> '))\n"
+    )
+    master, slave = pty.openpty()
+    seen = b""
+
+    def wait_for(text: str) -> None:
+        nonlocal seen
+        while text.encode() not in seen:
+            assert select.select([master], [], [], 30)[0], seen
+            seen += os.read(master, 65536)
+        seen = seen.partition(text.encode())[2]
+
+    try:
+        running = distlaunch.start(
+            ["train", "--num-procs", "1", *preload, "-x", "PYTHONUNBUFFERED=", "debug.py"],
+            env={"TERM": "xterm"}, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+            preexec_fn=own_the_terminal,
+        )  # fmt: skip
+        wait_for("[True, True, True]")
+        wait_for("leads True True /dev/tty")
+        wait_for("by name")
+        wait_for("(Pdb) ")
+        os.write(master, b"p secret + 1\r")
+        wait_for("43")
+        wait_for("(Pdb) ")
+        os.write(master, b"c\r")
+        wait_for("prompt> ")
+        os.write(master, b"typed\r")
+        wait_for("read typed")
+        running.wait_for(lambda: running.process.poll() is not None, "the end")
+    finally:
+        os.close(master)
+        os.close(slave)
+    result = running.wait()
+    assert result.returncode == 0
+    said = (result.run_dir / "events.jsonl").read_text()
+    assert "cold way" not in said
 
 
 def test_sixty_workers_come_up(job, warm):
