@@ -1,5 +1,7 @@
 """Names that vulture cannot see in use: called by a framework, part of the protocol, or for users of the package."""
 
+from multiprocessing.process import BaseProcess
+
 from distlaunch.core.probe import nvml
 from distlaunch.ui import cli
 
@@ -12,3 +14,6 @@ _ = (
 cli.command.collect_usage_pieces  # noqa: B018 - vulture takes a mention as a use
 cli.command.__signature__  # noqa: B018
 cli.command.__annotations__  # noqa: B018
+
+# set in a forked worker, read by the standard library
+BaseProcess.authkey  # noqa: B018

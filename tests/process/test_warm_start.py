@@ -9,6 +9,8 @@ import pty
 import select
 import signal
 import stat
+import subprocess
+import sys
 import termios
 import textwrap
 import zipfile
@@ -131,15 +133,21 @@ def differences(cold: Any, warm: Any, at: str = "") -> list[str]:
     return [] if cold == warm else [f"{at}: cold {cold!r}, warm {warm!r}"]
 
 
+def loaded_by(module: str) -> set[str]:
+    code = f"import sys\nbefore = set(sys.modules)\nimport {module}\nprint(*set(sys.modules) - before)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
 @pytest.mark.parametrize("kind", ["script", "link", "module", "folder", "zip"])
 def test_a_warm_worker_sees_what_a_cold_one_sees(same, kind):
     cold, warm = same(kind)
     for rank in (0, 1):
         left, right = cold[rank]["same"], warm[rank]["same"]
         more = set(right.pop("modules")) - set(left.pop("modules"))
-        assert more == {"json", "json.decoder", "json.encoder", "json.scanner", "_json"}
+        assert "json" in more
+        assert more <= loaded_by("json")
         added = set(right.pop("importer_cache")) - set(left.pop("importer_cache"))
-        assert all(path.endswith("/json") for path in added)
+        assert {os.path.basename(path) for path in added} <= {"json", "re", "collections"}
         assert differences(left, right) == []
 
 
@@ -346,8 +354,11 @@ def test_a_preload_that_ends_the_process_is_named(warm, module, job):
 
 
 def test_a_preload_that_leaves_a_thread_is_named(warm, module, job):
-    module("threaded", "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()")
-    cold_start(warm, job, "threaded", because="importing threaded left a thread running")
+    module(
+        "threaded",
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='late').start()",
+    )
+    cold_start(warm, job, "threaded", because="importing threaded left a thread running (late)")
 
 
 def test_a_preload_that_closes_all_descriptors_leads_to_a_cold_start(warm, module, job):

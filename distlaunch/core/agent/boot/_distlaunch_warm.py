@@ -126,11 +126,12 @@ class Server:
         import fcntl
         import gc
         import termios
+        import warnings
 
         self.modules = set(sys.modules) - known
         self.cached = set(sys.path_importer_cache) - cached
         self.ctypes, self.fcntl, self.gc, self.termios = ctypes, fcntl, gc, termios
-        self.signal, self.socket = _signal, _socket
+        self.signal, self.socket, self.warnings = _signal, _socket, warnings
         self.control = control
         self.orders = _socket.socket(fileno=control)
         self.orders.settimeout(None)  # a module may have set a default
@@ -144,15 +145,19 @@ class Server:
     def problem(self, names: list[str]) -> str | None:
         """Tell why no worker can be forked from this process, if so."""
         which = ", ".join(names)
-        pid = os.fork()  # some libraries end their threads before a fork, and start them again at need
+        with self.warnings.catch_warnings():
+            self.warnings.simplefilter("ignore")  # Python's own about threads: we come to the same conclusion below
+            pid = os.fork()  # some libraries end their threads before a fork, and start them again at need
         if pid == 0:
             os._exit(0)
         self._wait(pid)
-        threads = os.listdir("/proc/self/task")
-        if len(threads) > 1:
-            called = sorted({_name_of(thread) for thread in threads if thread != str(os.getpid())})
-            some = "a thread" if len(threads) == 2 else f"{len(threads) - 1} threads"
-            return f"importing {which} left {some} running ({', '.join(called)}), which no forked process would have"
+        threads = [thread for thread in os.listdir("/proc/self/task") if thread != str(os.getpid())]
+        if threads:
+            some = "a thread" if len(threads) == 1 else f"{len(threads)} threads"
+            called = ", ".join(sorted(_names_of(threads)))
+            return (
+                f"importing {which} left {some} running{called and f' ({called})'}, which no forked process would have"
+            )
         if self._device_has_started():
             return f"importing {which} has started CUDA, which no forked process could use"
         return None
@@ -255,9 +260,16 @@ class Server:
             pass  # a module has SIGCHLD ignored: it has ended and left no trace
 
 
-def _name_of(thread: str) -> str:
-    try:
-        with open(f"/proc/self/task/{thread}/comm", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return "?"
+def _names_of(threads: list[str]) -> set[str]:
+    """Give the names of threads, as far as they say more than that they are of this process."""
+    found = set()
+    for thread in threads:
+        try:
+            with open(f"/proc/self/task/{thread}/comm", errors="replace") as file:
+                found.add(file.read().strip())
+        except OSError:
+            continue
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        found |= {thread.name for thread in threading.enumerate() if thread is not threading.main_thread()}
+    return found - {_NAME}
