@@ -1,0 +1,1 @@
+"""What ``scripts/compare-torchrun`` is made of."""

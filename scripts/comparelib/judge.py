@@ -1,0 +1,219 @@
+"""Find the differences between two observations, and judge them by a table: what is not in it is a failure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from comparelib.observe import Seen
+
+Verdict = Literal["better"]
+"""A difference that is no improvement is mended, not listed."""
+
+
+class Rule(NamedTuple):
+    """A known difference: a pattern of its text, what it is called in the report, the verdict, and why."""
+
+    pattern: str
+    title: str
+    verdict: Verdict
+    reason: str
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        r"exit code 1 -> (37|5|6|137)",
+        "exit code of a failed job",
+        "better",
+        "The worker's own code (128 + N for signal N), where torchrun exits with 1 whatever happened.",
+    ),
+    Rule(
+        r"exit code 1 -> 2",
+        "exit code of a command that cannot start",
+        "better",
+        "2 with one line that says what is wrong, before anything is started.",
+    ),
+    Rule(
+        r"exit code 2 -> 0|exit code 1 -> 0",
+        "a command line that torchrun refuses",
+        "better",
+        "Options of the script that look like the beginning of torchrun's, local ranks of two digits, values that PET_ "
+        "variables may have, and beginnings of names that only differ in dash and underscore.",
+    ),
+    Rule(
+        r"worker \d+-\d+ only here",
+        "workers that torchrun does not start",
+        "better",
+        "Follows from the lines that torchrun refuses.",
+    ),
+    Rule(
+        r"(stdout|stderr): .* only here \(refused there\)",
+        "output of those",
+        "better",
+        "As above.",
+    ),
+    Rule(
+        r"argv: .*\$",
+        "dollars in the script's arguments",
+        "better",
+        "`$$` and `$local_rank` reach the script as they are; `${local_rank}` is the local rank, as under torchrun.",
+    ),
+    Rule(
+        r"argv: .*--",
+        "`--` after the script",
+        "better",
+        "It reaches the script, as all that follows the script does.",
+    ),
+    Rule(
+        r"\+(NODE_RANK|DISTLAUNCH_\w+)",
+        "variables that torchrun does not set",
+        "better",
+        "NODE_RANK, which scripts written for other launchers read, and what a worker may know of its job.",
+    ),
+    Rule(
+        r"\+PYTHONUNBUFFERED",
+        "PYTHONUNBUFFERED=1 in place of `python -u`",
+        "better",
+        "The same for the worker; processes that it starts do not keep lines back either. A value of yours is kept.",
+    ),
+    Rule(
+        r"\+CUDA_DEVICE_ORDER",
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        "better",
+        "Device numbers are then those of nvidia-smi. A value of yours is kept.",
+    ),
+    Rule(
+        r"[-+~]OMP_NUM_THREADS",
+        "OMP_NUM_THREADS",
+        "better",
+        "The worker's share of the CPUs that it may really use, also for a single worker; torchrun sets 1, or leaves "
+        "the threads of a single worker to what the whole machine has. A value of yours is kept.",
+    ),
+    Rule(
+        r"-TORCHELASTIC_SIGNALS_TO_HANDLE",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
+        "better",
+        "A message of torchrun to itself, which a torchrun within a worker would obey.",
+    ),
+    Rule(
+        r"-PET_\w+",
+        "PET_ variables",
+        "better",
+        "They are the launcher's options, and do not reach workers: a torchrun within a worker would take them.",
+    ),
+    Rule(
+        r"~MASTER_ADDR: localhost -> 127\.0\.0\.1",
+        "MASTER_ADDR where none is given",
+        "better",
+        "127.0.0.1 means the same address to all, whatever localhost resolves to.",
+    ),
+    Rule(
+        r"~TORCHELASTIC_USE_AGENT_STORE: True -> False",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "better",
+        "Rank 0 is the store's server, on a port that is held for it; under torchrun the launcher serves it, "
+        "and has torch loaded for that. `env://` and `tcp://` work alike.",
+    ),
+    Rule(
+        r"~TORCHELASTIC_RUN_ID: (none|\(a unique id\)) ->",
+        "TORCHELASTIC_RUN_ID",
+        "better",
+        "Kept as --rdzv-id has it, also with --standalone; without one it is unique, never `none`.",
+    ),
+    Rule(
+        r"-CUDA_VISIBLE_DEVICES",
+        "--virtual-local-rank without GPUs",
+        "better",
+        "LOCAL_RANK is 0 as there; CUDA_VISIBLE_DEVICES is not set to devices that do not exist.",
+    ),
+    Rule(
+        r"files: \+(events\.jsonl|plan-\d+\.json|report\.txt|\.distlaunch-run)",
+        "events.jsonl, plan-<k>.json, report.txt beside the attempts",
+        "better",
+        "What happened, what was run, and why it failed.",
+    ),
+    Rule(
+        r"files: \+attempt_\d+/\d+/std(out|err)\.log",
+        "stdout.log and stderr.log without -r or -t",
+        "better",
+        "Every byte of every worker is filed, whether it is shown or not.",
+    ),
+    Rule(
+        r"files: (.*_\(random\)/)",
+        "the name of the job's folder",
+        "better",
+        "It begins with --rdzv-id where there is one, also with --standalone.",
+    ),
+    Rule(
+        r"unbuffered: False -> True",
+        "output of programs and of --run-path",
+        "better",
+        "Python that a program starts, and a script under --run-path, keep no lines back, like any other script.",
+    ),
+    Rule(
+        r"~TORCHELASTIC_ERROR_FILE: logs/",
+        "TORCHELASTIC_ERROR_FILE under a relative --log-dir",
+        "better",
+        "The path is absolute, and stays right when the script changes its directory.",
+    ),
+    Rule(
+        r"(stdout|stderr): only there .*(out|err) \d(out|err) \d",
+        "lines of two workers in one",
+        "better",
+        "Lines without a prefix are not torn by another worker's either.",
+    ),
+)
+
+
+def differences(there: Seen, here: Seen) -> Iterator[str]:
+    """Give each difference once, as a text: what torchrun did, then what distlaunch did."""
+    if there.exit_code != here.exit_code:
+        yield f"exit code {there.exit_code} -> {here.exit_code}"
+    refused = not there.workers and bool(here.workers or here.stdout)
+    for name in sorted(there.workers.keys() | here.workers.keys()):
+        if name not in here.workers:
+            yield f"worker {name} only under torchrun"
+        elif name not in there.workers:
+            yield f"worker {name} only here"
+        else:
+            yield from _of_worker(there.workers[name], here.workers[name])
+    for stream, before, after in (("stdout", there.stdout, here.stdout), ("stderr", there.stderr, here.stderr)):
+        if before != after:
+            if refused and not before:
+                yield f"{stream}: {_few(after)} only here (refused there)"
+            else:
+                yield f"{stream}: only there {_few(before - after)}, only here {_few(after - before)}"
+    for name in sorted(there.files.keys() | here.files.keys()):
+        if name not in there.files:
+            yield f"files: +{name}"
+        elif name not in here.files:
+            yield f"files: -{name}"
+        elif there.files[name] != here.files[name]:
+            yield f"files: {name} has {here.files[name]!r}, not {there.files[name]!r}"
+
+
+def _of_worker(there: dict[str, object], here: dict[str, object]) -> Iterator[str]:
+    for name in ("argv", "name", "cwd", "stdin", "unbuffered", "affinity"):
+        if there[name] != here[name]:
+            yield f"{name}: {there[name]} -> {here[name]}"
+    before, after = there["env"], here["env"]
+    assert isinstance(before, dict)
+    assert isinstance(after, dict)
+    for name in sorted(before.keys() | after.keys()):
+        if name not in before:
+            yield f"+{name}"
+        elif name not in after:
+            yield f"-{name}"
+        elif before[name] != after[name]:
+            yield f"~{name}: {before[name]} -> {after[name]}"
+
+
+def _few(lines: Counter[str]) -> str:
+    return str(sorted(lines.elements())[:6])
+
+
+def judge(difference: str) -> Rule | None:
+    """Find the rule of a difference; None if it is not known."""
+    return next((rule for rule in RULES if re.match(rule.pattern, difference)), None)
