@@ -1,0 +1,288 @@
+"""``distlaunch torchrun`` as a user runs it: torchrun's output and files, our exit codes and reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+TELLS = """
+import os, sys
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+print(f"out {rank}.{attempt}")
+print(f"err {rank}.{attempt}", file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def torchrun(distlaunch):
+    """Run ``distlaunch torchrun`` with these words, after a script of this source where ``source`` is given."""
+
+    def run(*words: str, source: str = TELLS, script_args: tuple[str, ...] = (), **kwargs):
+        (distlaunch.work / "train.py").write_text(source)
+        return distlaunch.run(["torchrun", *words, "train.py", *script_args], **kwargs)
+
+    return run
+
+
+def files_of(run_dir) -> dict[str, str]:
+    return {str(path.relative_to(run_dir)): path.read_text() for path in run_dir.rglob("*") if path.is_file()}
+
+
+def test_output_has_no_prefix_and_nothing_of_ours(torchrun):
+    result = torchrun("--standalone", "--nproc_per_node=2")
+    assert result.returncode == 0
+    assert sorted(result.stdout.splitlines()) == ["out 0.0", "out 1.0"]
+    assert sorted(result.stderr.splitlines()) == ["err 0.0", "err 1.0"]
+
+
+def test_the_same_line_of_many_ranks_is_shown_as_often_as_it_came(torchrun):
+    result = torchrun("--nproc-per-node=4", source="print('same')")
+    assert result.stdout == "same\n" * 4
+
+
+def test_every_byte_is_filed_in_torchruns_layout_with_the_run_id_in_front(torchrun, distlaunch):
+    result = torchrun("--nproc-per-node=2", "--log-dir", "logs", "--rdzv-id", "run/7 é")
+    assert result.run_dir.parent == distlaunch.work / "logs"
+    name, _, token = result.run_dir.name.rpartition("_")
+    assert (name, len(token)) == ("run-7-é", 8)
+    files = files_of(result.run_dir)
+    assert {name: text for name, text in files.items() if name.startswith("attempt")} == {
+        f"attempt_0/{rank}/std{stream}.log": f"{stream} {rank}.0\n" for rank in (0, 1) for stream in ("out", "err")
+    }
+    assert files.keys() >= {"events.jsonl", "plan-0.json", ".distlaunch-run"}
+    worker = json.loads(files["plan-0.json"])["workers"][1]["env"]
+    assert worker["TORCHELASTIC_RUN_ID"] == "run/7 é"
+    assert worker["TORCHELASTIC_ERROR_FILE"] == str(result.run_dir / "attempt_0" / "1" / "error.json")
+
+
+def test_two_runs_of_one_id_have_a_folder_each(torchrun, distlaunch):
+    for _ in range(2):
+        torchrun("--log-dir", "logs", "--rdzv-id", "same")
+    assert len(list((distlaunch.work / "logs").glob("same_*"))) == 2
+
+
+def test_tee_shows_whole_lines_with_torchruns_prefix_and_redirects_show_nothing(torchrun):
+    result = torchrun("--nproc-per-node=2", "--tee", "1", "-r", "0:2", "--role", "trainer")
+    assert sorted(result.stdout.splitlines()) == ["[trainer0]:out 0.0", "[trainer1]:out 1.0"]
+    assert result.stderr.splitlines() == ["err 1.0"]
+    assert files_of(result.run_dir)["attempt_0/0/stderr.log"] == "err 0.0\n"
+
+
+def test_ranks_that_are_filtered_out_are_filed_only(torchrun):
+    result = torchrun("--nproc-per-node=2", "--local_ranks_filter=1")
+    assert (result.stdout, result.stderr) == ("out 1.0\n", "err 1.0\n")
+    assert files_of(result.run_dir)["attempt_0/0/stdout.log"] == "out 0.0\n"
+
+
+def test_lines_that_match_are_copied_with_their_prefix(torchrun):
+    source = "print('a, b'); print('other'); print('a, b again', end='')"
+    result = torchrun("--nproc-per-node=2", "-t", "3", "--duplicate-stdout-filters", "a,, b,zzz", source=source)
+    lines = files_of(result.run_dir)["attempt_0/filtered_stdout.log"].splitlines()
+    assert sorted(lines) == [f"[default{rank}]:a, b{more}" for rank in (0, 1) for more in ("", " again")]
+
+
+def test_a_failed_job_exits_with_the_workers_code_and_a_report(torchrun):
+    source = TELLS + "import time\nif rank == '1': sys.exit(37)\ntime.sleep(60)"
+    result = torchrun("--nproc-per-node=2", source=source)
+    assert result.returncode == 37
+    assert "rank 1 of 2 failed: exit code 37" in result.stderr
+    assert str(result.run_dir / "attempt_0" / "1" / "stderr.log") in result.stderr.replace("\n    ", "")
+    assert (result.run_dir / "report.txt").exists()
+
+
+def test_a_restart_has_a_folder_of_its_own(torchrun):
+    source = TELLS + "sys.exit(3 if attempt == '0' else 0)"
+    result = torchrun("--nproc-per-node=2", "--max-restarts=1", source=source)
+    assert result.returncode == 0
+    assert files_of(result.run_dir)["attempt_1/1/stdout.log"] == "out 1.1\n"
+
+
+def test_a_failure_is_retried_as_often_as_torchrun_does_where_that_is_wanted(torchrun):
+    source = TELLS + "raise ValueError('again')"
+    words = ["--nproc-per-node=1", "--max-restarts=2"]
+    assert len(torchrun(*words, source=source).of_type("attempt_started")) == 2, "the same failure twice is enough"
+    result = torchrun(*words, source=source, env={"DISTLAUNCH_MIN_UPTIME": "0"})
+    assert len(result.of_type("attempt_started")) >= 3
+
+
+def test_what_follows_the_script_reaches_it_byte_for_byte(torchrun):
+    source = "import sys; print(sys.argv[1:])"
+    words = ("--r=16", "-m", "--", "--nnodes", "9", "", "a b", "Ü", "$$")
+    assert torchrun(source=source, script_args=words).stdout == f"{list(words)}\n"
+
+
+def test_the_local_rank_in_the_arguments_is_each_workers(torchrun):
+    result = torchrun("--nproc-per-node=2", source="import sys; print(sys.argv[1])", script_args=("gpu-${local_rank}",))
+    assert sorted(result.stdout.split()) == ["gpu-0", "gpu-1"]
+
+
+def test_pet_variables_are_defaults_and_do_not_reach_workers(torchrun):
+    source = "import os; print(os.environ['WORLD_SIZE'], [name for name in os.environ if name.startswith('PET_')])"
+    result = torchrun(source=source, env={"PET_NPROC_PER_NODE": "2", "PET_STANDALONE": "true"})
+    assert result.stdout == "2 []\n" * 2
+
+
+def test_devices_stay_as_they_are(torchrun):
+    source = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ['LOCAL_RANK'])"
+    assert torchrun(source=source).stdout == "None 0\n"
+    result = torchrun("--nproc-per-node=2", source=source, env={"CUDA_VISIBLE_DEVICES": "4,6"})
+    assert sorted(result.stdout.splitlines()) == ["4,6 0", "4,6 1"]
+
+
+def test_rank_0_has_the_launchers_stdin_and_the_others_none(torchrun, distlaunch):
+    source = "import os, sys; print(os.environ['RANK'], repr(sys.stdin.read()))"
+    (distlaunch.work / "in").write_text("hello")
+    with (distlaunch.work / "in").open() as file:
+        result = torchrun("--nproc-per-node=2", source=source, stdin=file)
+    assert sorted(result.stdout.splitlines()) == ["0 'hello'", "1 ''"]
+
+
+def test_a_port_that_is_given_is_rank_0s_and_one_in_use_is_refused(torchrun):
+    source = "import os; print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+        taken.listen()
+        result = torchrun("--master-addr", "localhost", "--master-port", port, source=source)
+    assert result.returncode == 2
+    assert f"port {port} is in use" in result.stderr
+    assert torchrun("--master-addr", "localhost", "--master-port", port, source=source).stdout == f"localhost {port}\n"
+
+
+def test_what_has_no_effect_is_said_once_and_what_variables_hold_is_not(torchrun):
+    result = torchrun("--nproc-per-node=2", "--monitor-interval=5", "--rdzv-conf", "timeout=9", "-t", "5:3")
+    said = [line for line in result.stderr.splitlines() if line.startswith("distlaunch:")]
+    assert len(said) == 2
+    assert "without effect here: --rdzv-conf, --monitor-interval" in said[0]
+    assert "--tee names local rank 5" in said[1]
+    quiet = torchrun("--monitor-interval=5", env={"DISTLAUNCH_QUIET": "1"})
+    assert "distlaunch:" not in quiet.stderr
+    assert "distlaunch:" not in torchrun(env={"PET_MONITOR_INTERVAL": "5"}).stderr
+
+
+def test_our_own_variables_work(torchrun):
+    assert (
+        "[0-1] same"
+        in torchrun("--nproc-per-node=2", source="print('same')", env={"DISTLAUNCH_FORMAT": "plain"}).stdout
+    )
+    assert "distlaunch: job " in torchrun(env={"DISTLAUNCH_QUIET": "0"}).stderr
+    warm = torchrun(
+        "--nproc-per-node=2", env={"DISTLAUNCH_PRELOAD": "json"}, source="import sys; print('json' in sys.modules)"
+    )
+    assert warm.stdout == "True\n" * 2, warm.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nnodes=2", "x.py"], "error: --nnodes 2: several nodes are not built yet"),
+        (["--nproc-per-node=gpu", "train.py"], "error: --nproc-per-node gpu: there is no GPU to use here"),
+        (["nothing.py"], "error: nothing.py: there is no such file"),
+        (["--nproc-per-nod", "2"], "error: SCRIPT is missing"),
+        (["--tee=9", "train.py"], "error: --tee takes 0 (neither)"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_one_line_and_exit_code_2(distlaunch, words, message):
+    (distlaunch.work / "train.py").write_text("")
+    result = distlaunch.run(["torchrun", *words], env={"NVIDIA_VISIBLE_DEVICES": "none"})
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) <= 2
+    assert result.run_dir is None
+
+
+def test_help_lists_the_options_without_the_command_line_framework(distlaunch):
+    code = "import sys\nsys.argv = ['distlaunch', 'torchrun', '--help']\nimport distlaunch.__main__ as command\n"
+    code += "try:\n    command.main()\nfinally:\n    print('MODULES', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=distlaunch.env, capture_output=True, text=True, timeout=60)
+    text, _, modules = done.stdout.partition("MODULES")
+    assert done.returncode == 0
+    assert "--duplicate-stdout-filters TEXT,..." in text
+    assert not {"typer", "click", "rich", "torch", "argparse"} & set(modules.split())
+
+
+def test_a_job_loads_neither_typer_nor_torch(distlaunch):
+    code = "import sys\nsys.argv = ['distlaunch', 'torchrun', '--nproc-per-node=2', '--no-python', '/bin/true']\n"
+    code += (
+        "import distlaunch.__main__ as command\ntry:\n    command.main()\nfinally:\n    print('MODULES', *sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{code}"],
+        env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    modules = set(done.stdout.partition("MODULES")[2].split())
+    assert "distlaunch.ui.torchrun_command" in modules
+    assert not {"typer", "click", "rich", "torch", "argparse", "asyncio", "string", "difflib", "textwrap"} & modules
+    assert "distlaunch.core.probe.gpus" not in modules, "nobody asked which GPUs there are"
+
+
+def test_term_stops_the_job_in_order(distlaunch):
+    (distlaunch.work / "train.py").write_text(
+        "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit('saved'))\nprint('up')\nsignal.pause()\n"
+    )
+    running = distlaunch.start(["torchrun", "--nproc-per-node=2", "train.py"])
+    running.wait_for(lambda: running.stdout == "up\n" * 2, "both workers")
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    assert result.stderr.count("saved") == 2
+
+
+def test_one_worker_has_the_terminal(distlaunch):
+    (distlaunch.work / "train.py").write_text("import sys; print(input('name? '), sys.stdout.isatty())")
+    master, slave = pty.openpty()
+    running = distlaunch.start(["torchrun", "train.py"], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+                               preexec_fn=_own_the_terminal)  # fmt: skip
+    os.close(slave)
+    seen = b""
+    while b"name? " not in seen:
+        seen += os.read(master, 4096)
+    os.write(master, b"Ada\r")
+    while b"Ada True" not in seen:
+        seen += os.read(master, 4096)
+    assert running.process.wait(30) == 0
+    os.close(master)
+
+
+def _own_the_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def test_old_runs_in_torchruns_layout_are_pruned_from_the_default_place(torchrun, distlaunch):
+    first = torchrun("--nproc-per-node=2", "-t", "1", "--duplicate-stdout-filters=out").run_dir
+    os.utime(first, (1, 1))
+    for index in range(50):
+        old = distlaunch.jobs / f"old-{index:02}"
+        (old / "attempt-0").mkdir(parents=True)
+        (old / ".distlaunch-run").touch()
+        os.utime(old, (1000 + index, 1000 + index))
+    (distlaunch.work / "train.py").write_text("import time; time.sleep(0.5)")
+    distlaunch.run(["torchrun", "train.py"])
+    deadline = time.monotonic() + 10
+    while first.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not first.exists()
+
+
+def test_a_file_of_somebody_else_in_a_runs_folder_keeps_it(torchrun, distlaunch):
+    first = torchrun().run_dir
+    (first / "attempt_0" / "0" / "mine.txt").write_text("keep")
+    os.utime(first, (1, 1))
+    for index in range(50):
+        (distlaunch.jobs / f"old-{index:02}").mkdir()
+        (distlaunch.jobs / f"old-{index:02}" / ".distlaunch-run").touch()
+    torchrun()
+    assert (first / "attempt_0" / "0" / "mine.txt").read_text() == "keep"
