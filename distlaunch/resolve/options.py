@@ -78,9 +78,9 @@ class TrainOptions(Record):
         return "default"
 
     @property
-    def prefixed(self) -> bool:
-        """Whether lines on the console begin with their rank."""
-        return True
+    def prefix_columns(self) -> int | None:
+        """How wide what stands before each line on the console is; None: as wide as a rank in brackets."""
+        return None
 
     @property
     def rank_macro(self) -> str | None:
@@ -98,7 +98,7 @@ class TorchrunOptions(TrainOptions):
     layout: Layout = TORCHRUN
     run_id: str | None = None
     role: str = "default"
-    prefixed: bool = False
+    prefix_columns: int | None = 0
     rank_macro: str | None = "${local_rank}"
 
     @property

@@ -44,7 +44,7 @@ def build_plan(
     preload = preloaded_modules(options)
     wanted = bool(preload or options.hang_timeout is not None) and not options.no_python
     bootstrap: Literal["", "direct", "setup"] = "" if not wanted else "setup" if options.setup else "direct"
-    columns = v.terminal_variables(topology, facts.columns, prefixed=options.prefixed)
+    columns = v.terminal_variables(topology, facts.columns, in_front=options.prefix_columns)
     defaults = unless_set({**v.DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)
     env = {**defaults, **job, **backend.job_variables(topology)}
     plan = LaunchPlan(

@@ -51,11 +51,15 @@ DEFAULTS: Mapping[str, str] = {
 """Set only where nobody else does. PYTHONUNBUFFERED: else the lines before a crash are lost."""
 
 
-def terminal_variables(topology: Topology, columns: int | None, *, prefixed: bool = True) -> dict[str, str]:
-    """Tell workers, whose output is a pipe, how wide the terminal at its end is, less the rank in front."""
+def terminal_variables(topology: Topology, columns: int | None, *, in_front: int | None = None) -> dict[str, str]:
+    """Tell workers, whose output is a pipe, how wide the terminal at its end is, less what stands in front.
+
+    ``in_front``: how wide that is; None for a rank in brackets.
+    """
     if columns is None:
         return {}
-    in_front = len(f"[{topology.world_size - 1}] ") if prefixed else 0
+    if in_front is None:
+        in_front = len(f"[{topology.world_size - 1}] ")
     return {"COLUMNS": str(max(_LEAST_COLUMNS, columns - in_front))}
 
 

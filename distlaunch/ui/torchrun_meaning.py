@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from distlaunch.core.errors import ConfigError, UsageError
-from distlaunch.core.model.record import Record
+from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import quoted
 from distlaunch.resolve.options import TorchrunOptions
 from distlaunch.ui.options import TRAIN_OPTIONS, option_error
@@ -18,6 +18,8 @@ from distlaunch.ui.torchrun_parser import Parsed
 Mode = Literal["raw", "tee", "hidden"]
 _TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+_AGENT_VARIABLES = ("TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_HEALTH_CHECK_PORT")
+"""They have torchrun's agent serve a watchdog and a health check, which are not here."""
 _TIMEOUT_S = 30.0
 _ONE_NODE = "one machine works: --nnodes 1 (or 1:N), --node-rank 0"
 
@@ -111,7 +113,6 @@ def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
         workers=given["nproc_per_node"],
         run_id=given["rdzv_id"],
         role=given["role"] or "",
-        prefixed=bool(given["tee"]),
     )
     template = given["log_line_prefix_template"]
     if template == PREFIX and environ.get(_TEMPLATE_VARIABLE):
@@ -126,7 +127,9 @@ def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
         stdout_filters=given["duplicate_stdout_filters"] or (),
         stderr_filters=given["duplicate_stderr_filters"] or (),
     )
-    return Meaning(options=options, display=display, remarks=_remarks(parsed), silent=silent)
+    if display.tee:
+        options = replace(options, prefix_columns=len(display.prefix(0, "")) + 1)
+    return Meaning(options=options, display=display, remarks=_remarks(parsed, environ), silent=silent)
 
 
 _SCRIPT = next(option for option in TRAIN_OPTIONS if option.field == "script")
@@ -194,7 +197,7 @@ def _shutdown_timeout(given: Mapping[str, Any], environ: Mapping[str, str]) -> f
     return float(text)
 
 
-def _remarks(parsed: Parsed) -> tuple[str, ...]:
+def _remarks(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Say once what was written on the command line and changes nothing; what PET_ variables hold is not said."""
     given, values = {option.field for option in parsed.given}, parsed.values
     idle = [option.name for option in parsed.given if option.effect == "accepted" and values[option.field] is not None]
@@ -202,9 +205,10 @@ def _remarks(parsed: Parsed) -> tuple[str, ...]:
         idle.remove("--signals-to-handle")
     if "rdzv_backend" in given and values["rdzv_backend"] not in ("static", "c10d", None):
         idle.append(f"--rdzv-backend {values['rdzv_backend']}")
+    idle += [name for name in _AGENT_VARIABLES if environ.get(name, "0") != "0"]
     remarks = []
     if idle:
-        remarks.append(f"without effect here: {', '.join(idle)} (distlaunch torchrun --help says why)")
+        remarks.append(f"without effect here: {', '.join(idle)} (see distlaunch torchrun --help)")
     if "nnodes" in given and values["nnodes"][1] > 1:
         remarks.append(f"--nnodes 1:{values['nnodes'][1]}: this one node runs; others cannot join yet")
     return tuple(remarks)

@@ -18,10 +18,19 @@ class Numbers(torch.utils.data.Dataset):
 
 
 torch.manual_seed(3)
-model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0))
+model = GPT2LMHeadModel(
+    GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+)
 arguments = TrainingArguments(
-    output_dir="out", use_cpu=True, per_device_train_batch_size=4, max_steps=4, report_to=[], save_strategy="no",
-    disable_tqdm=True, logging_strategy="no", seed=3,
+    output_dir="out",
+    use_cpu=True,
+    per_device_train_batch_size=4,
+    max_steps=4,
+    report_to=[],
+    save_strategy="no",
+    disable_tqdm=True,
+    logging_strategy="no",
+    seed=3,
 )
 trainer = Trainer(model=model, args=arguments, train_dataset=Numbers())
 result = trainer.train()

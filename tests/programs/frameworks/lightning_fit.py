@@ -28,8 +28,15 @@ x = torch.randn(64, 4)
 data = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
 world = int(os.environ["WORLD_SIZE"])
 trainer = L.Trainer(
-    accelerator="cpu", devices=world, strategy="ddp", max_epochs=2, logger=False, enable_checkpointing=False,
-    enable_progress_bar=False, enable_model_summary=False, default_root_dir=os.getcwd(),
+    accelerator="cpu",
+    devices=world,
+    strategy="ddp",
+    max_epochs=2,
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    default_root_dir=os.getcwd(),
 )
 model = Line()
 trainer.fit(model, data)

@@ -123,4 +123,4 @@ def test_the_local_rank_is_put_into_the_scripts_arguments_and_nothing_else_is(ma
 
 def test_lines_without_a_prefix_have_the_terminals_whole_width(make_facts):
     assert planned(make_facts, facts={"columns": 80}).env["COLUMNS"] == "80"
-    assert planned(make_facts, facts={"columns": 80}, prefixed=True).env["COLUMNS"] == "76"
+    assert planned(make_facts, facts={"columns": 80}, prefix_columns=12).env["COLUMNS"] == "68"

@@ -28,7 +28,7 @@ def test_a_plain_command_is_one_quiet_worker_with_torchruns_files():
     assert options.quiet
     assert (options.master_addr, options.master_port, options.run_id) == (None, None, None)
     assert (options.grace, options.failure_grace, options.max_restarts) == (30.0, 30.0, 0)
-    assert options.prefixed is False
+    assert options.prefix_columns == 0
 
 
 # --- address and port
@@ -218,6 +218,17 @@ def test_what_changes_nothing_is_said_in_one_line_if_it_was_written_on_the_comma
 )
 def test_ordinary_command_lines_are_not_remarked_upon(words):
     assert meaning(*words).remarks == ()
+
+
+def test_what_torchruns_agent_would_serve_is_remarked_upon():
+    (remark,) = meaning(TORCHELASTIC_ENABLE_FILE_TIMER="1", TORCHELASTIC_HEALTH_CHECK_PORT="8080").remarks
+    assert "TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_HEALTH_CHECK_PORT" in remark
+    assert meaning(TORCHELASTIC_ENABLE_FILE_TIMER="0").remarks == ()
+
+
+def test_lines_get_narrower_by_the_prefix_of_tee():
+    assert meaning("-t", "3").options.prefix_columns == len("[default00]:")
+    assert meaning("-t", "1", "--role", "x").options.prefix_columns == len("[x00]:")
 
 
 def test_signals_that_would_end_the_job_under_torchrun_are_remarked_upon():
