@@ -58,7 +58,8 @@ def observe(case: Case, launcher: list[str]) -> Seen:
             check=False,
         )
         workers = {
-            path.stem: _worker(json.loads(path.read_text("utf-8")), scratch, port) for path in here.glob("out/*")
+            path.stem: _worker(json.loads(path.read_text("utf-8")), scratch, port)
+            for path in here.glob("out/*[0-9].json")
         }
         stdout, own_out = _lines(done.stdout)
         stderr, own_err = _lines(done.stderr)
