@@ -25,7 +25,12 @@ import io
 import json
 import os
 
-GARBAGE = {"enabled": gc.isenabled(), "threshold": gc.get_threshold(), "debug": gc.get_debug(), "callbacks": len(gc.callbacks)}
+GARBAGE = {
+    "enabled": gc.isenabled(),
+    "threshold": gc.get_threshold(),
+    "debug": gc.get_debug(),
+    "callbacks": len(gc.callbacks),
+}
 THREADS = len(os.listdir("/proc/self/task"))
 
 import ctypes
@@ -41,7 +46,14 @@ def stream_facts(stream):
     return {
         "kinds": [type(stream).__name__, type(stream.buffer).__name__, type(raw).__name__],
         "names": [stream.name, str(stream.buffer.name), str(raw.name)],
-        "text": [stream.encoding, stream.errors, stream.newlines, stream.line_buffering, stream.write_through, stream.mode],
+        "text": [
+            stream.encoding,
+            stream.errors,
+            stream.newlines,
+            stream.line_buffering,
+            stream.write_through,
+            stream.mode,
+        ],
         "raw": [raw.mode, raw.closefd, raw.isatty(), raw.seekable(), stream.fileno()],
         "is_original": stream is getattr(sys, f"__{stream.name.strip('<>')}__", None),
         "blksize": getattr(raw, "_blksize", None),
@@ -55,12 +67,30 @@ def descriptors():
             what = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:
             continue
-        found[name] = [what.partition(":")[0] if what[0] != "/" else what, os.get_inheritable(int(name)), os.get_blocking(int(name))]
+        found[name] = [
+            what.partition(":")[0] if what[0] != "/" else what,
+            os.get_inheritable(int(name)),
+            os.get_blocking(int(name)),
+        ]
     return found
 
 
 def status():
-    wanted = ("Name", "Umask", "TracerPid", "Threads", "SigQ", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt", "NoNewPrivs", "Seccomp", "Cpus_allowed_list")
+    wanted = (
+        "Name",
+        "Umask",
+        "TracerPid",
+        "Threads",
+        "SigQ",
+        "SigPnd",
+        "ShdPnd",
+        "SigBlk",
+        "SigIgn",
+        "SigCgt",
+        "NoNewPrivs",
+        "Seccomp",
+        "Cpus_allowed_list",
+    )
     with open("/proc/self/status") as file:
         fields = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
     return {name: fields.get(name) for name in wanted if name != "SigQ"}
@@ -75,14 +105,21 @@ def death_signal():
 def c_variables():
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
-    return {name: os.fsdecode(getenv(os.fsencode(name)) or b"<none>") for name in [*os.environ, "DISTLAUNCH_BOOT", "DISTLAUNCH_WARM_FD"]}
+    return {
+        name: os.fsdecode(getenv(os.fsencode(name)) or b"<none>")
+        for name in [*os.environ, "DISTLAUNCH_BOOT", "DISTLAUNCH_WARM_FD"]
+    }
 
 
 def initial_variables():
     """What ``ps e`` shows of this process, without what is for our own bootstrap."""
     with open("/proc/self/environ", "rb") as file:
         items = [os.fsdecode(item).partition("=")[::2] for item in file.read().split(b"\0") if item]
-    return {name: value for name, value in items if not name.startswith(("DISTLAUNCH_BOOT", "DISTLAUNCH_STACKS", "PYTHONPATH"))}
+    return {
+        name: value
+        for name, value in items
+        if not name.startswith(("DISTLAUNCH_BOOT", "DISTLAUNCH_STACKS", "PYTHONPATH"))
+    }
 
 
 def read(path):
@@ -104,7 +141,12 @@ same = {
     "xoptions": sys._xoptions,
     "warnoptions": sys.warnoptions,
     "dont_write_bytecode": sys.dont_write_bytecode,
-    "hooks": [sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__, sys.unraisablehook is sys.__unraisablehook__, sys.breakpointhook is sys.__breakpointhook__],
+    "hooks": [
+        sys.excepthook is sys.__excepthook__,
+        sys.displayhook is sys.__displayhook__,
+        sys.unraisablehook is sys.__unraisablehook__,
+        sys.breakpointhook is sys.__breakpointhook__,
+    ],
     "tracing": [sys.gettrace(), sys.getprofile(), hasattr(sys, "ps1"), hasattr(sys, "last_type")],
     "recursion": [sys.getrecursionlimit(), sys.getswitchinterval()],
     "encodings": [sys.getdefaultencoding(), sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()],
@@ -112,14 +154,18 @@ same = {
     "main": {
         "name": __name__,
         "file": globals().get("__file__"),
-        "spec": main.__spec__ and [main.__spec__.name, main.__spec__.origin, main.__spec__.parent, main.__spec__.has_location],
+        "spec": main.__spec__
+        and [main.__spec__.name, main.__spec__.origin, main.__spec__.parent, main.__spec__.has_location],
         "loader": type(main.__loader__).__name__,
         "package": main.__package__,
         "cached": globals().get("__cached__"),
         "keys": sorted(key for key in vars(main) if key.startswith("__")),
     },
     "cwd": os.getcwd(),
-    "handlers": {str(int(number)): getattr(signal.getsignal(number), "__name__", repr(signal.getsignal(number))) for number in signal.valid_signals()},
+    "handlers": {
+        str(int(number)): getattr(signal.getsignal(number), "__name__", repr(signal.getsignal(number)))
+        for number in signal.valid_signals()
+    },
     "mask": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
     "wakeup": signal.set_wakeup_fd(-1),
     "descriptors": descriptors(),
@@ -127,7 +173,9 @@ same = {
     "environment_bytes": len(os.environb),
     "c_variables": c_variables(),
     "initial_variables": initial_variables(),
-    "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")},
+    "limits": {
+        name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")
+    },
     "umask": os.umask(0o22),
     "leads": [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()],
     "parent": read(f"/proc/{os.getppid()}/comm"),
@@ -140,10 +188,19 @@ same = {
     "affinity": sorted(os.sched_getaffinity(0)),
     "status": status(),
     "death_signal": death_signal(),
-    "main_thread": [threading.current_thread() is threading.main_thread(), threading.main_thread().native_id == os.getpid(), threading.active_count()],
+    "main_thread": [
+        threading.current_thread() is threading.main_thread(),
+        threading.main_thread().native_id == os.getpid(),
+        threading.active_count(),
+    ],
     "children": read(f"/proc/self/task/{os.getpid()}/children"),
 }
-differs = {"random": random.random(), "urandom": os.urandom(8).hex(), "uuid": uuid.uuid4().hex, "uuid1": uuid.uuid1().hex}
+differs = {
+    "random": random.random(),
+    "urandom": os.urandom(8).hex(),
+    "uuid": uuid.uuid4().hex,
+    "uuid1": uuid.uuid1().hex,
+}
 hashed = hash("distlaunch")
 if "--torch" in sys.argv:
     import multiprocessing
@@ -152,7 +209,10 @@ if "--torch" in sys.argv:
     import threadpoolctl
     import torch
 
-    libraries = sorted((info["internal_api"], os.path.basename(info["filepath"]), info["num_threads"]) for info in threadpoolctl.threadpool_info())
+    libraries = sorted(
+        (info["internal_api"], os.path.basename(info["filepath"]), info["num_threads"])
+        for info in threadpoolctl.threadpool_info()
+    )
     torch.ones(600, 600) @ torch.ones(600, 600)
     np.ones((600, 600)) @ np.ones((600, 600))
     same["torch"] = {

@@ -57,7 +57,9 @@ def without():
     assert done == [1]
     os.environ["SET_HERE"] = "2"
     del os.environ["LANG"]
-    shown = subprocess.run(["sh", "-c", "echo $RANK $SET_HERE $LANG $DISTLAUNCH_BOOT"], capture_output=True, text=True).stdout
+    shown = subprocess.run(
+        ["sh", "-c", "echo $RANK $SET_HERE $LANG $DISTLAUNCH_BOOT"], capture_output=True, text=True
+    ).stdout
     assert shown.split() == [os.environ["RANK"], "2"], shown
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file)
