@@ -60,6 +60,7 @@ def test_each_variable_of_the_design_has_its_value(distlaunch):
             "DISTLAUNCH_BACKEND": "pytorch-ddp",
             "DISTLAUNCH_RUN_DIR": str(result.run_dir),
             "DISTLAUNCH_COOKIE": env["DISTLAUNCH_COOKIE"],
+            "DISTLAUNCH_PROGRESS_FD": "100",
         }
         inherited = dict(distlaunch.env)
         assert env == {**inherited, **expected}
@@ -137,7 +138,8 @@ def test_what_an_outer_launcher_set_does_not_leak(distlaunch):
             assert env.get(name) != value, name
         assert not [name for name in env if name.startswith(("PET_", "OMPI_", "PMI", "HOROVOD_", "TF_"))]
         ours = {name for name in env if name.startswith("DISTLAUNCH_")}
-        assert ours == {f"DISTLAUNCH_{name}" for name in ("JOB_ID", "ATTEMPT", "BACKEND", "RUN_DIR", "COOKIE")}
+        names = ("JOB_ID", "ATTEMPT", "BACKEND", "RUN_DIR", "COOKIE", "PROGRESS_FD")
+    assert ours == {f"DISTLAUNCH_{name}" for name in names}
 
 
 def test_what_the_user_chose_in_his_environment_stays(distlaunch):
