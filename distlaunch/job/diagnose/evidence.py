@@ -118,7 +118,7 @@ def _exception(end: WorkerEnd, lines: list[str], *, fatal: bool) -> tuple[list[t
     trailing = _trailing(lines[main.end :]) if main else []
     if main and (len(trailing) > _STALE or (fatal and (trailing or end.returncode in (-9, -15)))):
         main = None
-    side = next((one for one in reversed(found) if one.kind in ("thread", "process")), None)
+    side = next((one for one in reversed(found) if one.kind in ("thread", "process") or _is_the_loaders(one)), None)
     if main is None and recorded:
         return recorded, "main", []
     if main is not None:
@@ -135,6 +135,11 @@ def _exception(end: WorkerEnd, lines: list[str], *, fatal: bool) -> tuple[list[t
     if ignored and not fatal and not _last_words(lines[ignored.end :], 1):
         return ignored.chain, "ignored", []
     return [], "main", []
+
+
+def _is_the_loaders(traceback: tb.Traceback) -> bool:
+    """Tell whether torch's handler says here, wherever it was called, that a data-loader worker was killed."""
+    return traceback.kind == "ignored" and traceback.chain[-1].message.startswith("DataLoader worker (pid")
 
 
 def _trailing(lines: Sequence[str]) -> list[str]:

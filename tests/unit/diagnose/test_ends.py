@@ -316,3 +316,16 @@ def test_malformed_error_file_is_as_good_as_none(end_of, data):
 def test_error_file_with_lone_surrogates_and_escapes_is_cleaned(end_of):
     cause = one(end_of, error_file=b'{"message": "ValueError: a\\ud800\\u001b[2Jb"}').cause
     assert cause.message == "ab"
+
+
+def test_a_killed_loader_worker_is_the_cause_wherever_torchs_handler_met_it(end_of):
+    tail = (
+        'Traceback (most recent call last):\n  File "/p/t.py", line 26, in <module>\n    for _ in loader:\n'
+        "ConnectionResetError: [Errno 104] Connection reset by peer\n"
+        "Exception ignored in atexit callback: <bound method finalize._exitfunc>\nTraceback (most recent call last):\n"
+        '  File "/v/lib/python3.11/site-packages/torch/utils/data/_utils/signal_handling.py", line 73, in handler\n'
+        "    _error_if_any_worker_fails()\nRuntimeError: DataLoader worker (pid 5965) is killed by signal: Killed. \n"
+    )
+    diagnosis = one(end_of, tail, returncode=1)
+    assert diagnosis.cause.message == "DataLoader worker (pid 5965) is killed by signal: Killed."
+    assert "/dev/shm" in (diagnosis.hint or "")
