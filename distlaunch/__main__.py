@@ -52,7 +52,7 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
 
             return plan(options, plan_format)
         if argv[:1] == ["torchrun"]:
-            from distlaunch.ui.torchrun_command import torchrun
+            from distlaunch.ui.torchrun.command import torchrun
 
             return torchrun(argv[1:], environ)
     from distlaunch.ui.cli import run_app

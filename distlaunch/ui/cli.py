@@ -19,9 +19,9 @@ from distlaunch.core.errors import UsageError
 from distlaunch.core.model.text import quoted
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.ui import quick
+from distlaunch.ui.counterparts import counterpart, taken_as_it_is
 from distlaunch.ui.errors import EXIT_INTERRUPTED
 from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS, Option
-from distlaunch.ui.torchrun import counterpart, taken_as_it_is
 
 Train = Callable[[TrainOptions], int]
 Plan = Callable[[TrainOptions, quick.PlanFormat], int]
@@ -197,7 +197,7 @@ def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
     """List the command that parses and explains its words itself: this one is for the help and for completion."""
 
     def run_torchrun(ctx: typer.Context) -> int:
-        from distlaunch.ui.torchrun_command import torchrun
+        from distlaunch.ui.torchrun.command import torchrun
 
         return torchrun(ctx.args, environ)
 

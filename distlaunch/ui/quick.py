@@ -163,7 +163,7 @@ def refuse_unknown(flag: str, by_flag: Iterable[str], *, script: str | None) -> 
     """
     from difflib import get_close_matches
 
-    from distlaunch.ui.torchrun import counterpart, taken_as_it_is
+    from distlaunch.ui.counterparts import counterpart, taken_as_it_is
 
     if script is None:
         place = "Options of the script go after SCRIPT."

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.ui.cli import run_app
+from distlaunch.ui.counterparts import counterpart
 from distlaunch.ui.options import TRAIN_OPTIONS
 from distlaunch.ui.quick import HelpRequested, parse_plan, parse_train, unknown_variables
-from distlaunch.ui.torchrun import counterpart
 
 
 def parse(*words: str, **environ: str) -> TrainOptions:

@@ -6,9 +6,9 @@ import pytest
 
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.layout import TORCHRUN
-from distlaunch.ui.torchrun_meaning import Display, Meaning, understand
-from distlaunch.ui.torchrun_options import PREFIX
-from distlaunch.ui.torchrun_parser import parse
+from distlaunch.ui.torchrun.meaning import Display, Meaning, understand
+from distlaunch.ui.torchrun.options import PREFIX
+from distlaunch.ui.torchrun.parser import parse
 
 
 def meaning(*words: str, **environ: str) -> Meaning:

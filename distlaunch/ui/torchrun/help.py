@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 from distlaunch.ui.options import TRAIN_OPTIONS
-from distlaunch.ui.torchrun_options import EXTRAS, OPTIONS, TorchrunOption
+from distlaunch.ui.torchrun.options import EXTRAS, OPTIONS, TorchrunOption
 
 _INDENT = 6
 _WIDEST = 100

@@ -14,7 +14,7 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 from distlaunch.ui.options import HELP_FLAGS, TRAIN_OPTIONS, option_error
 from distlaunch.ui.quick import HelpRequested
-from distlaunch.ui.torchrun_options import EXTRAS, OPTIONS, TorchrunOption
+from distlaunch.ui.torchrun.options import EXTRAS, OPTIONS, TorchrunOption
 
 _BY_FLAG = {flag: option for option in OPTIONS for flag in option.flags}
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}

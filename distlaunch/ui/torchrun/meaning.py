@@ -12,8 +12,8 @@ from distlaunch.core.model.text import quoted
 from distlaunch.resolve.options import TorchrunOptions
 from distlaunch.ui.options import TRAIN_OPTIONS, option_error
 from distlaunch.ui.quick import build
-from distlaunch.ui.torchrun_options import EXTRAS, PREFIX, SIGNALS
-from distlaunch.ui.torchrun_parser import Parsed
+from distlaunch.ui.torchrun.options import EXTRAS, PREFIX, SIGNALS
+from distlaunch.ui.torchrun.parser import Parsed
 
 Mode = Literal["raw", "tee", "hidden"]
 _TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"

@@ -12,8 +12,8 @@ from distlaunch.job.sink import STDERR, STDOUT, Sink
 from distlaunch.ui.errors import print_warnings
 from distlaunch.ui.quick import HelpRequested, unknown_variables
 from distlaunch.ui.run import Front
-from distlaunch.ui.torchrun_meaning import Meaning, understand
-from distlaunch.ui.torchrun_parser import misspelt_variables, parse
+from distlaunch.ui.torchrun.meaning import Meaning, understand
+from distlaunch.ui.torchrun.parser import misspelt_variables, parse
 
 
 def torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -21,7 +21,7 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         meaning = understand(parse(argv, environ), environ)
     except HelpRequested:
-        from distlaunch.ui.torchrun_help import print_help
+        from distlaunch.ui.torchrun.help import print_help
 
         print_help()
         return 0

@@ -1,0 +1,1 @@
+"""Layer ui: the command ``distlaunch torchrun``, which takes torchrun's words."""
