@@ -78,28 +78,44 @@ class Console(Sink):
         self._drawn_s = -1.0
         self._suspended = False
         self._lost: int | None = None
+        self._stalled_at: float | None = None
+        """Since when there has been no room: nobody reads what workers write meanwhile, so held lines wait as well."""
+        self._stalled_s = 0.0
+        """For how long there had been none before."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         """Take a chunk of a worker; ``tick`` then tells when what is held of it is due."""
         if self._shown is not None and rank not in self._shown:
             return
         with self._lock:
-            (self._out if stream == STDOUT else self._err).output(rank, stream, data, now)
+            (self._out if stream == STDOUT else self._err).output(rank, stream, data, now - self._stalled_s)
 
     def rank_ended(self, rank: int, now: float) -> None:
         """Finish this rank's lines (the last ones may still wait 0.1 s to be folded with other ranks')."""
         with self._lock:
             for screen in self._screens:
-                screen.rank_ended(rank, now)
+                screen.rank_ended(rank, now - self._stalled_s)
 
     def tick(self, now: float) -> float | None:
         """Show what is due; see ``job.sink``."""
         with self._lock:
-            dues = [screen.flush_due(now) for screen in self._screens]
+            dues = self._flush_due(now)
             if self._redraw_s is not None and self._redraw_s <= now:
                 self._draw(now)
             dues.append(self._redraw_s)
         return min((due for due in dues if due is not None), default=None)
+
+    def _flush_due(self, now: float) -> list[float | None]:
+        """Show what has been held long enough while its worker could go on writing; return when more will have."""
+        if not self.has_room():
+            if self._stalled_at is None:
+                self._stalled_at = now
+            return []
+        if self._stalled_at is not None:
+            self._stalled_s += now - self._stalled_at
+            self._stalled_at = None
+        dues = (screen.flush_due(now - self._stalled_s) for screen in self._screens)
+        return [due + self._stalled_s for due in dues if due is not None]
 
     def has_room(self) -> bool:
         """Tell whether no pipe or file is behind by more than its buffer."""
@@ -173,7 +189,7 @@ class Console(Sink):
                 now = self._clock()
                 self._view = self._redraw_s = None
                 for screen in self._screens:
-                    screen.finish(now)
+                    screen.finish(now - self._stalled_s)
             for writer in self._writers:
                 writer.begin_close()
             self._lost = sum(writer.finish_close(_bound(writer, timeout_s)) for writer in self._writers)
