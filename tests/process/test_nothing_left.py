@@ -248,3 +248,12 @@ def test_kill_9_at_random_instants(clean_env):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "25 kills" in done.stdout
+
+
+@pytest.mark.parametrize("grace", ["5", "0"], ids=["asked", "killed"])
+def test_shared_memory_of_workers_that_did_not_unlink_it_is_gone(job, grace):
+    options = ["--max-restarts", "2", "--min-uptime", "0", "--failure-grace", grace]
+    assert job.run("shares.py", options=options).returncode == 3
+    blocks = [job.sign(name) for name in job.signs() if name.startswith("block-")]
+    assert len(blocks) == 6
+    assert [name for name in blocks if os.path.exists(f"/dev/shm/{name}")] == []

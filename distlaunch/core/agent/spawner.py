@@ -34,6 +34,8 @@ SWEEP_S = 5.0
 """How long KILL may take to show (exit of a process with much memory) before its pid is reported as left."""
 SETTLE_S = 2.0
 """How long the warm server may take to finish what it was told before a sweep."""
+CLEANERS_S = 2.0
+"""How long processes that clean up after ended workers (their shared memory) may take before they get KILL as well."""
 _SWEEP_STEP_S = 0.02
 _SWEEP_PASSES = 16
 _WEDGED_STEP_S = 5.0
@@ -99,8 +101,7 @@ class Spawner:
         self._terminals: set[int] = set()  # ranks
         self._paused = False  # the agent had all trees stopped: that one is now, is no news
         self._failed: dict[int, tuple[str, int]] = {}  # pid -> step and errno of what could not become a worker
-        self._early: dict[int, int] = {}  # pid -> wait status of what ended before the warm server could tell of it
-        self._warm = WarmStart(fork=self._fork, cold=self._spawn, came_up=self._came_up, report=self._report)
+        self._warm = WarmStart(fork=self._fork, cold=self._spawn, came_up=self._register, report=self._report)
         self._failures, self._failure_end = os.pipe()
         self._wake, wake_end = os.pipe()
         for descriptor in (self._wake, wake_end, self._failures):
@@ -146,18 +147,18 @@ class Spawner:
                 self._setup = message
             case w.Spawn():
                 descriptors = [self._channel.received.popleft() for _ in message.descriptors]
-                if self._warm.takes(message):
-                    self._warm.take(message, self._setup, descriptors)
+                if self._warm.can_fork(message):
+                    self._warm.spawn(message, self._setup, descriptors)
                     return
                 self._spawn(message, descriptors)
                 for descriptor in descriptors:
                     os.close(descriptor)
             case w.Preload():
                 output = self._channel.received.popleft()
-                self._warm.start(message, self._setup, output)
+                self._warm.preload(message, self._setup, output)
                 os.close(output)
             case w.Signal():
-                self._warm.call_off(message)
+                self._warm.signal(message)
                 self._signal(message)
             case w.Sweep():
                 self._warm.settle(bound_s=SETTLE_S)
@@ -202,23 +203,8 @@ class Spawner:
             self._terminals.add(order.rank)
         self._report(w.Spawned(rank=order.rank, pid=pid))
 
-    def _came_up(self, order: w.Spawn, pid: int) -> None:
-        """Take over a worker that the warm server has forked: it waits for our word."""
-        self._register(order, pid)
-        if (status := self._early.pop(pid, None)) is not None:
-            self._ended(pid, status)
-        elif order.cpus is not None:
-            try:
-                os.sched_setaffinity(pid, order.cpus)
-            except OSError as exc:
-                self._failed[pid] = ("affinity", exc.errno or 0)
-                tree.send(pid, signal.SIGKILL)
-
     def _read_failures(self) -> None:
         """Take what children have written that could not become workers."""
-        self._warm.read()
-        self._failed.update(self._warm.broken)
-        self._warm.broken.clear()
         text = b""
         with suppress(BlockingIOError):
             while chunk := os.read(self._failures, 65536):
@@ -247,12 +233,10 @@ class Spawner:
                 rank = self._pids.get(pid)
                 if rank in self._terminals and not self._paused:
                     self._report(w.Halted(rank=rank, signum=os.WSTOPSIG(status)))
-            elif pid == self._warm.pid:
-                self._warm.ended(status)
             elif pid in self._pids:
                 self._ended(pid, status)
-            elif self._warm.has_orders_out:
-                self._early[pid] = status
+            else:
+                self._warm.reaped(pid, status)
 
     def _ended(self, pid: int, status: int) -> None:
         rank = self._pids.pop(pid)
@@ -278,7 +262,7 @@ class Spawner:
             tree.kill_each_tree(remains)
 
     def _stems_from(self, pid: int, worker: int, rank: int) -> bool:
-        if pid in self._pids or pid == self._warm.pid:
+        if pid in self._pids or pid == self._warm.pid or tree.is_cleaner(pid):
             return False
         facts = tree.stat_of(pid)
         if facts is None or facts[0] in "ZX":
@@ -311,10 +295,12 @@ class Spawner:
 
         ``spared``: a child that is left alone, with all that descends from it.
         """
-        deadline = time.monotonic() + bound_s
+        began = time.monotonic()
+        deadline = began + bound_s
         while True:
             self._reap()
-            tree.kill_each_tree(self._children(spared))
+            patient = time.monotonic() < began + CLEANERS_S
+            tree.kill_each_tree(pid for pid in self._children(spared) if not (patient and tree.is_cleaner(pid)))
             self._reap()
             left = self._children(spared)
             if not left:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 _MAX_PASSES = 64
+_COMMAND_BYTES = 4096
 _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
 
 
@@ -108,14 +109,14 @@ def _descends(pid: int, ancestor: int) -> bool:
     return False
 
 
-def signal_tree(root: int, signum: int, *, include_root: bool) -> None:
+def signal_tree(root: int, signum: int, *, include_root: bool, spare_cleaners: bool = False) -> None:
     """Send KILL, STOP or CONT to a whole tree of ours, again for what appears meanwhile; the deepest first.
 
     Where a parent dies before its child, the child falls to this process: so it need only descend from us.
     """
     sent: set[int] = set()
     for _ in range(_MAX_PASSES):
-        new = [pid for pid in descendants_of(root) if pid not in sent]
+        new = [pid for pid in descendants_of(root) if pid not in sent and not (spare_cleaners and is_cleaner(pid))]
         if not new:
             break
         for pid in reversed(new):
@@ -126,10 +127,27 @@ def signal_tree(root: int, signum: int, *, include_root: bool) -> None:
 
 
 def kill_each_tree(roots: Iterable[int]) -> None:
-    """KILL several trees: first stop every process of a tree, so that none forks on while the others die."""
+    """KILL several trees: first stop every process of a tree, so that none forks on while the others die.
+
+    Cleaners below a root are left to do what they are for, and to end by themselves.
+    """
     for root in roots:
-        signal_tree(root, signal.SIGSTOP, include_root=True)
-        signal_tree(root, signal.SIGKILL, include_root=True)
+        signal_tree(root, signal.SIGSTOP, include_root=True, spare_cleaners=True)
+        signal_tree(root, signal.SIGKILL, include_root=True, spare_cleaners=True)
+
+
+def is_cleaner(pid: int) -> bool:
+    """Tell whether a process is there to unlink a worker's shared memory once that has ended, and then ends itself.
+
+    These are Python's resource tracker (``-c "from multiprocessing.resource_tracker import main;..."``) and torch's
+    shared-memory manager. Killed too early, they leave files in /dev/shm that nobody removes any more.
+    """
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(_COMMAND_BYTES)
+    except OSError:
+        return False
+    return b"\0from multiprocessing.resource_tracker import main" in words or b"torch_shm_manager\0" in words
 
 
 def catches(pid: int, signum: int) -> bool:
