@@ -204,6 +204,7 @@ def run_job(
     open_sink: OpenSink,
     open_terminal: OpenTerminal,
     open_filters: OpenFilters | None = None,
+    takes_typed: bool = False,
 ) -> int:
     """Run a whole job on this machine; return the exit code of the launcher. Raises LaunchError before the start."""
     plan = make_plan(options, environ)
@@ -254,6 +255,7 @@ def run_job(
             signal_pipe=signal_pipe,
             clock=clock,
             terminal=terminal,
+            takes_typed=takes_typed,
         )
         run_dir.link_latest()
         if run_dir.temporary:

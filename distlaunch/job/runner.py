@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
+from distlaunch.core.agent.pseudo_terminal import in_foreground
 from distlaunch.core.model.layout import plan_path
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.text import counted
@@ -93,7 +94,10 @@ class Clock:
 
 
 class Runner:
-    """Runs one job to its exit code."""
+    """Runs one job to its exit code.
+
+    ``takes_typed``: of several workers rank 0 has our stdin also where that is a terminal, if we are its foreground job.
+    """
 
     def __init__(
         self,
@@ -108,6 +112,7 @@ class Runner:
         signal_pipe: signals.SignalPipe,
         clock: Clock,
         terminal: Terminal | None,
+        takes_typed: bool = False,
     ) -> None:
         self._plan = plan
         self._policy = policy
@@ -119,6 +124,7 @@ class Runner:
         self._signals = signal_pipe
         self._clock = clock
         self._terminal = terminal
+        self._takes_typed = takes_typed
         self._has_terminal = False
         self._interrupts: deque[float] = deque(maxlen=INTERRUPTS_KILL)
         self._exit_code: int | None = None
@@ -252,12 +258,16 @@ class Runner:
                 terminal=self._terminal is not None,
                 rows=rows,
                 columns=columns,
-                stdin_rank=0 if node == 0 and not os.isatty(0) else None,
+                stdin_rank=0 if node == 0 and self._passes_stdin() else None,
                 preload=self._plan.preload,
                 watch=self._plan.watch,
                 bootstrap=self._plan.bootstrap,
             )
             self._transport.send(node, start)
+
+    def _passes_stdin(self) -> bool:
+        """Tell whether rank 0 gets our stdin. Where we are in the background it would take what the shell is typed."""
+        return not os.isatty(0) or (self._takes_typed and in_foreground(0))
 
     def _write_plan(self, attempt: int) -> None:
         try:

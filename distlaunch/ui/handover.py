@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Literal
 
+from distlaunch.core.agent.pseudo_terminal import in_foreground
 from distlaunch.job.sink import STDERR, STDOUT, StatusView
 from distlaunch.ui.console.console import TERMINAL_CLOSE_S, own_lines
 from distlaunch.ui.console.writer import Writer
@@ -54,10 +55,7 @@ class UserTerminal:
 
     def is_ours(self) -> bool:
         """Tell whether we are its foreground job: to change its modes from the background would stop us."""
-        try:
-            return os.tcgetpgrp(_STDIN) == os.getpgrp()
-        except OSError:
-            return False
+        return in_foreground(_STDIN)
 
     def take(self) -> None:
         """Switch to passing every key on, none interpreted here."""

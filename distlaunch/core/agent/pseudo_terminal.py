@@ -1,4 +1,4 @@
-"""Layer core.agent: our side of the pseudo-terminal that the one worker of a job has."""
+"""Layer core.agent: our side of the pseudo-terminal that the one worker of a job has; whose a real one is."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ from distlaunch.core.agent import tree
 _TYPED_BYTES = 4 << 20
 _WRITE_BYTES = 4096
 _LOCAL, _SPECIAL = 3, 6  # places in termios attributes
+
+
+def in_foreground(terminal: int) -> bool:
+    """Tell whether we are the foreground job of a terminal, given by a descriptor: what is typed is then for us."""
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
 
 
 class PseudoTerminal:

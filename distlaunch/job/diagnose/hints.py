@@ -10,9 +10,7 @@ from distlaunch.job.diagnose.native import signal_name
 _SHM = "a full /dev/shm or an out-of-memory kill does this: `df -h /dev/shm`, `dmesg`; use fewer loader workers"
 _BLOCKING = "set CUDA_LAUNCH_BLOCKING=1 to see the line that launched the kernel"
 
-_DEBUGGER = (
-    "several workers get no input; one worker alone on a terminal gets the terminal: --num-procs 1 (or --num-gpus 1)"
-)
+_DEBUGGER = "it found no input; one worker alone on a terminal has the terminal: --num-procs 1 (or --num-gpus 1)"
 _ANY_PYTHON = "the workers' Python"
 _NOT_PYTHON = "is this no Python program? --no-python runs it as it is (it must be executable)"
 _NO_SOURCE = ("source code cannot contain null bytes", "source code string cannot contain", "Non-UTF-8 code starting")

@@ -132,8 +132,8 @@ _HINTS: tuple[tuple[str, frozenset[str] | None, str], ...] = (
         frozenset({"acquire", "_lock_unlock_module", "_get_module_lock"}),
         "it waits for an import that another of its threads is doing",
     ),
-    ("/pdb.py", None, "a debugger waits for its user; several workers get no input: run one, on a terminal"),
-    ("/bdb.py", None, "a debugger waits for its user; several workers get no input: run one, on a terminal"),
+    ("/pdb.py", None, "a debugger waits for its user"),
+    ("/bdb.py", None, "a debugger waits for its user"),
     (
         "/socket.py",
         frozenset({"getaddrinfo", "create_connection", "connect"}),

@@ -36,6 +36,7 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         open_sink=front.open_sink,
         open_terminal=front.open_terminal,
         open_filters=front.open_filters,
+        takes_typed=True,
     )
 
 
