@@ -260,6 +260,8 @@ class Runner:
                 columns=columns,
                 stdin_rank=0 if node == 0 and self._passes_stdin() else None,
                 preload=self._plan.preload,
+                preload_log=self._plan.layout.preload_path(self._plan.run_dir, attempt),
+                preload_bound_s=self._policy.settings.hang_timeout_s,
                 watch=self._plan.watch,
                 bootstrap=self._plan.bootstrap,
             )

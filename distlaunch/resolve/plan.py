@@ -18,7 +18,7 @@ from distlaunch.resolve.options import TrainOptions
 
 _SETUP = (
     'eval "$1" || exit; shift; '
-    '[ -z "$DISTLAUNCH_BOOT" ] || export PYTHONPATH="$DISTLAUNCH_BOOT${PYTHONPATH:+:$PYTHONPATH}"; '
+    '[ -z "${DISTLAUNCH_BOOT:-}" ] || export PYTHONPATH="$DISTLAUNCH_BOOT${PYTHONPATH:+:$PYTHONPATH}"; '
     'exec "$@"'
 )
 LOOPBACK = "127.0.0.1"
@@ -28,14 +28,15 @@ def build_plan(
     options: TrainOptions, facts: Facts, topology: Topology, backend: v.BackendVariables, *, job_id: str, run_dir: str
 ) -> LaunchPlan:
     """Plan the first attempt. Raises ConfigError for whatever could not start."""
+    dialect = options.dialect
     base = base_environment(facts)
     given = given_environment(options, facts)
     workdir = _workdir(options, facts)
     job = v.job_variables(
         topology,
         job_id=job_id,
-        run_id=options.run_id or job_id,
-        role=options.role,
+        run_id=dialect.run_id or job_id,
+        role=dialect.role,
         max_restarts=options.max_restarts,
         run_dir=run_dir,
         backend=backend.name,
@@ -44,7 +45,8 @@ def build_plan(
     preload = preloaded_modules(options)
     wanted = bool(preload or options.hang_timeout is not None) and not options.no_python
     bootstrap: Literal["", "direct", "setup"] = "" if not wanted else "setup" if options.setup else "direct"
-    columns = v.terminal_variables(topology, facts.columns, in_front=options.prefix_columns)
+    columns = v.terminal_variables(topology, facts.columns, in_front=dialect.prefix_columns)
+    notes = [*topology.notes, pinned_note(facts.cpus), _interpreter_note(options, facts)]
     defaults = unless_set({**v.DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)
     env = {**defaults, **job, **backend.job_variables(topology)}
     plan = LaunchPlan(
@@ -64,8 +66,8 @@ def build_plan(
         preload=preload,
         watch=options.hang_timeout is not None,
         bootstrap=bootstrap,
-        layout=options.layout,
-        notes=(*topology.notes, *filter(None, [pinned_note(facts.cpus), _interpreter_note(options, facts)])),
+        layout=dialect.layout,
+        notes=tuple(map(dialect.spelt, filter(None, notes))),
     )
     return bind(plan, attempt=0, master_port=options.master_port)
 
@@ -123,7 +125,7 @@ def _workers(
 
 def _own_argv(options: TrainOptions, argv: tuple[str, ...], local_rank: int) -> tuple[str, ...] | None:
     """Give a worker's own command line, if the script's arguments name its local rank; else None."""
-    macro, first = options.rank_macro, len(argv) - len(options.script_args)
+    macro, first = options.dialect.rank_macro, len(argv) - len(options.script_args)
     if macro is None or not any(macro in word for word in argv[first:]):
         return None
     if options.preload is not None:

@@ -49,7 +49,7 @@ def setup(**env):
 
 def preload(*modules, **env):
     output = os.memfd_create("said")
-    channel.send(w.Preload(modules=modules, argv=argv, env=env), (output,))
+    channel.send(w.Preload(modules=modules, argv=argv, env=env, bound_s=None), (output,))
 
 def spawn(rank, argv=argv, cpus=None, **env):
     null = os.open(os.devnull, os.O_RDWR)

@@ -19,8 +19,9 @@ from typing import NamedTuple
 from distlaunch.core.agent import table as t
 from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.evidence import gather, oom_kills
-from distlaunch.core.agent.output import STDERR, Posted, Pump, PumpFailed, Taker
+from distlaunch.core.agent.output import Posted, Pump, PumpFailed, Taker
 from distlaunch.core.agent.ports import HeldPort, hold_port
+from distlaunch.core.agent.preloading import Preloading
 from distlaunch.core.agent.pseudo_terminal import PseudoTerminal
 from distlaunch.core.agent.remains import Remains
 from distlaunch.core.agent.spawner import SWEEP_S
@@ -28,6 +29,7 @@ from distlaunch.core.agent.stacks import StackTaker
 from distlaunch.core.agent.streams import WorkerStreams, bootstrap_environment
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.never import assert_never
+from distlaunch.core.model.text import ended_how
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import spawning as w
 
@@ -35,7 +37,6 @@ GPU_RELEASE_S = 30.0
 """How long the driver may take to give back the memory of processes that have ended."""
 _PUMP_S = 2.0
 _TYPED_AHEAD_BYTES = 1 << 20
-_SAID_BYTES = 16 << 10
 
 
 class _GpusFree(NamedTuple):
@@ -86,7 +87,7 @@ class Agent:
         self._up: dict[int, int] = {}  # rank -> pid of workers that have come up and were not reported yet
         self._broken: str | None = None  # why the spawner said that it cannot go on
         self._remains = Remains(spawner_pid)
-        self._preload_output = -1
+        self._preloading = Preloading(send, clock)
         self._is_init = os.getpid() == 1
 
     # --- hosting
@@ -151,8 +152,8 @@ class Agent:
         for message in messages:
             if isinstance(message, w.Broken):
                 self._broken = message.text
-            elif isinstance(message, (w.Preloaded, w.PreloadFailed)):
-                self._preload_ended(message)
+            elif isinstance(message, (w.StillPreloading, w.Preloaded, w.PreloadFailed)):
+                self._preloading.take(message)
             else:
                 self._step(message)
         self._tell_started()
@@ -178,8 +179,7 @@ class Agent:
         self._release_port()
         self._close_terminal()
         self._stacks.close()
-        if self._preload_output >= 0:
-            os.close(self._preload_output)
+        self._preloading.close()
         with self._waking:  # a wait for GPU memory may end later
             os.close(self._wake)
             os.close(self._wake_end)
@@ -217,7 +217,7 @@ class Agent:
             case m.Stop() | m.Forward() | m.Pause():
                 self._step(message)
             case m.CollectStacks():
-                self._collect_stacks(message.attempt)
+                self._collect_stacks(message)
             case _:
                 assert_never(message)
 
@@ -263,7 +263,8 @@ class Agent:
         )
         self._tell_spawner(setup)
         if message.preload and message.attempt == 0:
-            self._preload(message)
+            order, output = self._preloading.begin(message)
+            self._tell_spawner(order, (output,))
         self._pump.expect(2 * len(message.workers), attempt=message.attempt, watching=message.watch)
         self._step(message)
 
@@ -308,7 +309,7 @@ class Agent:
             self._pump.add(spec.rank, number, descriptor, keeps_tail=number == STDERR or start.terminal)
         self._pump.add_progress(spec.rank, streams.progress)
         if streams.stacks >= 0:
-            self._stacks.add(spec.rank, streams.stacks)
+            self._stacks.add(spec.rank, streams.stacks, streams.numbers[-1])
         order = w.Spawn(
             rank=spec.rank, descriptors=streams.numbers, argv=spec.argv or start.argv, env=spec.env, cpus=spec.cpus,
             terminal=start.terminal,
@@ -319,23 +320,6 @@ class Agent:
         self._terminal = PseudoTerminal(start.rows, start.columns)
         self._terminal.type(bytes(self._typed_ahead))
         self._typed_ahead.clear()
-
-    def _preload(self, start: m.Start) -> None:
-        """Have the server started that workers are forked from; what its imports print is told once they are done."""
-        self._preload_output = os.memfd_create("preload")
-        env = {name: value for name, value in start.workers[0].env.items() if name == "OMP_NUM_THREADS"}
-        order = w.Preload(modules=start.preload, argv=start.argv, env=env)
-        self._tell_spawner(order, (os.dup(self._preload_output),))
-
-    def _preload_ended(self, message: w.Preloaded | w.PreloadFailed) -> None:
-        if self._preload_output >= 0:
-            said = os.pread(self._preload_output, _SAID_BYTES, 0).decode("utf-8", "replace").strip()
-            os.close(self._preload_output)
-            self._preload_output = -1
-            if said:
-                self._send(m.Remark(text="while preloading: " + said.replace("\n", "\n  "), warning=False))
-        if isinstance(message, w.PreloadFailed):
-            self._send(m.Remark(text=f"--preload: {message.reason}; workers start the cold way", warning=True))
 
     def _type(self, data: bytes) -> None:
         if self._terminal is None:
@@ -379,10 +363,10 @@ class Agent:
         killed = worker.returncode == -signal.SIGKILL
         return gather(drained, path=worker.spec.error_file, oom_kills_before=self._oom_before if killed else None)
 
-    def _collect_stacks(self, attempt: int) -> None:
-        if attempt == self._table.attempt:
+    def _collect_stacks(self, question: m.CollectStacks) -> None:
+        if question.attempt == self._table.attempt:
             pids = {rank: self._table.workers[rank].pid for rank in self._table.running}
-            self._stacks.collect(attempt, {rank: pid for rank, pid in pids.items() if pid})
+            self._stacks.collect(question, {rank: pid for rank, pid in pids.items() if pid})
 
     def _spawner_lost(self) -> None:
         """End everything: the parent of all workers has vanished, they fall to us and can no longer be supervised."""
@@ -391,10 +375,6 @@ class Agent:
         self._lost = True
         self._channel.close()
         status = self._remains.kill(bound_s=t.KILL_S)
-        ended = "has vanished" if status is None else _said(os.waitstatus_to_exitcode(status))
+        ended = "has vanished" if status is None else ended_how(os.waitstatus_to_exitcode(status))
         because = f"\n{self._broken}" if self._broken else ""
         self._send(m.Fault(text=f"the spawner, the workers' parent, {ended}{because}"))
-
-
-def _said(exit_code: int) -> str:
-    return f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with {exit_code}"

@@ -10,18 +10,23 @@ from distlaunch.core.model.variables import PROGRESS_FD, STACKS_FD
 from distlaunch.core.wire import messages as m
 
 _HIGH = 100
-"""Progress and stacks get numbers that neither a shell's redirections nor a program's first files have."""
+"""Our descriptors get numbers that neither a shell's redirections nor a program's first files have."""
+_FEWEST = 8
+"""With a lower limit of open files Python hardly starts; numbers above it can be given, too, but only once."""
 
 
-def extra_numbers(nofile: int) -> tuple[int, int]:
-    """Give the numbers that the progress pipe and the stacks' file have in a worker with this limit of open files."""
-    progress = min(_HIGH, nofile - 2) if nofile > 4 else _HIGH
-    return progress, progress + 1
+def extra_numbers(nofile: int) -> tuple[int, int, int]:
+    """Give the numbers of our descriptors where this is the limit of open files.
+
+    They are the worker's progress pipe and its stacks' file, and the warm server's socket.
+    """
+    progress = min(_HIGH, nofile - 3) if nofile >= _FEWEST else _HIGH
+    return progress, progress + 1, progress + 2
 
 
 def bootstrap_environment(start: m.Start, nofile: int) -> dict[str, str]:
     """Give the variables that tell a worker of its descriptors, and that bring our code into its interpreter."""
-    progress, stacks = extra_numbers(nofile)
+    progress, stacks, _ = extra_numbers(nofile)
     env = {PROGRESS_FD: str(progress)}
     if start.watch:
         env[STACKS_FD] = str(stacks)
@@ -44,7 +49,7 @@ class WorkerStreams:
         opened: list[int] = []
         self.outputs: dict[int, int] = {}
         self.stacks = -1
-        progress, stacks = extra_numbers(nofile)
+        progress, stacks, _ = extra_numbers(nofile)
         self.numbers: tuple[int, ...] = (0, 1, 2, progress)
         try:
             if terminal is not None:

@@ -163,6 +163,7 @@ class WorkerTable:
                 | m.Input()
                 | m.Resize()
                 | w.Broken()
+                | w.StillPreloading()
                 | w.Preloaded()
                 | w.PreloadFailed()
             ):

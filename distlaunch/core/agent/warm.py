@@ -2,9 +2,9 @@
 
 The server (``boot/_distlaunch_warm.py``) runs in the workers' own interpreter, started with their own command. It
 says one line per datagram on a socket of its own; orders go to it with the descriptors beside. A worker it has forked
-falls to the spawner, whose pid it learns before that worker runs anything: each waits for a byte on a pipe of its own,
-and ends at that pipe's end-of-file. So a server that dies leaves no worker that the spawner does not know of, and what
-it had not confirmed is started the cold way.
+falls to the spawner, sets itself up, says so there, and waits for a byte on a pipe of its own, at whose end-of-file it
+ends. So the spawner knows each worker's pid before that worker runs anything, and what dies or fails before, server or
+worker, is started the cold way.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from contextlib import suppress
 
 from distlaunch.core.agent import tree
 from distlaunch.core.agent.streams import extra_numbers
-from distlaunch.core.model.text import printable
+from distlaunch.core.agent.warm_phase import ServerPhase
+from distlaunch.core.model.text import ended_how, printable, quoted
 from distlaunch.core.wire import spawning as w
 
-ANSWER_S = 10.0
-"""How long the server may take to fork a worker before it counts as stuck and its orders are carried out cold."""
+_LINE_CHARS = 80
 _CLOSED_S = 0.5
 _STEP_S = 0.005
 _SENT_AT_ONCE = 16
@@ -54,6 +54,10 @@ class _Order:
         self.descriptors = descriptors
         self.go = -1
         """Our end of the pipe on which its process, once forked, waits for our word."""
+        self.pid = 0
+        """Of that process, once the server has told of it; it is a child of ours then."""
+        self.is_up = False
+        """That process has set itself up."""
 
     def close(self) -> None:
         for descriptor in (*self.descriptors, self.go):
@@ -64,7 +68,7 @@ class _Order:
 
 
 class WarmStart:
-    """The server, from ``start`` to its end, and the orders that wait for it."""
+    """The server, from ``preload`` to its end, and the orders that wait for it."""
 
     def __init__(
         self,
@@ -73,51 +77,52 @@ class WarmStart:
         cold: Callable[[w.Spawn, list[int]], None],
         came_up: Callable[[w.Spawn, int], None],
         report: Callable[[w.FromSpawner], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``cold`` starts a worker the other way (and leaves the descriptors open); ``came_up`` registers a pid."""
         self._fork = fork
         self._cold = cold
         self._came_up = came_up
         self._report = report
+        self._clock = clock
         self.pid = 0
         """Of the server, until it has been reaped."""
         self._paused = False
         self._socket: socket.socket | None = None
         self._argv: tuple[str, ...] = ()
         self._exec_env: dict[str, str] = {}
-        self._importing = ""
-        self._ready = False
+        self._phase = ServerPhase(now=0.0, bound_s=None)
         self._waiting: deque[_Order] = deque()
         self._sent: dict[int, _Order | None] = {}  # by serial; None: called off, its process ends by itself
         self._serial = 0
-        self._heard_at = 0.0
-        self.broken: dict[int, tuple[str, int]] = {}
-        """By pid, step and errno of what the server had forked and could not become a worker."""
+        self._early: dict[int, int] = {}  # pid -> wait status of what was reaped while orders were on their way
 
     # --- the server
 
-    def start(self, order: w.Preload, setup: w.Setup, output: int) -> None:
+    def preload(self, preload: w.Preload, setup: w.Setup, output: int) -> None:
         """Start the server; what it prints goes to ``output``."""
-        self._argv = order.argv
-        number = extra_numbers(setup.nofile)[0] - 1
+        self._argv = preload.argv
+        self._phase = ServerPhase(now=self._clock(), bound_s=preload.bound_s)
+        *reserved, number = extra_numbers(setup.nofile)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         env = {
             _CUDA_CHECK: "1",
             **setup.env,
-            **order.env,
+            **preload.env,
             "DISTLAUNCH_WARM_FD": str(number),
-            "DISTLAUNCH_WARM_MODULES": ",".join(order.modules),
+            "DISTLAUNCH_WARM_MODULES": ",".join(preload.modules),
+            "DISTLAUNCH_WARM_RESERVED": ",".join(map(str, reserved)),
             "DISTLAUNCH_WARM_ROOM": "x" * _ROOM_BYTES,  # workers' variables are to fit where its own were
         }
         self._exec_env = env
         null = os.open(os.devnull, os.O_RDONLY)
         spawn = w.Spawn(
-            rank=-1, descriptors=(0, 1, 2, number), argv=order.argv, env=env, cpus=None, terminal=False
+            rank=-1, descriptors=(0, 1, 2, *reserved, number), argv=preload.argv, env=env, cpus=None, terminal=False
         )  # fmt: skip
         self._socket = ours
         ours.setblocking(False)  # noqa: FBT003 - the standard library's signature
         try:
-            self.pid = self._fork(spawn, (null, output, output, theirs.fileno()))
+            self.pid = self._fork(spawn, (null, output, output, *(null for _ in reserved), theirs.fileno()))
         except OSError as exc:
             self._give_up(f"no server can be started: {os.strerror(exc.errno or 0)}")
         finally:
@@ -131,36 +136,37 @@ class WarmStart:
     @property
     def timeout_s(self) -> float | None:
         """Give after how long ``read`` is to be called even if there is nothing to read."""
-        if not self._sent or self._paused:
+        deadline = self._phase.deadline(has_orders=bool(self._sent))
+        if deadline is None or self._socket is None or self._paused:
             return None
-        return max(0.0, self._heard_at + ANSWER_S - time.monotonic())
+        return max(0.0, deadline - self._clock())
 
-    @property
-    def has_orders_out(self) -> bool:
-        """Tell whether a process may exist that is to become a worker and is not known by its pid yet."""
-        return bool(self._sent)
+    def reaped(self, pid: int, status: int) -> None:
+        """Take the wait status of the server, or of a child that may be one it has forked and is no worker yet."""
+        if pid == self.pid:
+            self.pid = 0
+        self.read()  # last words say more
+        if self._socket is None:
+            return
+        if not self.pid:
+            self._give_up(f"{self._phase.who} {ended_how(os.waitstatus_to_exitcode(status))}")
+        elif self._sent:
+            self._early[pid] = status
+            for serial, order in list(self._sent.items()):
+                if order is not None and order.pid == pid:
+                    self._lost(serial, order)
 
-    def ended(self, status: int) -> None:
-        """Take the server's wait status: it has been reaped."""
-        self.pid = 0
-        self.read()  # its last words say more
-        if self._socket is not None:
-            self._give_up(self._how(status))
-
-    def _how(self, status: int) -> str:
-        code = os.waitstatus_to_exitcode(status)
-        if self._ready:
-            what = "the process that workers are forked from"
-        elif self._importing:
-            what = f"the process that was importing {self._importing}"
-        else:
-            what = "the process that was to import the modules"
-        return f"{what} " + (f"was killed by signal {-code}" if code < 0 else f"ended with {code}")
+    def _lost(self, serial: int, order: _Order) -> None:
+        """Give up: the process for this order has ended before it ran anything, and did not say why."""
+        how = ended_how(os.waitstatus_to_exitcode(self._early.pop(order.pid)))
+        self._drop(serial, order)
+        self._go_cold(order)
+        self._give_up(f"a forked worker {how} before it could run")
 
     def pause(self, *, paused: bool) -> None:
         """Take note that all trees are stopped, or go on: an answer may take as long as that lasts."""
         self._paused = paused
-        self._heard_at = time.monotonic()
+        self._phase.heard(self._clock())
 
     def stop(self) -> None:
         """Kill the server and forget what waits for it."""
@@ -186,8 +192,18 @@ class WarmStart:
         self._sent.clear()
         self._waiting.clear()
         for order in left:
-            self._cold(order.spawn, order.descriptors)
-            order.close()
+            self._go_cold(order)
+
+    def _go_cold(self, order: _Order) -> None:
+        self._cold(order.spawn, order.descriptors)
+        order.close()
+
+    def _drop(self, serial: int, order: _Order) -> None:
+        """Do not go on with what was sent; its process ends by itself, and is waited for until it is known."""
+        if order.pid:
+            del self._sent[serial]
+        else:
+            self._sent[serial] = None
 
     # --- its words
 
@@ -197,8 +213,7 @@ class WarmStart:
             try:
                 line = self._socket.recv(_MESSAGE_BYTES)
             except BlockingIOError:
-                if self.timeout_s == 0.0:
-                    self._give_up("the process that workers are forked from does not answer")
+                self._look_at_the_clock()
                 return
             except OSError:
                 line = b""
@@ -206,76 +221,125 @@ class WarmStart:
                 if self.pid:  # else its end is being told already
                     self._hung_up()
                 return
-            self._heard_at = time.monotonic()
+            self._phase.heard(self._clock())
             self._hear(line.decode("utf-8", "replace"))
             self._send()
 
+    def _look_at_the_clock(self) -> None:
+        """Give the server up if it should have said something by now; tell of an import that takes long."""
+        if self.timeout_s != 0.0:
+            return
+        now = self._clock()
+        if (reason := self._phase.late(now, has_orders=bool(self._sent))) is not None:
+            self._give_up(reason)
+        elif (note := self._phase.note(now)) is not None:
+            self._report(note)
+
     def _hung_up(self) -> None:
-        """Learn how it ended, if it did: its socket is closed just before."""
-        reason = "the process that workers are forked from has closed its connection"
+        """Learn how it ended, if it did: its socket is closed just before. Else it must not go on to run the script."""
+        reason = f"{self._phase.who} has closed its files, or become another program"
+        tree.send(self.pid, signal.SIGSTOP)
         deadline = time.monotonic() + _CLOSED_S
         while time.monotonic() < deadline:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.pid = 0
-                reason = self._how(status)
+                reason = f"{self._phase.who} {ended_how(os.waitstatus_to_exitcode(status))}"
+                break
+            facts = tree.stat_of(self.pid)
+            if facts is not None and facts[0] == "T":
                 break
             time.sleep(_STEP_S)
         self._give_up(reason)
 
     def _hear(self, line: str) -> None:
         word, _, rest = line.partition(" ")
+        number, _, why = rest.partition(" ")
         if word == "importing":
-            self._importing = rest
+            self._phase.name, self._phase.importing = "importing", rest
+        elif word == "imported":
+            self._phase.name = "checking"
         elif word == "ready":
-            self._ready = True
+            self._phase.name = "ready"
             self._report(w.Preloaded())
         elif word == "failed":
             self._give_up(printable(rest))
-        elif word == "broken":
-            broken, step, number = rest.split()
-            self.broken[int(broken)] = (step, int(number))
-        else:
-            for pair in rest.split():
-                serial, pid = map(int, pair.split(":"))
+        elif word == "up" and number.isdecimal():
+            self._is_up(int(number))
+        elif word == "broken" and number.isdecimal():
+            self._is_broken(int(number), why)
+        elif word == "forked" and (pairs := _pairs(rest)) is not None:
+            for serial, pid in pairs:
                 self._forked(serial, pid)
+        else:
+            said = quoted(line[:_LINE_CHARS])
+            self._give_up(f"{self._phase.who} said {said}: a module has written to a descriptor of ours")
 
     def _forked(self, serial: int, pid: int) -> None:
-        order = self._sent.pop(serial, None)
+        order = self._sent.get(serial)
+        if order is None or pid < 0:
+            self._sent.pop(serial, None)
+            if order is not None:
+                self._go_cold(order)
+            return
+        order.pid = pid
+        if pid in self._early:
+            self._lost(serial, order)
+        elif order.is_up:
+            self._run(serial, order)
+
+    def _is_up(self, serial: int) -> None:
+        order = self._sent.get(serial)
+        if order is not None:
+            order.is_up = True
+            if order.pid:
+                self._run(serial, order)
+
+    def _run(self, serial: int, order: _Order) -> None:
+        del self._sent[serial]
+        self._came_up(order.spawn, order.pid)
+        with suppress(OSError):  # it is gone, and will be reaped
+            os.write(order.go, b"!")
+        order.close()
+
+    def _is_broken(self, serial: int, why: str) -> None:
+        order = self._sent.get(serial)
         if order is None:
             return
-        if pid < 0:
-            self._cold(order.spawn, order.descriptors)
-        else:
-            self._came_up(order.spawn, pid)
-            with suppress(OSError):  # it is gone: reaped, or about to be
-                os.write(order.go, b"!")
-        order.close()
+        self._drop(serial, order)
+        self._go_cold(order)
+        if why:
+            self._give_up(f"a forked worker could not be set up ({printable(why)})")
 
     # --- orders
 
-    def takes(self, order: w.Spawn) -> bool:
+    def can_fork(self, spawn: w.Spawn) -> bool:
         """Tell whether this worker can be forked from the server (that may still be importing)."""
-        if self._socket is None or order.argv != self._argv:
+        if self._socket is None or spawn.argv != self._argv:
             return False
         return not any(
             name.startswith(_LOAD_TIME) and name != _BY_HAND and self._exec_env.get(name) != value
-            for name, value in order.env.items()
+            for name, value in spawn.env.items()
         )
 
-    def take(self, order: w.Spawn, setup: w.Setup, descriptors: list[int]) -> None:
+    def spawn(self, spawn: w.Spawn, setup: w.Setup, descriptors: list[int]) -> None:
         """Have a worker forked as soon as the server is ready; the descriptors are ours from now on."""
-        self._waiting.append(_Order(order, setup, descriptors))
+        self._waiting.append(_Order(spawn, setup, descriptors))
         self._send()
 
     def _send(self) -> None:
-        while self._ready and self._waiting and len(self._sent) < _SENT_AT_ONCE and self._socket is not None:
+        while (
+            self._phase.name == "ready"
+            and self._waiting
+            and len(self._sent) < _SENT_AT_ONCE
+            and self._socket is not None
+        ):
             order = self._waiting[0]
             try:
                 their_go, order.go = os.pipe()
             except OSError:
                 self._waiting.popleft()
-                self._refuse(order)
+                self._go_cold(order)
                 continue
             try:
                 rights = array.array("i", (their_go, *order.descriptors))
@@ -286,35 +350,34 @@ class WarmStart:
                 return  # it has not read the last ones; what it says of them brings us back here
             except OSError:  # too large an environment for one datagram, or it is gone
                 self._waiting.popleft()
-                self._refuse(order)
+                self._go_cold(order)
                 continue
             finally:
                 os.close(their_go)
             self._waiting.popleft()
             if not self._sent:
-                self._heard_at = time.monotonic()
+                self._phase.heard(self._clock())
+                self._early.clear()
             self._sent[self._serial] = order
             self._serial += 1
-
-    def _refuse(self, order: _Order) -> None:
-        self._cold(order.spawn, order.descriptors)
-        order.close()
 
     def _encoded(self, order: _Order) -> bytes:
         spawn, setup = order.spawn, order.setup
         changes = changed_variables(self._exec_env, {**setup.env, **spawn.env})
-        return marshal.dumps((self._serial, os.getpid(), changes, setup.cwd, spawn.descriptors, spawn.terminal))
+        return marshal.dumps(
+            (self._serial, os.getpid(), changes, setup.cwd, spawn.descriptors, spawn.cpus, spawn.terminal)
+        )
 
-    def call_off(self, order: w.Signal) -> None:
+    def signal(self, order: w.Signal) -> None:
         """Do for workers that do not exist yet what the signal would do to them: if it is a deadly one, they end."""
         if order.caught_only or order.signum in _NO_DEATH:
             return
         ranks = set(order.ranks)
         ended = []
-        for serial, sent in self._sent.items():
+        for serial, sent in list(self._sent.items()):
             if sent is not None and sent.spawn.rank in ranks:
                 ended.append(sent)
-                self._sent[serial] = None
+                self._drop(serial, sent)
         ended += [waiting for waiting in self._waiting if waiting.spawn.rank in ranks]
         self._waiting = deque(waiting for waiting in self._waiting if waiting.spawn.rank not in ranks)
         for each in ended:
@@ -323,14 +386,22 @@ class WarmStart:
 
     def settle(self, *, bound_s: float) -> None:
         """Wait until every process that the server was told to fork is known, or has been called off and forked."""
-        deadline = time.monotonic() + bound_s
+        deadline = self._clock() + bound_s
         if self._sent and self.pid:
             tree.send(self.pid, signal.SIGCONT)
-        while self._sent and self._socket is not None and (left_s := deadline - time.monotonic()) > 0:
+        while self._sent and self._socket is not None and (left_s := deadline - self._clock()) > 0:
             select.select([self._socket], [], [], left_s)
             self.read()
         if self._sent:
-            self._give_up("the process that workers are forked from does not answer")
+            self._give_up(f"{self._phase.who} does not answer")
+
+
+def _pairs(text: str) -> list[tuple[int, int]] | None:
+    """Take ``<serial>:<pid> ...`` apart; None if it is something else."""
+    try:
+        return [(int(serial), int(pid)) for serial, pid in (pair.split(":") for pair in text.split())]
+    except ValueError:
+        return None
 
 
 def changed_variables(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str | None]:

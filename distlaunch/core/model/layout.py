@@ -12,6 +12,7 @@ from distlaunch.core.model.record import Record
 
 EVENTS = "events.jsonl"
 REPORT = "report.txt"
+PRELOAD = "preload.log"
 MARKER = ".distlaunch-run"
 """Says that a folder is a run directory: without it none is ever removed."""
 STDOUT, STDERR = 1, 2
@@ -58,6 +59,10 @@ class Layout(Record):
         """Name the file of a rank's stacks, taken when the job hung."""
         return os.path.join(self.rank_dir(run_dir, attempt, rank), self.stacks.format(rank=rank))
 
+    def preload_path(self, run_dir: str, attempt: int) -> str:
+        """Name the file of what preloaded modules print as they are imported."""
+        return os.path.join(self.attempt_dir(run_dir, attempt), PRELOAD)
+
     def filtered_path(self, run_dir: str, attempt: int, stream: int) -> str:
         """Name the file of the lines of all ranks that a filter picked."""
         return os.path.join(self.attempt_dir(run_dir, attempt), FILTERED[stream])
@@ -82,7 +87,17 @@ TORCHRUN = Layout(
 )
 """As torchrun 2.13 has them, whose folders are named by local rank: on one machine that is the rank."""
 
-_OURS = {EVENTS, REPORT, MARKER, TORCHRUN.stdout, TORCHRUN.stderr, TORCHRUN.error, TORCHRUN.stacks, *FILTERED.values()}
+_OURS = {
+    EVENTS,
+    REPORT,
+    PRELOAD,
+    MARKER,
+    TORCHRUN.stdout,
+    TORCHRUN.stderr,
+    TORCHRUN.error,
+    TORCHRUN.stacks,
+    *FILTERED.values(),
+}
 
 
 def plan_path(run_dir: str, attempt: int) -> str:

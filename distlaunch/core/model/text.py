@@ -39,3 +39,8 @@ def _escaped(char: str) -> str:
 def counted(number: int, noun: str) -> str:
     """Write a number of things: ``1 worker``, ``2 workers``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def ended_how(returncode: int) -> str:
+    """Say how a process ended: ``ended with 1``, ``was killed by signal 9``."""
+    return f"was killed by signal {-returncode}" if returncode < 0 else f"ended with {returncode}"

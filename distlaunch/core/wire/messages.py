@@ -66,6 +66,10 @@ class Start(Record):
     """The rank that inherits the agent's stdin."""
     preload: tuple[str, ...] = ()
     """Modules that a server imports once, from which workers are then forked."""
+    preload_log: str = ""
+    """The file for what their imports print."""
+    preload_bound_s: float | None = None
+    """How long the import of one of them may take before workers are started without."""
     watch: bool = False
     """The coordinator watches for hangs: tell it who is alive, and have the workers ready to show their stacks."""
     bootstrap: str = ""
@@ -93,9 +97,11 @@ class Pause(Record):
 
 
 class CollectStacks(Record):
-    """Answer with ``Stacks`` of all workers that run, within some 2 s."""
+    """Answer with ``Stacks`` of all workers that run, within some 3 s."""
 
     attempt: int
+    serial: int
+    """Of this question; its answer repeats it, so that a late one is not taken for the next."""
 
 
 class Input(Record):
@@ -168,6 +174,7 @@ class Stacks(Record):
     """Answer to ``CollectStacks``."""
 
     attempt: int
+    serial: int
     stacks: tuple[Stack, ...]
 
 
@@ -176,6 +183,19 @@ class Remark(Record):
 
     text: str
     warning: bool
+
+
+class PreloadEnded(Record):
+    """The modules were imported after so long, or workers start the cold way from now on, with the ``problem``."""
+
+    modules: tuple[str, ...]
+    problem: str | None
+    elapsed_s: float
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """Give what the job's record keeps of it."""
+        return {"modules": list(self.modules), "problem": self.problem, "elapsed_s": round(self.elapsed_s, 3)}
 
 
 class Gone(Record):
@@ -192,10 +212,10 @@ class Fault(Record):
 
 
 ToAgent = Prepare | Start | Stop | Forward | Pause | CollectStacks | Input | Resize
-FromAgent = Prepared | Started | WorkerExited | WorkerHalted | Alive | Stacks | Remark | Gone | Fault
+FromAgent = Prepared | Started | WorkerExited | WorkerHalted | Alive | Stacks | Remark | PreloadEnded | Gone | Fault
 TO_AGENT: tuple[type, ...] = (Prepare, Start, Stop, Forward, Pause, CollectStacks, Input, Resize)
 FROM_AGENT: tuple[type, ...] = (
-    Prepared, Started, WorkerExited, WorkerHalted, Alive, Stacks, Remark, Gone, Fault,
+    Prepared, Started, WorkerExited, WorkerHalted, Alive, Stacks, Remark, PreloadEnded, Gone, Fault,
 )  # fmt: skip
 PARTS: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack)
 """What messages are made of."""

@@ -24,8 +24,10 @@ class Setup(Record):
 
 
 class Preload(Record):
-    """Have a server import modules once and fork all further workers from it; Preloaded or PreloadFailed answers.
+    """Have a server import modules once and fork all further workers from it.
 
+    ``Preloaded`` answers, or ``PreloadFailed``, which may also come later, at any time after ``Preloaded``: the server
+    has gone. While the imports take long, ``StillPreloading`` says so.
     One descriptor travels beside the frame: where the server writes. The environment is that of the last ``Setup``.
     """
 
@@ -34,6 +36,8 @@ class Preload(Record):
     """The workers' common command, with which the server itself is started."""
     env: Mapping[str, str]
     """What it has on top of the common environment: the workers' own variables that a library reads as it loads."""
+    bound_s: float | None
+    """How long the import of one module may take before the server is given up."""
 
 
 class Spawn(Record):
@@ -101,6 +105,13 @@ class Preloaded(Record):
     """The modules are imported; workers are forked from now on."""
 
 
+class StillPreloading(Record):
+    """A remark: after so long this module is still being imported; empty: not even the first has been begun."""
+
+    module: str
+    elapsed_s: float
+
+
 class PreloadFailed(Record):
     """Workers are, from now on, started the cold way; ``reason`` says why, for the user."""
 
@@ -120,8 +131,8 @@ class Swept(Record):
 
 
 ToSpawner = Setup | Preload | Spawn | Signal | Sweep | Dismiss
-FromSpawner = Spawned | SpawnFailed | Exited | Halted | Preloaded | PreloadFailed | Broken | Swept
+FromSpawner = Spawned | SpawnFailed | Exited | Halted | StillPreloading | Preloaded | PreloadFailed | Broken | Swept
 TO_SPAWNER: tuple[type, ...] = (Setup, Preload, Spawn, Signal, Sweep, Dismiss)
 FROM_SPAWNER: tuple[type, ...] = (
-    Spawned, SpawnFailed, Exited, Halted, Preloaded, PreloadFailed, Broken, Swept,
+    Spawned, SpawnFailed, Exited, Halted, StillPreloading, Preloaded, PreloadFailed, Broken, Swept,
 )  # fmt: skip

@@ -31,13 +31,16 @@ _ENV_START = 47  # in /proc/self/stat, counted after the name: fields 50 and 51
 def serve(control: int) -> None:
     """Import what is wanted, then fork a worker for each order that comes; return in the workers."""
     names = os.environ.pop("DISTLAUNCH_WARM_MODULES").split(",")
+    reserved = [int(number) for number in os.environ.pop("DISTLAUNCH_WARM_RESERVED").split(",")]
     os.environ.pop("DISTLAUNCH_WARM_ROOM", None)
+    environ = os.environ
     os.set_inheritable(control, False)  # noqa: FBT003 - positional-only in the standard library
     comm = rename(_NAME)
     _move_environment()
-    _import(control, names)
-    server = Server(control, comm)
-    problem = server.problem(names)
+    threads = _import(control, names)
+    tell(control, "imported")
+    server = Server(control, comm, environ, reserved)
+    problem = server.problem(names, threads)
     if problem:
         _fail(control, problem)
     server.settle_down()
@@ -80,8 +83,11 @@ def _first_path() -> str | None:
     return script
 
 
-def _import(control: int, names: list[str]) -> None:
-    """Import the modules as the script would; ends this process if one cannot be."""
+def _import(control: int, names: list[str]) -> "dict[str, str]":
+    """Import the modules as the script would; ends this process if one cannot be.
+
+    Gives for each thread that there was after one of them the module that came first.
+    """
     first = _first_path()
     path = sys.path
     if first is not None:
@@ -93,18 +99,22 @@ def _import(control: int, names: list[str]) -> None:
         del sys.modules["gc"]
     threshold = gc.get_threshold()
     gc.set_threshold(0)  # collecting while so much is made finds little and takes a tenth of the time
+    threads: dict[str, str] = {}
     for name in names:
         tell(control, "importing " + name)
         try:
             __import__(name)
         except BaseException as exc:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt: no worker's end
             _fail(control, f"importing {name} failed: {_said(exc)}")
+        for thread in os.listdir("/proc/self/task"):
+            threads.setdefault(thread, name)
     if gc.get_threshold()[0] == 0:
         gc.set_threshold(*threshold)
     if first is not None:
         if first in path:
             path.remove(first)
         sys.path_importer_cache.pop(first, None)
+    return threads
 
 
 def _said(exc: BaseException) -> str:
@@ -118,7 +128,7 @@ def _said(exc: BaseException) -> str:
 class Server:
     """What is needed after the imports; what that adds to the interpreter is taken away again in a worker."""
 
-    def __init__(self, control: int, comm: str) -> None:
+    def __init__(self, control: int, comm: str, environ: "os._Environ[str]", reserved: list[int]) -> None:
         known, cached = set(sys.modules), set(sys.path_importer_cache)
         import _signal  # type: ignore[import-not-found]
         import _socket
@@ -133,6 +143,8 @@ class Server:
         self.ctypes, self.fcntl, self.gc, self.termios = ctypes, fcntl, gc, termios
         self.signal, self.socket, self.warnings = _signal, _socket, warnings
         self.control = control
+        self.environ = environ  # what os.environ was before the imports
+        self.reserved = reserved  # numbers that are open, so that no module has files at those of workers' descriptors
         self.orders = _socket.socket(fileno=control)
         self.orders.settimeout(None)  # a module may have set a default
         self.libc = ctypes.CDLL(None)
@@ -142,9 +154,8 @@ class Server:
             fields = file.read().rpartition(b")")[2].split()
         self.env_start, self.env_end = int(fields[_ENV_START]), int(fields[_ENV_START + 1])
 
-    def problem(self, names: list[str]) -> str | None:
+    def problem(self, names: list[str], threads_by: "dict[str, str]") -> str | None:
         """Tell why no worker can be forked from this process, if so."""
-        which = ", ".join(names)
         with self.warnings.catch_warnings():
             self.warnings.simplefilter("ignore")  # Python's own about threads: we come to the same conclusion below
             pid = os.fork()  # some libraries end their threads before a fork, and start them again at need
@@ -155,11 +166,12 @@ class Server:
         if threads:
             some = "a thread" if len(threads) == 1 else f"{len(threads)} threads"
             called = ", ".join(sorted(_names_of(threads)))
+            which = ", ".join(dict.fromkeys(threads_by.get(thread, names[-1]) for thread in threads))
             return (
                 f"importing {which} left {some} running{called and f' ({called})'}, which no forked process would have"
             )
         if self._device_has_started():
-            return f"importing {which} has started CUDA, which no forked process could use"
+            return f"importing {', '.join(names)} has started CUDA, which no forked process could use"
         return None
 
     def _device_has_started(self) -> bool:

@@ -17,6 +17,7 @@ _KILL = 9
 _CHOSEN_SEEDS = 1 << 32
 """Torch seeds itself with 64 random bits: a seed below was somebody's choice."""
 _NO_WORKER = 127
+_REASON_CHARS = 200
 _OPENMP = ("/libgomp", "/libiomp", "/libomp")
 _OPENBLAS_SETTERS = (
     "openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_openblas_set_num_threads",
@@ -52,6 +53,7 @@ class Worker:
         changes: dict[str, str | None],
         cwd: str,
         numbers: tuple[int, ...],
+        cpus: "tuple[int, ...] | None",
         terminal: bool,  # noqa: FBT001 - the last of a message's fields
     ) -> None:
         self.server = server
@@ -61,6 +63,7 @@ class Worker:
         self.changes = changes
         self.cwd = cwd
         self.numbers = numbers
+        self.cpus = cpus
         self.terminal = terminal
         self.mask: set[int] = set()
         self.others: list[int] = []
@@ -71,14 +74,17 @@ class Worker:
         return len(self.all) == 1 + len(self.numbers)
 
     def become(self) -> None:
-        """Leave nothing of the server behind; wait for the spawner's word; return to the interpreter."""
-        step = "setup"
+        """Leave nothing of the server behind; wait for the spawner's word; return to the interpreter.
+
+        What fails here ends this process, which has run nothing yet: the worker is then started the cold way.
+        """
         server = self.server
-        go = self.all[0]
+        step = "setup"
         try:
             os.setsid()
             for descriptor in self.others:
                 os.close(descriptor)
+            go = self._outside(self.all[0])
             self._place(self.all[1:])
             if self.terminal:
                 server.fcntl.ioctl(0, server.termios.TIOCSCTTY, 0)
@@ -91,13 +97,21 @@ class Worker:
                 sys.modules.pop(name, None)
             for path in server.cached:
                 sys.path_importer_cache.pop(path, None)
-            step = "chdir"
+            step = "place"
+            if self.cpus is not None:
+                os.sched_setaffinity(0, self.cpus)
             os.chdir(self.cwd)
-        except Exception as exc:  # noqa: BLE001 - told, and started the cold way where that may help
-            number = exc.errno if isinstance(exc, OSError) else 0
-            tell(server.control, f"broken {os.getpid()} {step} {number or 0}")
-            os._exit(_NO_WORKER)
-        if os.read(go, 1) != b"!":  # the order was called off, or the spawner is gone
+            step = ""
+            tell(server.control, f"up {self.serial}")
+            word = os.read(go, 1)
+        except BaseException as exc:  # noqa: BLE001 - a module's signal handler may raise anything
+            # That there is no such CPU or folder is no fault of this way: the cold start will find the same.
+            why = "" if step == "place" else f" {type(exc).__name__}: {exc}"[:_REASON_CHARS]
+            try:
+                tell(server.control, f"broken {self.serial}{why}")
+            finally:
+                os._exit(_NO_WORKER)
+        if word != b"!":  # the order was called off, or the spawner is gone
             os._exit(_NO_WORKER)
         server.libc.prctl(_SET_PDEATHSIG, _KILL, 0, 0, 0)
         if os.getppid() != self.spawner:  # it was killed before the line above could take effect
@@ -114,6 +128,9 @@ class Worker:
         for descriptor, number in zip([self._outside(each) for each in descriptors], self.numbers, strict=True):
             os.dup2(descriptor, number)
             os.close(descriptor)
+        for number in self.server.reserved:
+            if number not in self.numbers:
+                os.close(number)
 
     def _outside(self, descriptor: int) -> int:
         """Move a descriptor off the numbers that are to be given; where it was, another will be."""
@@ -123,12 +140,19 @@ class Worker:
 
     def _take_environment(self) -> None:
         """Make the variables what exec would have made them, for Python, for C and for ``/proc``."""
-        data = os.environ._data  # type: ignore[attr-defined] # noqa: SLF001 - as often as there are variables, putenv
+        environ: Any = self.server.environ
+        data = environ._data  # noqa: SLF001 - as often as there are variables, putenv would take too long
         for name, value in self.changes.items():
             if value is None:
                 data.pop(os.fsencode(name), None)
             else:
                 data[os.fsencode(name)] = os.fsencode(value)
+        if os.environ is not environ:  # a module has put another mapping there
+            for name, value in self.changes.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
         ctypes, libc = self.server.ctypes, self.server.libc
         libc.malloc.restype = ctypes.c_void_p
         strings = [b"%b=%b\0" % item for item in data.items()]
@@ -181,7 +205,7 @@ def _renew_streams() -> None:
     streams: Any = ((0, "r", sys.__stdin__), (1, "w", sys.__stdout__), (2, "w", sys.__stderr__))
     wrapper: Any = io.TextIOWrapper
     for number, mode, stream in streams:
-        if type(stream) is not wrapper:
+        if type(stream) is not wrapper or _is_lost(stream):
             continue
         unbuffered = stream.write_through
         binary: Any = io.open(number, mode + "b", 0 if unbuffered and number else -1, closefd=False)  # noqa: SIM115, UP020
@@ -190,6 +214,15 @@ def _renew_streams() -> None:
         by_line = not unbuffered and (number == 2 or raw.isatty())
         stream.__init__(binary, stream.encoding, stream.errors, "\n", line_buffering=by_line, write_through=unbuffered)
         stream.mode = mode
+
+
+def _is_lost(stream: "Any") -> bool:
+    """Tell whether a module has closed the stream, or taken its buffer for another, which it may keep."""
+    try:
+        stream.fileno()
+    except ValueError:
+        return True
+    return False
 
 
 def _renew_random() -> None:
