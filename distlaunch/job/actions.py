@@ -79,6 +79,10 @@ class Hung(Record):
     """An attempt hung and was ended. ``final``: the job ends with it; else a restart follows."""
 
     diagnosis: HangDiagnosis
+    killed: tuple[int, ...]
+    """Ranks that had not ended when they were told to stop, in ``grace_s``."""
+    grace_s: float | None
+    """None: the user had them killed."""
     attempt: int
     final: bool
     why_final: str | None = None

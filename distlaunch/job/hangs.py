@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from distlaunch.job.diagnose.hang import HangDiagnosis
 
 SLACK_S = 0.3
-LEAST_S = 1.5
-"""Signs of life are told once a second: no shorter silence can be seen, whatever is asked for."""
 ANSWER_S = 3.0
 """How long the nodes may take to tell where their workers stand."""
 LATE_S = 2.0
@@ -31,7 +29,7 @@ class Watch:
 
     def __init__(self, settings: PolicySettings) -> None:
         timeout_s = settings.hang_timeout_s
-        self._timeout_s = None if timeout_s is None else max(timeout_s + SLACK_S, LEAST_S)
+        self._timeout_s = None if timeout_s is None else timeout_s + SLACK_S
         self._settings = settings
         self._attempt = 0
         self._mentioned = False
@@ -43,6 +41,9 @@ class Watch:
         """For how long there had been some before that."""
         self.stacks: list[m.Stack] = []
         self._reporting: set[int] = set()
+        self._wrote: float | None = None
+        """When there was output last, since the last sign of life, of workers whose heartbeats count instead."""
+        self._serial = 0
         self._since = 0.0
         self._last: float | None = None  # None: not watching
         self._owing: set[int] = set()  # nodes that were asked for stacks
@@ -94,20 +95,27 @@ class Watch:
         self._reporting.update(heartbeat.rank for heartbeat in message.heartbeats)
         if message.heartbeats or message.held or any(rank not in self._reporting for rank in message.wrote):
             return self._sign(now)
+        if message.wrote:
+            self._wrote = now
         return []
 
     def _sign(self, now: float) -> list[Action]:
+        self._wrote = None
         if self._last is None:
             return []
         self._last = now
         if self._until is None:
             return []
         self._until, self._owing, self.stacks = None, set(), []
-        return [Say(text="a sign of life came while the workers' stacks were taken: the job goes on")]
+        text = (
+            "a sign of life came while the workers' stacks were taken: the job goes on"
+            " (rarely, the signal that asks for them is what ended a wait)"
+        )
+        return [Say(text=text, level="warning")]
 
     def answered(self, node: int, message: m.Stacks) -> None:
         """Take in where the workers of a node stand."""
-        if message.attempt == self._attempt and node in self._owing:
+        if (message.attempt, message.serial) == (self._attempt, self._serial) and node in self._owing:
             self._owing.discard(node)
             self.stacks += message.stacks
 
@@ -134,7 +142,9 @@ class Watch:
         nodes = range(len(self._settings.hosts))
         self.silent_s, self.lived_s = now - last, last - self._since
         self._owing, self._until = set(nodes), now + ANSWER_S
-        return [ToNode(node=node, message=m.CollectStacks(attempt=self._attempt)) for node in nodes]
+        self._serial += 1
+        question = m.CollectStacks(attempt=self._attempt, serial=self._serial)
+        return [ToNode(node=node, message=question) for node in nodes]
 
     def diagnose(self, progress: Progress) -> HangDiagnosis:
         """Find who is behind, now that all have told where they stand."""
@@ -145,6 +155,7 @@ class Watch:
             self.stacks,
             world_size=settings.world_size,
             silent_s=round(self.silent_s, 1),
+            output_came=self._wrote is not None and self._wrote > self._since + self.lived_s + self.silent_s / 2,
             heartbeats=progress.latest,
             ended=self.ended,
             hosts=lambda rank: settings.hosts[_node_of(settings.first_ranks, rank)],

@@ -126,6 +126,8 @@ class JobPolicy:
                 return self._hung(now)
             case m.Remark():
                 return [Say(text=message.text, level="warning" if message.warning else "info")]
+            case m.PreloadEnded():
+                return [Entry(type="preload", fields=message.fields)]
             case m.Gone():
                 return self._gone(node, message, now)
             case m.Fault():
@@ -289,14 +291,19 @@ class JobPolicy:
 
     def _judge(self) -> tuple[restarts.Outcome, int, Callable[..., Failed | Hung]]:
         """Sum up the attempt; give also the exit code if the job ends with it, and what makes the report."""
-        went_on, min_uptime_s = self.progress.went_on(), self.settings.min_uptime_s
+        settings, went_on = self.settings, self.progress.went_on()
+        grace_s = settings.failure_grace_s if self.told is None else None
         if self._hang is not None:
-            progressed = self._watch.lived_s >= min_uptime_s if went_on is None else went_on
-            outcome = restarts.Outcome(signature=self._hang.signature, repeats=None, progressed=progressed)
-            return outcome, EXIT_HANG, partial(Hung, diagnosis=self._hang, attempt=self.attempt)
+            progressed = self._watch.lived_s >= settings.min_uptime_s if went_on is None else went_on
+            outcome = restarts.Outcome(
+                signature=self._hang.signature, repeats=None, progressed=progressed, by_steps=went_on is not None
+            )
+            killed = tuple(sorted(end.rank for end in self._failures if end.returncode == -signal.SIGKILL))
+            hung = partial(Hung, diagnosis=self._hang, killed=killed, grace_s=grace_s, attempt=self.attempt)
+            return outcome, EXIT_HANG, hung
         ends = [*self._failures, *self._finished]
-        diagnosis = restarts.diagnose(ends, world_size=self.settings.world_size, python=self.settings.python)
-        outcome = restarts.Outcome.of(diagnosis, self._failures, min_uptime_s=min_uptime_s, went_on=went_on)
+        diagnosis = restarts.diagnose(ends, settings, grace_s=grace_s)
+        outcome = restarts.Outcome.of(diagnosis, self._failures, min_uptime_s=settings.min_uptime_s, went_on=went_on)
         return outcome, diagnosis.exit_code, partial(Failed, diagnosis=diagnosis, attempt=self.attempt)
 
     def _failed_before_told(self) -> bool:
@@ -342,7 +349,8 @@ class JobPolicy:
         grace_s = self.settings.grace_s
         ask = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
         again = "; once more kills" if signum == signal.SIGINT else ""
-        text = f"{name}: asking {counted(self.up - self.ended, 'worker')} to end, within {grace_s:,.10g} s{again}"
+        whom = counted(self.up - self.ended, "worker") if self.up > self.ended else "what is starting"
+        text = f"{name}: asking {whom} to end, within {grace_s:,.10g} s{again}"
         return [record, Say(text=text), *self._stop_all(ask, grace_s)]
 
     def _kill_all(self, why: str) -> list[Action]:
@@ -370,7 +378,7 @@ class JobPolicy:
         return [
             Entry(type="hang", fields={"attempt": self.attempt, **self._hang.record}),
             KeepStacks(attempt=self.attempt, stacks=tuple(self._watch.stacks)),
-            Say(text=f"{self._hang.summary}; stopping all workers", level="warning"),
+            Say(text=f"hang: {self._hang.summary}; stopping all workers", level="warning"),
             *self._stop_after_failure(),
         ]
 

@@ -15,8 +15,6 @@ from distlaunch.job.records import EventLog
 from distlaunch.job.rundir import RunDir
 from distlaunch.job.sink import Sink
 
-_STATES = {"R": "running", "S": "sleeping", "D": "stuck in the kernel", "T": "stopped", "t": "traced", "Z": "ended"}
-
 
 class Reporter:
     """Tells of the attempts of one job."""
@@ -38,7 +36,8 @@ class Reporter:
         plan = self._plan
         cause = action.diagnosis.cause
         path = plan.layout.log_path(plan.run_dir, action.attempt, cause.ranks[0], STDOUT if terminal else STDERR)
-        diagnosis = replace(action.diagnosis, cause=replace(cause, log_path=path))
+        wrote = os.path.exists(path)  # files are made at the first byte
+        diagnosis = replace(action.diagnosis, cause=replace(cause, log_path=path if wrote else None))
         fields = {"attempt": action.attempt, "final": action.final, "diagnosis": diagnosis_record(diagnosis)}
         self._events.write("failure", fields)
         if not action.final:
@@ -51,7 +50,7 @@ class Reporter:
             attempt=action.attempt,
             max_restarts=self._max_restarts,
             elapsed_s=time.monotonic() - self._started_s,
-            run_dir=plan.run_dir,
+            run_dir=plan.layout.attempt_dir(plan.run_dir, action.attempt),
             many_hosts=len(plan.nodes) > 1,
         )
         self._last_words(text, action.why_final)
@@ -61,10 +60,11 @@ class Reporter:
         if not action.final:
             self._again(action.attempt, "hung")
             return
-        from distlaunch.job.diagnose.report import job_line
+        from distlaunch.job.diagnose.report import job_line, killed_lines
 
         lines = [
             action.diagnosis.text.rstrip(),
+            *killed_lines(action.killed, action.grace_s),
             f"  stacks and logs: {self._plan.layout.attempt_dir(self._plan.run_dir, action.attempt)}",
             job_line(
                 job_id=self._plan.job_id,
@@ -79,7 +79,7 @@ class Reporter:
         """File where each worker stood; a full disk only costs the files."""
         layout, run_dir = self._plan.layout, self._plan.run_dir
         for stack in action.stacks:
-            state = _STATES.get(stack.state, stack.state or "gone")
+            state = f"state {stack.state}" if stack.state else "gone"
             head = f"# {time.strftime('%Y-%m-%d %H:%M:%S')}: rank {stack.rank}, pid {stack.pid}, {state}\n"
             text = stack.text if stack.text.strip() else "# no stack could be had\n"
             with suppress(OSError):

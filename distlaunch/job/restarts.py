@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distlaunch.core.model.record import Record
+from distlaunch.core.model.record import Record, replace
 from distlaunch.core.wire import messages as m
 from distlaunch.job.diagnose.model import Diagnosis, RepeatKind, WorkerEnd
+from distlaunch.job.settings import PolicySettings
 
 SHORT_TAIL_BYTES = 2048
 """Enough of a failed worker's last words to tell symptom from cause."""
 
 
-def diagnose(ends: Sequence[WorkerEnd], *, world_size: int, python: str | None) -> Diagnosis:
-    """Find the first cause, among the workers that ended badly."""
+def diagnose(ends: Sequence[WorkerEnd], settings: PolicySettings, *, grace_s: float | None) -> Diagnosis:
+    """Find the first cause, among the workers that ended badly; its hint speaks the user's dialect."""
     from distlaunch.job.diagnose.judge import diagnose as find
 
-    return find(ends, world_size=world_size, python=python)
+    found = find(ends, world_size=settings.world_size, python=settings.python, grace_s=grace_s)
+    return replace(found, hint=settings.dialect.spelt(found.hint)) if found.hint else found
 
 
 def looks_like_consequence(end: WorkerEnd) -> bool:
@@ -55,6 +57,8 @@ class Outcome(Record):
     repeats: RepeatKind | None
     progressed: bool
     """It came to a step beyond the best before; where no steps are reported, it ran for --min-uptime."""
+    by_steps: bool = False
+    """Steps are reported."""
 
     @staticmethod
     def of(
@@ -64,7 +68,21 @@ class Outcome(Record):
         first = diagnosis.cause.ranks[0]
         uptime_s = next((end.uptime_s for end in failures if end.rank == first), 0.0)
         progressed = uptime_s >= min_uptime_s if went_on is None else went_on
-        return Outcome(signature=diagnosis.signature, repeats=diagnosis.repeats, progressed=progressed)
+        return Outcome(
+            signature=diagnosis.signature,
+            repeats=diagnosis.repeats,
+            by_steps=went_on is not None,
+            progressed=progressed,
+        )
+
+
+def _progress_hint(outcome: Outcome) -> str:
+    if outcome.by_steps:
+        return "progress is a higher step (heartbeat) than in any attempt before"
+    return (
+        "without heartbeats (PROGRESS.md) only an attempt of --min-uptime counts as progress;\n"
+        "    DISTLAUNCH_MIN_UPTIME=0 has every failure tried again"
+    )
 
 
 def why_final(
@@ -82,5 +100,5 @@ def why_final(
         return f"{used_up} used up{within}"
     same = previous is not None and outcome.signature is not None and outcome.signature == previous.signature
     if same and not outcome.progressed:
-        return "not restarted: the same failure twice without progress"
+        return f"not restarted: the same failure twice without progress\n  hint: {_progress_hint(outcome)}"
     return None

@@ -31,6 +31,8 @@ _DEFAULTS = defaults_of(TrainOptions)
 HELP_FLAGS = ("--help", "-h")
 MOST_COUNTED = 1_000_000
 LONGEST_S = 1e9
+LEAST_SILENCE_S = 1.5
+"""Signs of life are told once a second: no shorter silence can be seen."""
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -51,6 +53,8 @@ class Option(Record):
     metavar: str = ""
     choices: tuple[str, ...] = ()
     repeatable: bool = False
+    least_s: float = 0.0
+    """The shortest time that it takes; to do without, it is left out."""
 
     @property
     def name(self) -> str:
@@ -79,6 +83,7 @@ def _row(
     choices: tuple[str, ...] = (),
     variable: str | None = "",
     repeatable: bool = False,
+    least_s: float = 0.0,
 ) -> Option:
     """Make the row of a ``TrainOptions`` field; field and variable follow from the long flag unless given."""
     words = tuple(flags.split())
@@ -95,6 +100,7 @@ def _row(
         metavar="|".join(choices) or metavar,
         choices=choices,
         repeatable=repeatable,
+        least_s=least_s,
     )
 
 
@@ -227,6 +233,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "failure",
         "End an attempt that shows no sign of life for so long.",
         metavar="SECONDS",
+        least_s=LEAST_SILENCE_S,
     ),
     _row("--log-dir", "text", "output", "Where the job's directory is made.", metavar="DIR"),
     _row(
@@ -287,7 +294,7 @@ def convert(option: Option, text: str, source: str) -> object:
         case "port":
             return _whole(text, source, least=1, most=65535)
         case "seconds":
-            return _seconds(text, source)
+            return _seconds(text, source, least_s=option.least_s)
         case "choice":
             if text not in option.choices:
                 listed = ", ".join(option.choices[:-1]) + " or " + option.choices[-1]
@@ -312,7 +319,7 @@ def _whole(text: str, source: str, *, least: int, most: int, also: str = "") -> 
     return int(digits)
 
 
-def _seconds(text: str, source: str) -> float:
+def _seconds(text: str, source: str, *, least_s: float) -> float:
     """Read a time: digits with at most one point, then nothing or a unit (s, m, h)."""
     unit_s = _UNITS_S.get(text[-1:])
     number = text if unit_s is None else text[:-1]
@@ -323,4 +330,8 @@ def _seconds(text: str, source: str) -> float:
     value_s = float(number) * (unit_s or 1.0)
     if value_s > LONGEST_S:
         raise option_error(source, f"takes a time of at most {LONGEST_S:.0f} seconds, not {quoted(text)}")
+    if value_s < least_s:
+        raise option_error(
+            source, f"takes a time of at least {least_s:g} seconds, not {quoted(text)}", hint="it is off if left out"
+        )
     return value_s

@@ -1,8 +1,9 @@
 """Layer core.agent: where a node's workers stand: their process states and their threads' stacks.
 
 Our bootstrap has armed faulthandler in a worker on ``SIGNAL``, to write into a file in memory that we share with it. A
-worker that has no such handler is never sent the signal, which would kill it; for it, and for one that does not answer
-(stopped, or stuck where no signal is handled), py-spy is asked if there is one. All of it is bounded, in a thread.
+worker that has no such handler is never sent the signal, which would kill it, nor is one that has another file there by
+now; for those, and for one that does not answer (stopped, or stuck where no signal is handled), py-spy is asked if
+there is one. All of it is bounded, in a thread.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 SIGNAL = signal.SIGRTMAX - 3
 """As in ``boot/sitecustomize.py``."""
 TEXT_BYTES = 64 << 10
+"""The most that is taken of one worker."""
+_ANSWER_BYTES = 8 << 20
+"""The most of all; JSON makes six bytes of an odd one, and a message has 64 MiB at most."""
 DUMP_S = 1.5
 """How long a worker may take to write its stacks."""
 ALL_S = 2.5
@@ -38,10 +42,14 @@ _NOT_ANSWERING = ("T", "t", "D")
 
 
 class _Worker:
-    def __init__(self, rank: int, pid: int, descriptor: int) -> None:
+    def __init__(self, rank: int, pid: int, descriptor: int, number: int, most: int) -> None:
         self.rank = rank
         self.pid = pid
         self.descriptor = descriptor
+        self.number = number
+        """Where it has the same file."""
+        self.most = most
+        """So many bytes are taken."""
         self.state = ""
         self.before = self.size = 0
         self.grew_at = 0.0
@@ -51,12 +59,19 @@ class _Worker:
         """See how it stands, and ask it if it is armed."""
         facts = tree.stat_of(self.pid)
         self.state = facts[0] if facts else ""
-        armed = bool(facts) and self.descriptor >= 0 and tree.catches(self.pid, SIGNAL)
+        armed = bool(facts) and self.descriptor >= 0 and tree.catches(self.pid, SIGNAL) and self._has_our_file()
         if armed:
             self.before = self.size = os.fstat(self.descriptor).st_size
             armed = tree.send(self.pid, SIGNAL, parent_or_ancestor=os.getpid())
         if not armed:
             self.close()
+
+    def _has_our_file(self) -> bool:
+        """Tell whether it would write into our file: it may have closed what it did not know, and opened its own."""
+        try:
+            return os.path.samestat(os.stat(f"/proc/{self.pid}/fd/{self.number}"), os.fstat(self.descriptor))
+        except OSError:
+            return False
 
     @property
     def asked(self) -> bool:
@@ -74,8 +89,8 @@ class _Worker:
     def take(self) -> None:
         """Take what has come; of too much the end, where faulthandler has the main thread."""
         size = os.fstat(self.descriptor).st_size
-        start = max(self.before, size - TEXT_BYTES)
-        self.text = os.pread(self.descriptor, TEXT_BYTES, start).decode("utf-8", "replace") or self.text
+        start = max(self.before, size - self.most)
+        self.text = os.pread(self.descriptor, self.most, start).decode("utf-8", "replace") or self.text
         self.close()
 
     def close(self) -> None:
@@ -89,32 +104,34 @@ class StackTaker:
 
     def __init__(self, post: Callable[[m.Stacks], None]) -> None:
         self._post = post
-        self._files: dict[int, int] = {}  # rank -> descriptor
+        self._files: dict[int, tuple[int, int]] = {}  # rank -> descriptor, its number in the worker
         self._ending = threading.Event()
 
-    def add(self, rank: int, descriptor: int) -> None:
-        """Keep the file that a worker shows its stacks in, and close it in the end."""
-        self._files[rank] = descriptor
+    def add(self, rank: int, descriptor: int, number: int) -> None:
+        """Keep the file that a worker shows its stacks in (as ``number`` there), and close it in the end."""
+        self._files[rank] = descriptor, number
 
-    def collect(self, attempt: int, pids: Mapping[int, int]) -> None:
+    def collect(self, question: m.CollectStacks, pids: Mapping[int, int]) -> None:
         """Have ``Stacks`` posted for these workers (rank -> pid), from another thread."""
-        workers = [_Worker(rank, pid, self._file_of(rank)) for rank, pid in pids.items()]
-        arguments = (attempt, workers, self._post, self._ending)
+        most = min(TEXT_BYTES, _ANSWER_BYTES // max(1, len(pids)))
+        workers = [_Worker(rank, pid, *self._file_of(rank), most) for rank, pid in pids.items()]
+        arguments = (question, workers, self._post, self._ending)
         try:
             threading.Thread(target=_collect, args=arguments, name="stacks", daemon=True).start()
         except RuntimeError:  # the user may start no more threads
             _close(workers)
-            self._post(_answer(attempt, workers))
+            self._post(_answer(question, workers))
 
-    def _file_of(self, rank: int) -> int:
+    def _file_of(self, rank: int) -> tuple[int, int]:
         """Give a descriptor for the thread: ours may be closed while it works."""
         with suppress(KeyError, OSError):
-            return os.dup(self._files[rank])
-        return -1
+            descriptor, number = self._files[rank]
+            return os.dup(descriptor), number
+        return -1, -1
 
     def clear(self) -> None:
         """Close the files of an attempt."""
-        for descriptor in self._files.values():
+        for descriptor, _ in self._files.values():
             os.close(descriptor)
         self._files.clear()
 
@@ -125,10 +142,10 @@ class StackTaker:
 
 
 def _collect(
-    attempt: int, workers: Sequence[_Worker], post: Callable[[m.Stacks], None], ending: threading.Event
+    question: m.CollectStacks, workers: Sequence[_Worker], post: Callable[[m.Stacks], None], ending: threading.Event
 ) -> None:
     began = time.monotonic()
-    spies = _Spies(until=began + ALL_S)
+    spies = _Spies()
     try:
         for worker in workers:
             worker.open()
@@ -148,12 +165,12 @@ def _collect(
     finally:
         spies.close()
         _close(workers)
-    post(_answer(attempt, workers))
+        post(_answer(question, workers))
 
 
-def _answer(attempt: int, workers: Iterable[_Worker]) -> m.Stacks:
+def _answer(question: m.CollectStacks, workers: Iterable[_Worker]) -> m.Stacks:
     stacks = (m.Stack(rank=worker.rank, pid=worker.pid, state=worker.state, text=worker.text) for worker in workers)
-    return m.Stacks(attempt=attempt, stacks=tuple(stacks))
+    return m.Stacks(attempt=question.attempt, serial=question.serial, stacks=tuple(stacks))
 
 
 def _close(workers: Iterable[_Worker]) -> None:
@@ -164,8 +181,7 @@ def _close(workers: Iterable[_Worker]) -> None:
 class _Spies:
     """Runs ``py-spy dump`` for workers that do not tell themselves; what goes wrong there is nobody's news."""
 
-    def __init__(self, *, until: float) -> None:
-        self._until = until
+    def __init__(self) -> None:
         self._program: str | None = None
         self._looked = False
         self._queue: list[_Worker] = []
@@ -194,14 +210,16 @@ class _Spies:
     def _start(self, worker: _Worker) -> None:
         import subprocess
 
-        output = os.memfd_create("py-spy")
+        output = -1
         try:
+            output = os.memfd_create("py-spy")
             words = [self._program or "", "dump", "--full-filenames", "--pid", str(worker.pid)]
             spy = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True
             )
         except OSError:
-            os.close(output)
+            if output >= 0:
+                os.close(output)
             return
         self._running.append((worker, spy, output))
 
@@ -211,7 +229,7 @@ class _Spies:
 
         with suppress(subprocess.TimeoutExpired):
             if spy.wait(timeout=_KILL_S) == 0 and not worker.text:
-                worker.text = os.pread(output, TEXT_BYTES, 0).decode("utf-8", "replace")
+                worker.text = os.pread(output, worker.most, 0).decode("utf-8", "replace")
         os.close(output)
 
     def close(self) -> None:

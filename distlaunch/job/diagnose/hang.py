@@ -24,6 +24,12 @@ _RECORDED = 32
 _LINES = 8
 _LINES_OTHERS = 4
 _THREADS = 3
+_OUTPUT_HINT = (
+    "output does not count once a worker has sent a heartbeat: send them during evaluation and checkpoints too, or"
+    " choose a longer --hang-timeout"
+)
+_BUSY_HINT = "it computes (state R): is --hang-timeout too short for what it does, or is that loop endless?"
+_BUSY_HINT_ALL = "they compute (state R): is --hang-timeout too short for what they do, or is that loop endless?"
 _ODD: tuple[Kind, ...] = ("stopped", "traced", "kernel", "zombie")
 """States that hold everybody up, the surest first."""
 
@@ -38,7 +44,7 @@ class HangDiagnosis(Record):
     text: str
     """The report: several lines, no control character but newlines, ends with a newline."""
     summary: str
-    """The same in one line."""
+    """Who is behind, in one line."""
     signature: tuple[str, str] | None
     """What two attempts share that hang at the same place."""
     record: Mapping[str, object]
@@ -64,12 +70,13 @@ def diagnose_hang(
     ended: Sequence[int],
     hosts: Callable[[int], str],
     script_dir: str,
+    output_came: bool = False,
 ) -> HangDiagnosis:
     """Explain a hang.
 
     ``stacks``: of every worker that runs; a rank that is neither there nor in ``ended`` (exit code 0) has not been
     heard of. ``heartbeats``: the last ones, by rank; ``step`` is what counts. ``script_dir``: files below it are the
-    user's own.
+    user's own. ``output_came``: there was output, of workers whose heartbeats count instead.
     """
     gone = sorted(set(ended))
     groups = group_by_place(stacks, script_dir)
@@ -85,7 +92,10 @@ def diagnose_hang(
     places = Hosts(hosts, [rank for group in groups for rank in group.ranks])
     frame = next((group.frame for group in verdict.groups or groups if group.frame), None)
     who = f"any of {counted(world_size - len(gone), 'worker')}" if world_size - len(gone) > 1 else "the only worker"
-    head = f"hang: no sign of life from {who}{' that still run' if gone else ''} for {silent_s:g} s"
+    missed, came = ("heartbeat", " (output still came)") if output_came else ("sign of life", "")
+    head = f"hang: no {missed} from {who}{' that still run' if gone else ''} for {silent_s:g} s{came}"
+    computing = _busy_hint(verdict.groups or groups, {stack.rank: stack.state for stack in stacks})
+    hints = [hint for hint in (_OUTPUT_HINT if output_came else None, verdict.hint, computing) if hint]
     lines = [head, *_wrapped(verdict.words)]
     for group in groups[:_GROUPS]:
         lines += _described(group, places, detailed=group in behind or len(groups) == 1, script_dir=script_dir)
@@ -94,15 +104,20 @@ def diagnose_hang(
         lines.append(f"  and {counted(len(groups) - _GROUPS, 'other place')}: {named(rest)}")
     if gone:
         lines.append(f"  {named(gone)} ended before, with exit code 0")
-    if verdict.hint:
-        lines += _wrapped(f"hint: {verdict.hint}")
+    for hint in hints:
+        lines += _wrapped(f"hint: {hint}")
     return HangDiagnosis(
         behind=verdict.ranks,
         frame=frame,
         text="\n".join(shorten(printable(line).rstrip(), _WIDTH) for line in lines) + "\n",
-        summary=printable(f"{head.removesuffix(' that still run')}: {verdict.words}"),
+        summary=printable(verdict.words),
         signature=("hang", frame) if frame else None,
-        record=_record(groups, verdict, frame, gone, steps, silent_s),
+        record={
+            **_record(groups, verdict, frame, gone, steps),
+            "silent_s": silent_s,
+            "output_came": output_came,
+            "hint": "; ".join(hints) or None,
+        },
     )
 
 
@@ -188,10 +203,11 @@ def _together(group: Group, steps: Mapping[int, float], world_size: int) -> _Ver
     hint = (hint_for_all([group.wait]) if group.wait else None) or _place_hint([group])
     if group.view is None:
         return _Verdict(groups=(), ranks=(), words="where it stands cannot be told from here", hint=hint)
-    if world_size == 1:
-        return _blame([group], f"it stands{where}", hint)
-    who = f"all {len(group.ranks)} stand at the same place" if len(group.ranks) > 1 else f"{named(group.ranks)} stands"
-    return _Verdict(groups=(), ranks=(), words=f"{who}{where}", hint=hint)
+    if len(group.ranks) > 1:
+        words = f"all {len(group.ranks)} stand at the same place{where}"
+        return _Verdict(groups=(), ranks=(), words=words, hint=hint)
+    words = f"{'it' if world_size == 1 else named(group.ranks)} stands{where.replace(',', '', 1)}"
+    return _blame([group], words, hint) if world_size == 1 else _Verdict(groups=(), ranks=(), words=words, hint=hint)
 
 
 def _blame(groups: Sequence[Group], words: str, hint: str | None) -> _Verdict:
@@ -209,6 +225,16 @@ _ODD_WORDS: Mapping[Kind, str] = {
     "kernel": "stuck in the kernel (state D): a file system or a driver does not answer",
     "zombie": "ended, but still there as a zombie (state Z): a thread or the kernel holds on to it",
 }
+
+
+def _busy_hint(groups: Sequence[Group], states: Mapping[int, str]) -> str | None:
+    """Doubt the hang where those at fault compute: they wait for nobody, and none of them sleeps."""
+    ranks = [rank for group in groups for rank in group.ranks]
+    if not ranks or any(group.waiting is Waiting.SURELY for group in groups):
+        return None
+    if any(states.get(rank) != "R" for rank in ranks):
+        return None
+    return _BUSY_HINT if len(ranks) == 1 else _BUSY_HINT_ALL
 
 
 def _odd_hint(group: Group) -> str:
@@ -234,8 +260,8 @@ def _described(group: Group, places: Hosts, *, detailed: bool, script_dir: str) 
     if group.kind == "hidden":
         return [f"{who}: its main thread is not in the dump (faulthandler shows 100 threads)"]
     if group.kind == "silent":
-        words = f"no stack ({_state(group)}): no Python started by us, -S, -I or -E, or it blocks the signal"
-        return [f"{who}: {words}"]
+        why = "no Python started by us, or with -S, -I or -E; or it closed our file, or blocks our signal"
+        return _wrapped(f"{who.strip()}: no stack ({_state(group)}): {why}")
     if group.kind in _ODD:
         who += f" ({_state(group)})"
     if group.wait is not None:
@@ -293,11 +319,10 @@ def _record(
     frame: str | None,
     ended: Sequence[int],
     steps: Mapping[int, float],
-    silent_s: float,
 ) -> dict[str, object]:
     """Make the JSON-able form.
 
-    ``silent_s``; ``behind``, ``frame``, ``summary``, ``hint`` as in the report; ``ended``: ranks that had ended with 0;
+    ``behind``, ``frame``, ``summary`` as in the report; ``ended``: ranks that had ended with 0;
     ``groups``: of the first 32, ``ranks``, ``kind`` (stack, stopped, traced, kernel, zombie, gone, hidden, silent,
     unanswered), ``waits_in`` (a collective, or null), ``frame`` (innermost of the user's code, or null), ``stack``
     (innermost first), ``steps`` ([lowest, highest], or null), ``other_threads`` (of its first rank);
@@ -318,11 +343,9 @@ def _record(
             }
         )
     return {
-        "silent_s": silent_s,
         "behind": list(verdict.ranks),
         "frame": frame,
         "summary": verdict.words,
-        "hint": verdict.hint,
         "ended": list(ended),
         "groups": entries,
         "groups_left_out": max(0, len(groups) - _RECORDED),

@@ -55,6 +55,15 @@ def render_report(
     return "\n".join(printable(line).rstrip() for line in lines) + "\n"
 
 
+def killed_lines(ranks: Sequence[int], grace_s: float | None) -> list[str]:
+    """Say which workers had to be killed, and what would leave them more time."""
+    if not ranks or grace_s is None:
+        return []
+    return _wrapped(
+        f"{name_ranks(ranks)} had to be killed, not having ended after {grace_s:g} s (--failure-grace)", "  ", limit=3
+    )
+
+
 def job_line(*, job_id: str, attempt: int, max_restarts: int, elapsed_s: float) -> str:
     """Say which job it was, and for how long: the last line of a report."""
     tries = f", attempt {attempt + 1} of {max_restarts + 1}" if max_restarts else ""
@@ -105,7 +114,8 @@ def _where_logs_are(cause: Cause, world_size: int, run_dir: str | None) -> str:
     """Name the failed rank's file; where every rank failed alike, all files, as none says more than the others."""
     path = cause.log_path
     if path is None:
-        return f"log: {run_dir}"
+        wrote = f" ({name_ranks(cause.ranks[:1])} wrote none)" if cause.ranks else ""
+        return f"logs: {run_dir}{wrote}"
     folder, _, name = path.rpartition("/")
     if 1 < len(cause.ranks) == world_size and name == f"rank-{cause.ranks[0]}.log":
         return f"logs: {folder}/rank-*.log"

@@ -32,6 +32,17 @@ signal.signal(signal.SIGRTMAX - 3, talk)
 print("ready", flush=True)
 while True: time.sleep(1)
 """
+TAKES_OUR_NUMBER = """
+import faulthandler, os, signal, sys, time
+stacks = int(sys.argv[1])
+faulthandler.register(signal.SIGRTMAX - 3, file=stacks, all_threads=True)
+os.close(stacks)
+if sys.argv[2]:
+    os.dup2(os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT), stacks)
+    os.write(stacks, b"MODEL")
+print("ready", flush=True)
+time.sleep(600)
+"""
 
 
 class Node:
@@ -40,22 +51,23 @@ class Node:
         self.taker = StackTaker(self.answers.put)
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, source: str) -> int:
+    def start(self, source: str, *args: str) -> int:
         """Start a worker and wait until it is ready; give its pid. Its rank is how many there were before."""
         memory = os.memfd_create("stacks")
         process = subprocess.Popen(
-            [sys.executable, "-c", source, str(memory)], stdout=subprocess.PIPE, pass_fds=(memory,)
+            [sys.executable, "-c", source, str(memory), *args], stdout=subprocess.PIPE, pass_fds=(memory,)
         )
-        self.taker.add(len(self.processes), memory)
+        self.taker.add(len(self.processes), memory, memory)
         self.processes.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         return process.pid
 
     def collect(self) -> dict[int, m.Stack]:
-        self.taker.collect(4, {rank: process.pid for rank, process in enumerate(self.processes)})
+        question = m.CollectStacks(attempt=4, serial=7)
+        self.taker.collect(question, {rank: process.pid for rank, process in enumerate(self.processes)})
         answer = self.answers.get(timeout=20)
-        assert answer.attempt == 4
+        assert (answer.attempt, answer.serial) == (4, 7)
         return {stack.rank: stack for stack in answer.stacks}
 
     def close(self) -> None:
@@ -92,6 +104,37 @@ def test_a_worker_without_the_handler_is_not_sent_what_would_kill_it(node, no_sp
     node.start(UNARMED)
     assert node.collect()[0].text == ""
     assert node.processes[0].poll() is None
+
+
+@pytest.mark.parametrize("name", ["checkpoint.bin", ""])
+def test_a_file_that_a_worker_has_of_its_own_in_the_place_of_ours_is_never_written_to(node, no_spy, tmp_path, name):
+    node.start(TAKES_OUR_NUMBER, str(tmp_path / name) if name else "")
+    assert node.collect()[0].text == ""
+    assert node.processes[0].poll() is None
+    if name:
+        assert (tmp_path / name).read_bytes() == b"MODEL"
+
+
+def test_many_workers_share_the_size_of_an_answer(node, no_spy, monkeypatch):
+    monkeypatch.setattr("distlaunch.core.agent.stacks._ANSWER_BYTES", 3000)
+    for _ in range(2):
+        node.start(TALKS)
+    texts = [stack.text for stack in node.collect().values()]
+    assert [len(text) for text in texts] == [1500, 1500]
+    assert all(text.endswith("the end") for text in texts)
+
+
+def test_an_answer_comes_also_where_no_descriptor_is_left_for_py_spy(node, no_spy, monkeypatch):
+    spy = no_spy / "py-spy"
+    spy.write_text("#!/bin/sh\n")
+    spy.chmod(0o755)
+    node.start(UNARMED)
+
+    def refuse(_name: str) -> int:
+        raise OSError(24, "too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert node.collect()[0].text == ""
 
 
 def test_a_stopped_worker_is_told_as_such_and_the_others_answer_all_the_same(node, no_spy):
@@ -144,7 +187,7 @@ def test_closing_ends_what_is_under_way(node, no_spy):
     os.kill(stopped, signal.SIGSTOP)
     os.waitid(os.P_PID, stopped, os.WSTOPPED | os.WNOWAIT)
     began = time.monotonic()
-    node.taker.collect(4, {0: stopped})
+    node.taker.collect(m.CollectStacks(attempt=4, serial=1), {0: stopped})
     node.taker.close()
     assert node.answers.get(timeout=20).stacks[0].text == ""
     assert time.monotonic() - began < 20

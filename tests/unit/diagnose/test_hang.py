@@ -164,8 +164,30 @@ def test_the_only_worker_is_the_one_that_hangs():
     told = explain([stack(0, LOADER)])
     assert told.behind == (0,)
     assert told.text.startswith(
-        "hang: no sign of life from the only worker for 30 s\n  it stands, at train.py:90 in main"
+        "hang: no sign of life from the only worker for 30 s\n  it stands at train.py:90 in main"
     )
+
+
+def test_workers_that_compute_are_doubted_to_hang():
+    stacks = [stack(rank, line=40 + rank, state="R") for rank in range(3)]
+    assert "they compute (state R): is --hang-timeout too short" in explain(stacks).text
+    assert "it computes (state R)" in explain([stack(0, ALL_REDUCE), stack(1, line=57, state="R")]).text
+
+
+@pytest.mark.parametrize("state", ["R", "S"])
+def test_who_waits_or_sleeps_is_not_said_to_compute(state):
+    frames = (ALL_REDUCE,) if state == "R" else ()
+    assert "compute" not in explain([stack(rank, *frames, state=state) for rank in range(3)]).text
+    assert "compute" not in explain([stack(0, line=57), stack(1, line=58, state="R")]).text
+
+
+def test_output_that_did_not_count_is_told_with_what_to_do_beside_the_hint_of_the_place():
+    told = explain([stack(0, LOADER)], output_came=True)
+    assert told.text.startswith("hang: no heartbeat from the only worker for 30 s (output still came)\n")
+    flat = told.text.replace("\n    ", " ")
+    assert "hint: output does not count once a worker has sent a heartbeat" in flat
+    assert "hint: it waits for its DataLoader's workers" in flat
+    assert told.record["output_came"] is True
 
 
 def test_ranks_that_wait_in_different_collectives_are_said_to():
@@ -192,7 +214,8 @@ def test_ranks_that_ended_are_only_mentioned_where_somebody_else_is_behind():
 def test_a_rank_without_a_stack_is_behind_when_all_others_wait():
     told = explain([stack(0, ALL_REDUCE), silent(1, "S"), stack(2, ALL_REDUCE)])
     assert told.behind == (1,)
-    assert "rank 1: no stack (state S, pid 4001)" in told.text
+    assert "rank 1: no stack (state S, pid 4001): no Python started by us" in told.text
+    assert "or blocks our signal" in told.text.replace("\n    ", " ")
 
 
 def test_a_node_that_does_not_answer_is_named():

@@ -76,6 +76,18 @@ def test_cuda_error_that_the_watchdog_reports_is_a_cause(end_of):
     assert not looks_like_consequence(end_of(0, text, returncode=-6))
 
 
+def test_workers_that_had_to_be_killed_are_said_to_be_and_what_would_leave_them_more_time(end_of):
+    ends = [
+        end_of(0, returncode=-9, told_to_stop=True, ended_s=11.0),
+        end_of(1, OWN),
+        end_of(2, returncode=-15, told_to_stop=True, ended_s=6.0),
+    ]
+    diagnosis = diagnose(ends, world_size=3, grace_s=5.0)
+    assert "rank 0: stopped by us, by KILL as it had not ended after 5 s (--failure-grace)" in diagnosis.others
+    assert "rank 2: stopped by us" in diagnosis.others
+    assert "longer --failure-grace" in (diagnosis.hint or "")
+
+
 @pytest.mark.parametrize("code", [-11, 3])
 def test_silent_ends_are_causes(end_of, code):
     assert not looks_like_consequence(end_of(0, returncode=code))
@@ -105,7 +117,7 @@ def test_worker_that_we_stopped_is_never_a_cause(end_of, code):
     diagnosis = diagnose(ends, world_size=2)
     assert diagnosis.cause.ranks == (1,)
     assert not diagnosis.cause_seen
-    assert diagnosis.others == ("rank 0: stopped by us",)
+    assert diagnosis.others == ("rank 0: stopped by us" + (", by KILL" if code == -9 else ""),)
 
 
 def test_a_worker_that_had_lost_its_peers_before_our_order_is_not_only_stopped(end_of):

@@ -68,7 +68,7 @@ def test_whole_report(end_of):
 def test_host_and_attempt_are_said_where_there_are_several(end_of):
     text = shown(diagnose([end_of(2, TAIL)], world_size=4), many_hosts=True, attempt=1, max_restarts=3, elapsed_s=3725)
     assert text.startswith("rank 2 of 4 on node1 failed: exit code 1\n")
-    assert text.endswith("  log: /jobs/ab12\n  job ab12, after 1 h 02 min, attempt 2 of 4\n")
+    assert text.endswith("  logs: /jobs/ab12 (rank 2 wrote none)\n  job ab12, after 1 h 02 min, attempt 2 of 4\n")
 
 
 def test_same_failure_everywhere_is_all_ranks(end_of):
@@ -92,7 +92,7 @@ def test_where_all_ranks_failed_alike_all_logs_are_named(end_of):
 def test_last_words_are_shown_as_such(end_of):
     text = shown(diagnose([end_of(0, "step 3\ngiving up\n", returncode=3)], world_size=4))
     assert text.startswith(
-        "rank 0 of 4 failed: exit code 3\n  last lines on stderr:\n    step 3\n    giving up\n\n  log: "
+        "rank 0 of 4 failed: exit code 3\n  last lines on stderr:\n    step 3\n    giving up\n\n  logs: "
     )
 
 

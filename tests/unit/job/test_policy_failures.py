@@ -247,7 +247,9 @@ def test_the_same_failure_twice_without_progress_ends_the_job(make_job):
     job.come_up()
     job.fail(uptime_s=2.0)
     assert job.exit_code == 1
-    assert job.of(p.Failed)[-1].why_final == "not restarted: the same failure twice without progress"
+    why = job.of(p.Failed)[-1].why_final
+    assert why.startswith("not restarted: the same failure twice without progress\n  hint: without heartbeats")
+    assert "DISTLAUNCH_MIN_UPTIME=0" in why
 
 
 def test_the_same_failure_after_progress_is_retried(make_job):

@@ -16,7 +16,9 @@ from distlaunch.toolkit import progress as toolkit
 
 @pytest.fixture
 def clean(monkeypatch):
-    for name, value in (("_next", 0.0), ("_descriptor", -1), ("_pipe", None)):
+    for name, value in (
+        ("_next", 0.0), ("_descriptor", -1), ("_pipe", None), ("_owner", 0), ("_sent", {}), ("_step", None),
+    ):  # fmt: skip
         monkeypatch.setattr(toolkit, name, value)
 
 
@@ -83,9 +85,60 @@ def test_what_is_no_finite_number_is_left_out(launcher):
             raise RuntimeError("no")
 
     heartbeat(
-        step=1, word="x", nothing=None, hostile=Hostile(), nan=float("nan"), inf=float("inf"), huge=10**5000, last=2.5
+        step=1,
+        true=True,
+        word="x",
+        nothing=None,
+        hostile=Hostile(),
+        nan=float("nan"),
+        inf=float("inf"),
+        huge=10**5000,
+        last=2.5,
     )
     assert sent(launcher[0]) == [{"step": 1, "last": 2.5}]
+
+
+def test_what_a_gradient_is_wanted_of_is_detached_first(launcher):
+    class Loss:
+        def __float__(self):
+            raise AssertionError("would warn")
+
+        def detach(self):
+            return 0.5
+
+    heartbeat(step=1, loss=Loss())
+    assert sent(launcher[0]) == [{"step": 1, "loss": 0.5}]
+
+
+@pytest.mark.parametrize("end", ["", "raise ValueError", "raise SystemExit(3)"])
+def test_the_newest_step_is_sent_when_python_ends(launcher, end):
+    code = f"""
+from distlaunch.toolkit import heartbeat
+for step in range(1, 9):
+    heartbeat(step=step, loss=step / 4)
+{end}
+"""
+    subprocess.run([sys.executable, "-c", code], pass_fds=launcher[1:], capture_output=True, timeout=60, check=False)
+    assert sent(launcher[0]) == [{"step": 1, "loss": 0.25}, {"step": 8, "loss": 0.25}]
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        "heartbeat(step=1)",
+        "heartbeat(step=1); heartbeat(loss=2)",
+        "heartbeat(step=1); heartbeat(step=[])",
+        "heartbeat(step=1); heartbeat(step=2); os.close(int(os.environ['DISTLAUNCH_PROGRESS_FD']))",
+        "heartbeat(step=1); heartbeat(step=2)\nif os.fork() == 0: raise SystemExit\nos.wait(); os._exit(0)",
+    ],
+)
+def test_nothing_is_sent_again_at_the_end_nor_by_a_forked_child(launcher, calls):
+    code = f"import os\nfrom distlaunch.toolkit import heartbeat\n{calls}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], pass_fds=launcher[1:], capture_output=True, timeout=60, check=True
+    )
+    assert done.stderr == b""
+    assert sent(launcher[0]) == [{"step": 1}]
 
 
 def test_a_line_is_never_longer_than_the_kernel_writes_in_one_piece(launcher):

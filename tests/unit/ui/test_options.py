@@ -124,6 +124,8 @@ def test_values_are_read(name: str, text: str, value: object):
         ("--grace", "-1s", "--grace takes a time >= 0 like 30, 2.5, 30s, 5m or 2h, not '-1s'"),
         ("--grace", "s", "--grace takes a time >= 0 like 30, 2.5, 30s, 5m or 2h, not 's'"),
         ("--grace", "9" * 60, "--grace takes a time of at most 1000000000 seconds, not '" + "9" * 60 + "'"),
+        ("--hang-timeout", "0", "--hang-timeout takes a time of at least 1.5 seconds, not '0'"),
+        ("--hang-timeout", "1s", "--hang-timeout takes a time of at least 1.5 seconds, not '1s'"),
         ("--device", "gpu", "--device takes auto, cuda or cpu, not 'gpu'"),
         ("--workdir", "", "--workdir needs a value (DIR), and got an empty one"),
     ],
@@ -133,6 +135,12 @@ def test_wrong_values_are_refused_with_what_would_be_right(name: str, text: str,
         convert(BY_NAME[name], text, name)
     assert caught.value.message == message
     assert caught.value.exit_code == 2
+
+
+def test_who_wants_no_hang_timeout_is_told_how_to_have_none():
+    with pytest.raises(UsageError) as caught:
+        convert(BY_NAME["--hang-timeout"], "0", "--hang-timeout")
+    assert caught.value.hint == "it is off if left out"
 
 
 def test_a_wrong_value_from_the_environment_names_the_variable_and_is_no_usage_error():
