@@ -20,6 +20,7 @@ from distlaunch.core.agent.ports import hold_port
 from distlaunch.core.agent.spawner import start_spawner
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import GpuInventory
+from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, printable
@@ -50,7 +51,6 @@ _HOUSEKEEPING_S = 0.25
 CONSOLE_CLOSE_S = 10.0
 """How long a pipe may stand still at the end of a job that failed or was stopped, before its rest is given up."""
 _LATE_CLOSE_S = 1.0
-_STDOUT, _STDERR = 1, 2
 _PRUNE_S = 5.0
 
 OpenSink = Callable[[int], Sink]
@@ -98,18 +98,13 @@ def _cwd() -> str:
 def _columns() -> int | None:
     """Give the width of the terminal that shows our output, if one does."""
     try:
-        return os.get_terminal_size(_STDOUT).columns or None
+        return os.get_terminal_size(STDOUT).columns or None
     except OSError:
         return None
 
 
 def _gpus(options: TrainOptions, environ: Mapping[str, str]) -> GpuInventory:
-    on_cpu = options.device == "cpu" or (
-        options.device == "auto" and (options.num_procs is not None or options.procs_per_node is not None)
-    )
-    if isinstance(options, TorchrunOptions):
-        on_cpu = not options.needs_gpus
-    if on_cpu and options.gpus is None:
+    if not options.needs_gpus:
         return GpuInventory()
     from distlaunch.core.probe.gpus import probe_gpus
 
@@ -149,7 +144,7 @@ def _read_text(path: str) -> str:
 
 def _job_id(options: TrainOptions) -> str:
     if isinstance(options, TorchrunOptions):
-        run_id = options.run_id or new_job_id(time.time(), os.urandom(3))
+        run_id = options.dialect.run_id or new_job_id(time.time(), os.urandom(3))
         return folder_name(run_id, os.urandom(4))
     if options.job_id is None:
         return new_job_id(time.time(), os.urandom(3))
@@ -167,7 +162,7 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> LaunchPlan:
     """Plan without touching anything: what ``plan`` and ``--dry-run`` show."""
     facts = read_facts(options, environ)
     backend = find_backend(options.backend)
-    topology = find_topology(options, facts)
+    topology = _topology(options, facts)
     _check_descriptors(topology.world_size)
     job_id = _job_id(options)
     base = log_base(options.log_dir, environ) or "a temporary directory"
@@ -189,10 +184,10 @@ def _check_modules(plan: LaunchPlan, options: TrainOptions) -> None:
         if not is_importable(top, path):
             near = nearest_module(top, path)
             hint = f"did you mean {near}?" if near else f"{plan.argv[0]} -m pip install {top}"
-            raise ConfigError(f"--preload {name}: there is no module {top}", hint=hint)
+            raise ConfigError(f"preload {name}: {plan.argv[0]} has no module {top}", hint=hint)
 
 
-def find_topology(options: TrainOptions, facts: Facts) -> Topology:
+def _topology(options: TrainOptions, facts: Facts) -> Topology:
     """Decide how many workers run where, by the rules of the command that asks."""
     return torchrun_topology(options, facts) if isinstance(options, TorchrunOptions) else local_topology(options, facts)
 
@@ -204,7 +199,6 @@ def run_job(
     open_sink: OpenSink,
     open_terminal: OpenTerminal,
     open_filters: OpenFilters | None = None,
-    takes_typed: bool = False,
 ) -> int:
     """Run a whole job on this machine; return the exit code of the launcher. Raises LaunchError before the start."""
     plan = make_plan(options, environ)
@@ -255,7 +249,7 @@ def run_job(
             signal_pipe=signal_pipe,
             clock=clock,
             terminal=terminal,
-            takes_typed=takes_typed,
+            takes_typed=options.dialect.takes_typed,
         )
         run_dir.link_latest()
         if run_dir.temporary:
@@ -299,9 +293,9 @@ def _closed_console(sink: Sink, signal_pipe: SignalPipe) -> Iterator[list[int]]:
     finally:
         late = signal_pipe.close()
         lost = sink.close(timeout_s=_LATE_CLOSE_S if late else None if ended == [0] else CONSOLE_CLOSE_S)
-        if lost and select.select([], [_STDERR], [], 0)[1]:
+        if lost and select.select([], [STDERR], [], 0)[1]:
             with suppress(OSError):
-                os.write(_STDERR, f"distlaunch: {lost} bytes of output could not be shown\n".encode())
+                os.write(STDERR, f"distlaunch: {lost} bytes of output could not be shown\n".encode())
         if late:
             signal.raise_signal(late[0])
 
@@ -377,5 +371,6 @@ def _policy_settings(
         hang_timeout_s=options.hang_timeout,
         script_dir=_script_dir(options, plan),
         terminal=terminal,
+        dialect=options.dialect,
         repeated_term_kills=not any(name in environ for name in _SCHEDULERS),
     )

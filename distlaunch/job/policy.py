@@ -279,6 +279,7 @@ class JobPolicy:
         if why is None and self._left:
             why = "not restarted: what is left of this attempt would meet the next one"
         if why is not None:
+            why = self.settings.dialect.spelt(why)
             return [report(final=True, why_final=why), *self._end(code if self.told is None else 128 + self.told)]
         self._previous = outcome
         self._restart_times.append(now)

@@ -96,7 +96,7 @@ class Clock:
 class Runner:
     """Runs one job to its exit code.
 
-    ``takes_typed``: of several workers rank 0 has our stdin also where that is a terminal, if we are its foreground job.
+    ``takes_typed``: of several workers rank 0 has our stdin also where that is a terminal whose foreground job we are.
     """
 
     def __init__(
@@ -261,8 +261,8 @@ class Runner:
                 stdin_rank=0 if node == 0 and self._passes_stdin() else None,
                 preload=self._plan.preload,
                 preload_log=self._plan.layout.preload_path(self._plan.run_dir, attempt),
-                preload_bound_s=self._policy.settings.hang_timeout_s,
-                watch=self._plan.watch,
+                preload_bound_s=self._plan.hang_timeout_s,
+                watch=self._plan.hang_timeout_s is not None,
                 bootstrap=self._plan.bootstrap,
             )
             self._transport.send(node, start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distlaunch.core.model.record import Record
+from distlaunch.resolve.dialect import Dialect
 
 
 class PolicySettings(Record):
@@ -27,5 +28,7 @@ class PolicySettings(Record):
     """End an attempt whose workers show no sign of life for so long; None: never."""
     terminal: bool = False
     """The one worker has a pseudo-terminal: Ctrl-C reaches it without us, and shows in how it ends."""
+    dialect: Dialect = Dialect()
+    """What options are called, for hints."""
     repeated_term_kills: bool = True
     """False under a scheduler, which sends TERM again and again."""

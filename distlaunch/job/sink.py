@@ -12,9 +12,6 @@ from typing import Literal, Protocol
 from distlaunch.core.model.record import Record
 from distlaunch.job.progress import Summary
 
-STDOUT = 1
-STDERR = 2
-
 
 class StatusView(Record):
     """What the live status line shows. ``phase`` is starting, running, stopping, restarting or ended."""

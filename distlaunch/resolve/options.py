@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from distlaunch.core.model.layout import TORCHRUN, TRAIN, Layout
+from distlaunch.core.model.layout import TORCHRUN
 from distlaunch.core.model.record import Record
+from distlaunch.resolve.dialect import Dialect
 
 Bind = Literal["none", "cores", "numa"]
 Device = Literal["auto", "cuda", "cpu"]
@@ -60,32 +61,20 @@ class TrainOptions(Record):
     quiet: bool = False
     dry_run: bool = False
 
-    # what only another launcher's words can change
+    @property
+    def dialect(self) -> Dialect:
+        """What only another launcher's words can change."""
+        return _TRAIN
 
     @property
-    def layout(self) -> Layout:
-        """The names of the log files."""
-        return TRAIN
+    def needs_gpus(self) -> bool:
+        """Tell whether it matters which GPUs there are."""
+        counts_processes = self.num_procs is not None or self.procs_per_node is not None
+        on_cpu = self.device == "cpu" or (self.device == "auto" and counts_processes)
+        return not on_cpu or self.gpus is not None
 
-    @property
-    def run_id(self) -> str | None:
-        """What TORCHELASTIC_RUN_ID says, where that is not the job's id."""
-        return None
 
-    @property
-    def role(self) -> str:
-        """What ROLE_NAME says."""
-        return "default"
-
-    @property
-    def prefix_columns(self) -> int | None:
-        """How wide what stands before each line on the console is; None: as wide as a rank in brackets."""
-        return None
-
-    @property
-    def rank_macro(self) -> str | None:
-        """What stands for the local rank in the arguments of the script."""
-        return None
+_TRAIN = Dialect()
 
 
 class TorchrunOptions(TrainOptions):
@@ -95,11 +84,7 @@ class TorchrunOptions(TrainOptions):
     """
 
     workers: int | Literal["auto", "cpu", "gpu", "xpu"] = 1
-    layout: Layout = TORCHRUN
-    run_id: str | None = None
-    role: str = "default"
-    prefix_columns: int | None = 0
-    rank_macro: str | None = "${local_rank}"
+    dialect: Dialect = Dialect(layout=TORCHRUN, prefix_columns=0, rank_macro="${local_rank}", takes_typed=True)
 
     @property
     def needs_gpus(self) -> bool:

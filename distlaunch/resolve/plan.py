@@ -64,7 +64,8 @@ def build_plan(
         wanted_port=options.master_port or 0,
         signal_group=options.no_python,
         preload=preload,
-        watch=options.hang_timeout is not None,
+        hang_timeout_s=options.hang_timeout,
+        max_restarts=options.max_restarts,
         bootstrap=bootstrap,
         layout=dialect.layout,
         notes=tuple(map(dialect.spelt, filter(None, notes))),
@@ -92,7 +93,7 @@ def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
     modules = tuple(name.strip() for name in options.preload.split(","))
     for name in modules:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise ConfigError(f"--preload {printable(options.preload)}: {printable(name)!r} is no name of a module")
+            raise ConfigError(f"preload {printable(options.preload)}: {printable(name)!r} is no name of a module")
     if options.no_python:
         raise ConfigError("--preload and --no-python exclude each other", hint="only Python can be forked with modules")
     if options.python is not None:

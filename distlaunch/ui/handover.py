@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import Literal
 
 from distlaunch.core.agent.pseudo_terminal import in_foreground
-from distlaunch.job.sink import STDERR, STDOUT, StatusView
+from distlaunch.core.model.layout import STDERR, STDOUT
+from distlaunch.job.sink import StatusView
 from distlaunch.ui.console.console import TERMINAL_CLOSE_S, own_lines
 from distlaunch.ui.console.writer import Writer
 

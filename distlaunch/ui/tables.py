@@ -57,6 +57,9 @@ def _facts(console: Console, record: Mapping[str, Any], workers: Sequence[Mappin
         ("Master", _master(record)),
         ("Directory", record.get("run_dir")),
         ("Workdir", record.get("workdir")),
+        ("Restarts", record.get("max_restarts") or None),
+        ("Preload", ", ".join(record.get("preload") or ()) or None),
+        ("Hangs", f"stopped after {hang_s:g} s of silence" if (hang_s := record.get("hang_timeout_s")) else None),
     ]
     for name, value in facts:
         if value is not None:

@@ -15,6 +15,7 @@ MAY_LOAD = {
     "distlaunch.core.model.record",
     "distlaunch.core.model.text",
     "distlaunch.resolve",
+    "distlaunch.resolve.dialect",
     "distlaunch.resolve.options",
     "distlaunch.ui",
     "distlaunch.ui.options",

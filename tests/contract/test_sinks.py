@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from distlaunch.job.sink import STDERR, STDOUT, Sink, StatusView
+from distlaunch.core.model.layout import STDERR, STDOUT
+from distlaunch.job.sink import Sink, StatusView
 from distlaunch.ui.console import open_console
 from distlaunch.ui.console.torchrun import open_torchrun_console
 from distlaunch.ui.console.writer import HIGH_WATER

@@ -28,6 +28,7 @@ from distlaunch.core.agent.spawner import SWEEP_S
 from distlaunch.core.agent.stacks import StackTaker
 from distlaunch.core.agent.streams import WorkerStreams, bootstrap_environment
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.layout import STDERR
 from distlaunch.core.model.never import assert_never
 from distlaunch.core.model.text import ended_how
 from distlaunch.core.wire import messages as m

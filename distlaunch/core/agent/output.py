@@ -31,7 +31,6 @@ _JOB_PIPE_BYTES = 4 << 20
 _LEAST_PIPE_BYTES = 64 << 10
 _PIPE_BYTES = 1 << 20
 _PROGRESS_PIPE_BYTES = 16 << 10
-STDERR = 2
 
 
 class Taker(Protocol):

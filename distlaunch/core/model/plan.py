@@ -48,8 +48,9 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     signal_group: bool = False
     preload: tuple[str, ...] = ()
     """Modules that each node imports once, to fork its workers from."""
-    watch: bool = False
-    """The job is watched for hangs."""
+    hang_timeout_s: float | None = None
+    """The job is watched for hangs: it may be silent for so long."""
+    max_restarts: int = 0
     bootstrap: Literal["", "direct", "setup"] = ""
     """How our code comes into the workers' interpreter, if they need it there."""
     notes: tuple[str, ...] = ()
@@ -98,6 +99,8 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
             "run_dir": self.run_dir,
             "nodes": nodes,
             "workers": workers,
+            "max_restarts": self.max_restarts,
+            "hang_timeout_s": self.hang_timeout_s,
             "preload": list(self.preload),
             "env_given": sorted(self.given_env),
             "notes": list(self.notes),

@@ -7,8 +7,9 @@ import threading
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
+from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.core.model.text import printable
-from distlaunch.job.sink import STDERR, STDOUT, Sink
+from distlaunch.job.sink import Sink
 from distlaunch.ui.console.ranks import RESET, Prefixes
 from distlaunch.ui.console.records import Records
 from distlaunch.ui.console.screen import Screen

@@ -14,7 +14,7 @@ import os
 from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
-from distlaunch.job.sink import STDERR, STDOUT
+from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.ui.console.console import ERASE, Console, same_file, skipped_note
 from distlaunch.ui.console.lines import PIECE, Lines
 from distlaunch.ui.console.ranks import Prefixes

@@ -6,13 +6,15 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 
+from distlaunch.core.errors import LaunchError
+from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.core.model.text import printable
 from distlaunch.job.filters import LineFilter
-from distlaunch.job.sink import STDERR, STDOUT, Sink
+from distlaunch.job.sink import Sink
 from distlaunch.ui.errors import print_warnings
 from distlaunch.ui.quick import HelpRequested, unknown_variables
 from distlaunch.ui.run import Front
-from distlaunch.ui.torchrun.meaning import Meaning, understand
+from distlaunch.ui.torchrun.meaning import Meaning, understand, unread_variables
 from distlaunch.ui.torchrun.parser import misspelt_variables, parse
 
 
@@ -26,18 +28,21 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print_help()
         return 0
     if not meaning.silent:
-        print_warnings([*unknown_variables(environ), *misspelt_variables(environ)])
+        print_warnings([*unknown_variables(environ), *misspelt_variables(environ), *unread_variables(environ)])
     from distlaunch.launch import run_job
 
     front = TorchrunFront(meaning)
-    return run_job(
-        meaning.options,
-        environ,
-        open_sink=front.open_sink,
-        open_terminal=front.open_terminal,
-        open_filters=front.open_filters,
-        takes_typed=True,
-    )
+    try:
+        return run_job(
+            meaning.options,
+            environ,
+            open_sink=front.open_sink,
+            open_terminal=front.open_terminal,
+            open_filters=front.open_filters,
+        )
+    except LaunchError as error:
+        spelt = meaning.options.dialect.spelt
+        raise type(error)(spelt(error.message), hint=spelt(error.hint) if error.hint else None) from error
 
 
 class TorchrunFront(Front):

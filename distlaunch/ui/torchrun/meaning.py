@@ -12,7 +12,7 @@ from distlaunch.core.model.text import quoted
 from distlaunch.resolve.options import TorchrunOptions
 from distlaunch.ui.options import TRAIN_OPTIONS, option_error
 from distlaunch.ui.quick import build
-from distlaunch.ui.torchrun.options import EXTRAS, PREFIX, SIGNALS
+from distlaunch.ui.torchrun.options import EXTRAS, INSTEAD, OPTIONS, PREFIX, SIGNALS
 from distlaunch.ui.torchrun.parser import Parsed
 
 Mode = Literal["raw", "tee", "hidden"]
@@ -99,6 +99,9 @@ def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
     values["no_python"] = given["no_python"] and not given["run_path"]
     if not values["no_python"] and not given["run_path"] and environ.get("PYTHON_EXEC"):
         values["python"] = environ["PYTHON_EXEC"]
+    other = "PYTHON_EXEC" if "python" in values else "--no-python" if values["no_python"] else None
+    if other and values.get("preload"):
+        raise ConfigError(f"DISTLAUNCH_PRELOAD and {other} exclude each other", hint="unset one of them")
     if (log_dir := given["log_dir"]) is not None and log_dir != os.devnull:
         values["log_dir"] = log_dir
     values["master_addr"], values["master_port"] = _master(parsed)
@@ -111,8 +114,6 @@ def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
         max_restarts=given["max_restarts"],
         isolate_gpus=given["virtual_local_rank"],
         workers=given["nproc_per_node"],
-        run_id=given["rdzv_id"],
-        role=given["role"] or "",
     )
     template = given["log_line_prefix_template"]
     if template == PREFIX and environ.get(_TEMPLATE_VARIABLE):
@@ -123,16 +124,56 @@ def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
         tee=0 if no_files else given["tee"],
         only=given["local_ranks_filter"],
         template=template or PREFIX,
-        role=options.role,
+        role=given["role"] or "",
         stdout_filters=given["duplicate_stdout_filters"] or (),
         stderr_filters=given["duplicate_stderr_filters"] or (),
     )
-    if display.tee:
-        options = replace(options, prefix_columns=len(display.prefix(0, "")) + 1)
+    dialect = replace(
+        options.dialect,
+        run_id=given["rdzv_id"],
+        role=display.role,
+        prefix_columns=_columns(display) if display.tee else 0,
+        spelling=spelling(),
+    )
+    options = replace(options, dialect=dialect)
     return Meaning(options=options, display=display, remarks=_remarks(parsed, environ), silent=silent)
 
 
 _SCRIPT = next(option for option in TRAIN_OPTIONS if option.field == "script")
+
+
+def spelling() -> tuple[tuple[str, str], ...]:
+    """Give what hints and errors that speak of ``train``'s options are to say here."""
+    words = {"--num-procs 1 (or --num-gpus 1)": "--nproc-per-node 1", "-x PYTHONFAULTHANDLER=1": "PYTHONFAULTHANDLER=1"}
+    ours = {option.name for option in OPTIONS}
+    for option in TRAIN_OPTIONS:
+        if option.field in INSTEAD:
+            words[option.name] = INSTEAD[option.field]
+        elif option.field in EXTRAS and option.name not in ours and option.variable is not None:
+            words.update(dict.fromkeys(option.flags, option.variable))
+    return tuple(words.items())
+
+
+def unread_variables(environ: Mapping[str, str]) -> list[str]:
+    """Warn of variables that are options of ``train`` and are not read here, and say what does the same."""
+    unread = [
+        option
+        for option in TRAIN_OPTIONS
+        if option.field not in EXTRAS and option.variable is not None and environ.get(option.variable)
+    ]
+    if not unread:
+        return []
+    variables = {option.name: f"{option.name} or {option.variable}" for option in OPTIONS}
+    told = []
+    for option in unread:
+        instead = INSTEAD.get(option.field)
+        told.append(f"{option.variable} (here: {variables.get(instead, instead)})" if instead else option.variable)
+    return [f"not read by distlaunch torchrun: {', '.join(map(str, told))}"]
+
+
+def _columns(display: Display) -> int:
+    """Give how wide a prefix is: that of a rank of two digits, as a rank in brackets is taken to be."""
+    return len(display.prefix(10, "").decode(errors="surrogateescape"))
 
 
 def _bits(streams: Mapping[int, int] | int, rank: int) -> int:
@@ -204,7 +245,7 @@ def _remarks(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
     if "signals_to_handle" in given and set(str(values["signals_to_handle"]).split(",")) <= set(SIGNALS.split(",")):
         idle.remove("--signals-to-handle")
     if "rdzv_backend" in given and values["rdzv_backend"] not in ("static", "c10d", None):
-        idle.append(f"--rdzv-backend {values['rdzv_backend']}")
+        idle.append(f"--rdzv-backend {quoted(values['rdzv_backend'])}")
     idle += [name for name in _AGENT_VARIABLES if environ.get(name, "0") != "0"]
     remarks = []
     if idle:

@@ -159,3 +159,21 @@ EXTRAS = (
     "hang_timeout", "log_dir", "format", "quiet",
 )  # fmt: skip
 """Fields of ``train``'s options whose variables (DISTLAUNCH_...) work here too."""
+
+INSTEAD = {
+    "num_gpus": "--nproc-per-node",
+    "gpus_per_node": "--nproc-per-node",
+    "num_procs": "--nproc-per-node",
+    "procs_per_node": "--nproc-per-node",
+    "num_nodes": "--nnodes",
+    "master_addr": "--master-addr",
+    "master_port": "--master-port",
+    "job_id": "--rdzv-id",
+    "isolate_gpus": "--virtual-local-rank",
+    "max_restarts": "--max-restarts",
+    "grace": "--shutdown-timeout",
+    "output": "--local-ranks-filter",
+    "python": "PYTHON_EXEC",
+    "device": "CUDA_VISIBLE_DEVICES",
+}
+"""What stands here for other options of ``train``, by field: an option, or a variable that torchrun's users know."""

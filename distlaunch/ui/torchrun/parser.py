@@ -14,7 +14,7 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 from distlaunch.ui.options import HELP_FLAGS, TRAIN_OPTIONS, option_error
 from distlaunch.ui.quick import HelpRequested
-from distlaunch.ui.torchrun.options import EXTRAS, OPTIONS, TorchrunOption
+from distlaunch.ui.torchrun.options import EXTRAS, INSTEAD, OPTIONS, TorchrunOption
 
 _BY_FLAG = {flag: option for option in OPTIONS for flag in option.flags}
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -147,6 +147,8 @@ def _unknown(flag: str) -> NoReturn:
     near = get_close_matches(name, [option.name[2:] for option in OPTIONS], n=1, cutoff=0.7)
     if ours is not None and ours.field in EXTRAS and ours.variable is not None:
         hint = f"{ours.name} is train's; here it is the variable {ours.variable}"
+    elif ours is not None and ours.field in INSTEAD:
+        hint = f"{ours.name} is train's; here it is {INSTEAD[ours.field]}"
     elif near:
         hint = f"did you mean --{near[0]}? {place}"
     elif ours is not None:
@@ -197,21 +199,27 @@ def convert(option: TorchrunOption, text: str, source: str) -> object:
         case "streams":
             return _streams(text, source)
         case "ranks":
-            parts = text.split(",")
-            if not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
+            ranks = [_digits(part.strip(), most=_MOST) for part in text.split(",")]
+            if None in ranks:
                 raise option_error(source, f"takes local ranks such as 0,1,2, not {quoted(text)}")
-            return frozenset(int(part) for part in parts)
+            return frozenset(ranks)
         case "list":
             return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part)
 
 
 def _whole(text: str, source: str, *, most: int, least: int = 0, also: str = "", hint: str | None = None) -> int:
-    digits = text.strip()
-    plain = digits.isascii() and digits.isdigit()
-    digits = digits.lstrip("0") or "0"
-    if not (plain and len(digits) <= len(str(most)) and least <= int(digits) <= most):
+    number = _digits(text.strip(), most=most)
+    if number is None or number < least:
         raise option_error(source, f"takes a whole number from {least} to {most}{also}, not {quoted(text)}", hint=hint)
-    return int(digits)
+    return number
+
+
+def _digits(text: str, *, most: int) -> int | None:
+    """Read a number of decimal digits, however many; None if it is none, or greater than ``most``."""
+    if not (text.isascii() and text.isdigit()):
+        return None
+    digits = text.lstrip("0") or "0"
+    return number if len(digits) <= len(str(most)) and (number := int(digits)) <= most else None
 
 
 def _number(text: str, source: str) -> float:
@@ -225,10 +233,10 @@ def _number(text: str, source: str) -> float:
 
 
 def _nodes(text: str, source: str) -> tuple[int, int]:
-    parts = text.split(":")
-    if len(parts) > 2 or not all(part.isascii() and part.isdigit() for part in parts):
+    parts = [_digits(part, most=_MOST) for part in text.split(":")]
+    least, most = parts[0], parts[-1]
+    if len(parts) > 2 or least is None or most is None:
         raise option_error(source, f"takes N or MIN:MAX, not {quoted(text)}")
-    least, most = int(parts[0][:12]), int(parts[-1][:12])
     if not 0 < least <= most:
         raise option_error(source, f"takes MIN:MAX with 0 < MIN <= MAX, not {quoted(text)}")
     return least, most
@@ -240,12 +248,13 @@ def _streams(text: str, source: str) -> Mapping[int, int] | int:
         return int(text)
     by_rank: dict[int, int] = {}
     for part in text.split(","):
-        rank, colon, value = part.partition(":")
-        if not colon or value not in ("0", "1", "2", "3") or not (rank.isascii() and rank.isdigit()):
+        word, colon, value = part.partition(":")
+        rank = _digits(word, most=_MOST)
+        if not colon or value not in ("0", "1", "2", "3") or rank is None:
             raise option_error(
                 source,
                 f"takes 0 (neither), 1 (stdout), 2 (stderr), 3 (both), or local ranks with these: 0:3,12:1; "
                 f"not {quoted(text)}",
             )
-        by_rank[int(rank[:12])] = int(value)
+        by_rank[rank] = int(value)
     return by_rank

@@ -9,6 +9,7 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import Gpu, GpuInventory, MigDevice
 from distlaunch.core.model.layout import TORCHRUN
 from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.record import replace
 from distlaunch.resolve.options import TorchrunOptions
 from distlaunch.resolve.plan import build_plan
 from distlaunch.resolve.sources.torchrun import torchrun_topology
@@ -19,6 +20,7 @@ SLICED = GpuInventory(
     source="nvml",
 )
 CUDA = "CUDA_VISIBLE_DEVICES"
+DIALECT = TorchrunOptions().dialect
 
 
 def resolve(make_facts, found=None, environ=None, cpus=None, **options):
@@ -101,7 +103,7 @@ def planned(make_facts, *, facts=None, **options):
 
 
 def test_the_plan_has_torchruns_files_run_id_and_role(make_facts):
-    plan = planned(make_facts, run_id="a/b c", role="trainer")
+    plan = planned(make_facts, dialect=replace(DIALECT, run_id="a/b c", role="trainer"))
     assert plan.layout is TORCHRUN
     assert plan.workers[1].env["TORCHELASTIC_ERROR_FILE"] == "/r/a_1/attempt_0/1/error.json"
     assert (plan.env["TORCHELASTIC_RUN_ID"], plan.env["ROLE_NAME"]) == ("a/b c", "trainer")
@@ -123,4 +125,6 @@ def test_the_local_rank_is_put_into_the_scripts_arguments_and_nothing_else_is(ma
 
 def test_lines_without_a_prefix_have_the_terminals_whole_width(make_facts):
     assert planned(make_facts, facts={"columns": 80}).env["COLUMNS"] == "80"
-    assert planned(make_facts, facts={"columns": 80}, prefix_columns=12).env["COLUMNS"] == "68"
+    assert (
+        planned(make_facts, facts={"columns": 80}, dialect=replace(DIALECT, prefix_columns=12)).env["COLUMNS"] == "68"
+    )

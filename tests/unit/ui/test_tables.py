@@ -75,6 +75,14 @@ def test_a_plan_names_job_size_nodes_command_and_notes(printed):
     assert "  python train.py --name 'two words'\n" in text
 
 
+def test_restarts_preload_and_hang_timeout_have_a_line_if_they_are_set(printed):
+    names = ("Restarts", "Preload", "Hangs")
+    assert not any(line.startswith(names) for line in printed(record()).splitlines())
+    text = printed({**record(), "max_restarts": 3, "preload": ["torch", "json"], "hang_timeout_s": 30.0})
+    lines = [line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith(names)]
+    assert lines == ["3", "torch, json", "stopped after 30 s of silence"]
+
+
 def test_common_variables_are_written_once_and_varying_ones_as_a_pattern(printed):
     lines = printed(record(nodes=8, slots=8)).splitlines()
     assert "  WORLD_SIZE=64" in lines

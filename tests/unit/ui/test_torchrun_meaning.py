@@ -6,8 +6,10 @@ import pytest
 
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.layout import TORCHRUN
-from distlaunch.ui.torchrun.meaning import Display, Meaning, understand
-from distlaunch.ui.torchrun.options import PREFIX
+from distlaunch.resolve.options import TrainOptions
+from distlaunch.ui.options import TRAIN_OPTIONS
+from distlaunch.ui.torchrun.meaning import Display, Meaning, understand, unread_variables
+from distlaunch.ui.torchrun.options import EXTRAS, PREFIX
 from distlaunch.ui.torchrun.parser import parse
 
 
@@ -24,11 +26,11 @@ def refused(*words: str, **environ: str) -> str:
 def test_a_plain_command_is_one_quiet_worker_with_torchruns_files():
     options = meaning().options
     assert (options.script, options.script_args, options.workers) == ("s.py", ("a",), 1)
-    assert options.layout is TORCHRUN
+    assert options.dialect.layout is TORCHRUN
     assert options.quiet
-    assert (options.master_addr, options.master_port, options.run_id) == (None, None, None)
+    assert (options.master_addr, options.master_port, options.dialect.run_id) == (None, None, None)
     assert (options.grace, options.failure_grace, options.max_restarts) == (30.0, 30.0, 0)
-    assert options.prefix_columns == 0
+    assert options.dialect.prefix_columns == 0
 
 
 # --- address and port
@@ -95,6 +97,15 @@ def test_what_runs_is_settled_as_torchrun_settles_it():
     assert meaning("--no-python", PYTHON_EXEC="/opt/python").options.python is None
     with pytest.raises(UsageError, match="exclude each other"):
         meaning("-m", "--no-python")
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "other"),
+    [((), {"PYTHON_EXEC": "/opt/python"}, "PYTHON_EXEC"), (("--no-python",), {}, "--no-python")],
+)
+def test_what_excludes_a_preload_is_named_as_the_user_wrote_it(words, env, other):
+    with pytest.raises(ConfigError, match=f"^DISTLAUNCH_PRELOAD and {other} exclude each other"):
+        meaning(*words, DISTLAUNCH_PRELOAD="torch", **env)
 
 
 # --- failure
@@ -201,7 +212,7 @@ def test_what_changes_nothing_is_said_in_one_line_if_it_was_written_on_the_comma
     words = ["--monitor-interval=1", "--start-method", "fork", "--rdzv-conf", "timeout=3", "--rdzv-backend=etcd-v2"]
     (remark,) = meaning(*words).remarks
     assert remark.startswith(
-        "without effect here: --rdzv-conf, --monitor-interval, --start-method, --rdzv-backend etcd-v2"
+        "without effect here: --rdzv-conf, --monitor-interval, --start-method, --rdzv-backend 'etcd-v2'"
     )
     assert meaning(PET_MONITOR_INTERVAL="5", PET_RDZV_BACKEND="etcd").remarks == ()
 
@@ -227,10 +238,49 @@ def test_what_torchruns_agent_would_serve_is_remarked_upon():
 
 
 def test_lines_get_narrower_by_the_prefix_of_tee():
-    assert meaning("-t", "3").options.prefix_columns == len("[default00]:")
-    assert meaning("-t", "1", "--role", "x").options.prefix_columns == len("[x00]:")
+    assert meaning("-t", "3").options.dialect.prefix_columns == len("[default00]:")
+    assert meaning("-t", "1", "--role", "x").options.dialect.prefix_columns == len("[x00]:")
+    assert meaning("-t", "1", "--role", "Übung").options.dialect.prefix_columns == len("[Übung00]:"), "not its bytes"
 
 
 def test_signals_that_would_end_the_job_under_torchrun_are_remarked_upon():
     (remark,) = meaning("--signals-to-handle", "SIGTERM,SIGUSR1").remarks
     assert "--signals-to-handle" in remark
+
+
+def test_a_name_in_a_remark_cannot_touch_the_terminal():
+    (remark,) = meaning("--rdzv-backend", "a\nb\x1b[31m").remarks
+    assert remark.isprintable()
+
+
+# --- the words of train
+
+
+def test_variables_of_train_that_are_not_read_are_named_with_what_does_the_same():
+    (warning,) = unread_variables({"DISTLAUNCH_MAX_RESTARTS": "3", "DISTLAUNCH_GRACE": "3", "DISTLAUNCH_PYTHON": "p"})
+    assert "DISTLAUNCH_MAX_RESTARTS (here: --max-restarts or PET_MAX_RESTARTS)" in warning
+    assert "DISTLAUNCH_GRACE (here: --shutdown-timeout or PET_SHUTDOWN_TIMEOUT)" in warning
+    assert "DISTLAUNCH_PYTHON (here: PYTHON_EXEC)" in warning
+    assert unread_variables({"DISTLAUNCH_PRELOAD": "torch", "DISTLAUNCH_QUIET": "1", "DISTLAUNCH_GRACE": ""}) == []
+
+
+def test_every_variable_of_train_is_either_read_or_warned_of():
+    for option in TRAIN_OPTIONS:
+        if option.variable is not None:
+            assert (option.field in EXTRAS) != bool(unread_variables({option.variable: "1"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "here"),
+    [
+        ("choose another with --python", "choose another with PYTHON_EXEC"),
+        ("one worker alone: --num-procs 1 (or --num-gpus 1)", "one worker alone: --nproc-per-node 1"),
+        ("--preload and --python exclude each other", "DISTLAUNCH_PRELOAD and PYTHON_EXEC exclude each other"),
+        ("run with -x PYTHONFAULTHANDLER=1 to see", "run with PYTHONFAULTHANDLER=1 to see"),
+        ("is a longer --failure-grace needed?", "is a longer DISTLAUNCH_FAILURE_GRACE needed?"),
+        ("--log-dir l and x--python and --pythonic stay", "--log-dir l and x--python and --pythonic stay"),
+    ],
+)
+def test_hints_that_speak_of_train_are_put_into_torchruns_words(text, here):
+    assert meaning().options.dialect.spelt(text) == here
+    assert TrainOptions().dialect.spelt(text) == text

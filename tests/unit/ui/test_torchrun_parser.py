@@ -162,7 +162,8 @@ def test_any_words_at_all_are_parsed_or_refused_in_one_line(words: list[str]):
         (["--nprocs-per-node=2", "s"], "unknown option '--nprocs-per-node'", "did you mean --nproc-per-node?"),
         (["-nproc_per_node=2", "s"], "unknown option '-nproc_per_node=2'", "did you mean --nproc-per-node?"),
         (["--preload", "torch", "s"], "unknown option '--preload'", "the variable DISTLAUNCH_PRELOAD"),
-        (["--num-gpus", "2", "s"], "unknown option '--num-gpus'", "distlaunch train"),
+        (["--num-gpus", "2", "s"], "unknown option '--num-gpus'", "here it is --nproc-per-node"),
+        (["--dry-run", "s"], "unknown option '--dry-run'", "distlaunch train"),
         (["-x", "s"], "unknown option '-x'", "options of the script go after SCRIPT"),
     ],
     ids=str,
@@ -246,3 +247,16 @@ def test_help_lists_every_option_and_the_variables_of_ours(columns):
 def test_extras_are_options_of_train_that_have_a_variable():
     rows = {option.field: option for option in TRAIN_OPTIONS}
     assert all(rows[field].variable for field in EXTRAS)
+
+
+@pytest.mark.parametrize("option", ["--local-ranks-filter", "--nnodes", "--nproc-per-node", "--max-restarts"])
+def test_a_number_of_any_length_is_refused_in_one_line(option):
+    with pytest.raises(UsageError, match="takes "):
+        parse([option, "9" * 5000, "s.py"], {})
+
+
+def test_no_digit_of_a_number_is_cut_off():
+    for words in (["--tee", "1000000000001:3"], ["--nnodes", "1:1000000000001"], ["--nnodes", f"{10**12}1"]):
+        with pytest.raises(UsageError, match="takes "):
+            parse([*words, "s.py"], {})
+    assert parse(["--tee", "000000000000012:3", "s.py"], {}).values["tee"] == {12: 3}
