@@ -202,7 +202,8 @@ def _together(group: Group, steps: Mapping[int, float], world_size: int) -> _Ver
     where = f"{waits}{_at_steps(group.ranks, (), steps)}{f', at {group.frame}' if group.frame else ''}"
     hint = (hint_for_all([group.wait]) if group.wait else None) or _place_hint([group])
     if group.view is None:
-        return _Verdict(groups=(), ranks=(), words="where it stands cannot be told from here", hint=hint)
+        they = "it stands" if len(group.ranks) == 1 else "they stand"
+        return _Verdict(groups=(), ranks=(), words=f"where {they} cannot be told from here", hint=hint)
     if len(group.ranks) > 1:
         words = f"all {len(group.ranks)} stand at the same place{where}"
         return _Verdict(groups=(), ranks=(), words=words, hint=hint)

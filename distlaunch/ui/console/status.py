@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from distlaunch.job.progress import Summary
     from distlaunch.job.sink import StatusView
 
+SEPARATOR = " · "
+"""Between the parts, of which those at the end matter least."""
 _HOUR_S = 3600
 _STALE_S = 10.0
 """A rate that is older says nothing of now."""
@@ -34,7 +36,7 @@ def status_text(view: StatusView, now: float) -> str | None:
         _clock(now - view.started_s),
         view.log_dir,
     ]
-    return " · ".join(parts)
+    return SEPARATOR.join(parts)
 
 
 def _progress(progress: Summary, age_s: float) -> Iterator[str]:

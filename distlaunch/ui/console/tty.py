@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from distlaunch.core.model.text import printable
 from distlaunch.ui.console.ranks import RESET
+from distlaunch.ui.console.status import SEPARATOR
 from distlaunch.ui.console.writer import Writer
 
 BUFFER = 1 << 20
@@ -109,12 +110,15 @@ class TerminalWriter(Writer):
         return b"".join(parts)
 
     def _fitted(self, text: str) -> bytes:
+        """Cut a text to the terminal's width: whole parts from the end, and only the first one within."""
         try:
             width = os.get_terminal_size(self._fd).columns or _WIDTH
         except OSError:
             width = _WIDTH
         text = printable(text)
         room = width - 1
+        while _columns(text) > room and SEPARATOR in text:
+            text = text.rpartition(SEPARATOR)[0]
         if _columns(text) > room:
             while text and _columns(text) >= room:
                 text = text[:-1]

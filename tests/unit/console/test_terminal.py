@@ -299,11 +299,21 @@ def test_the_status_line_ticks_once_a_second_while_it_is_shown(screen):
     assert one.console.tick(63.0) is None
 
 
-def test_the_status_line_is_cut_to_the_terminals_width(screen):
-    one = screen(world_size=1, columns=30)
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (59, "distlaunch: 4/4 workers up · attempt 0 · 00:00 · /logs/job"),
+        (58, "distlaunch: 4/4 workers up · attempt 0 · 00:00"),
+        (30, "distlaunch: 4/4 workers up"),
+        (20, "distlaunch: 4/4 wo…"),
+    ],
+)
+def test_of_a_status_line_wider_than_the_terminal_the_path_goes_first_and_parts_go_whole(screen, columns, shown):
+    one = screen(world_size=1, columns=columns)
     one.console.status(view())
-    shown = one.terminal.wait_for("…".encode())
-    assert shown.decode() == "distlaunch: 4/4 workers up ·…"
+    assert one.terminal.wait_for(shown.encode()).decode() == shown
+    one.console.status(view(phase="ended"))
+    assert one.terminal.wait_for(b"\r\x1b[K").decode() == shown + "\r\x1b[K"
 
 
 def test_the_status_line_shows_odd_bytes_and_controls_of_a_path(screen):
