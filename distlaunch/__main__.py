@@ -24,12 +24,17 @@ def main() -> NoReturn:
         from distlaunch.ui.errors import guarded, repair_standard_streams
 
         repair_standard_streams()
-        code = guarded(lambda: run(sys.argv[1:], os.environ))
+        code = guarded(lambda: run(_words(sys.argv), os.environ))
     except KeyboardInterrupt:
         from distlaunch.ui.errors import EXIT_INTERRUPTED
 
         code = EXIT_INTERRUPTED
     sys.exit(code)
+
+
+def _words(argv: list[str]) -> list[str]:
+    """Give the words of the command line; a link to us that is named torchrun stands for that command."""
+    return ["torchrun", *argv[1:]] if os.path.basename(argv[0]) == "torchrun" else argv[1:]
 
 
 def run(argv: list[str], environ: Mapping[str, str]) -> int:

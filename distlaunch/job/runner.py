@@ -274,7 +274,8 @@ class Runner:
     def _write_plan(self, attempt: int) -> None:
         try:
             os.mkdir(self._plan.layout.attempt_dir(self._plan.run_dir, attempt), 0o700)
-            with open(plan_path(self._plan.run_dir, attempt), "x", encoding="utf-8") as file:
+            descriptor = os.open(plan_path(self._plan.run_dir, attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(json.dumps(self._plan.record(), indent=1) + "\n")
         except OSError as exc:
             self._sink.say(f"the plan was not written: {os.strerror(exc.errno or 0)}", level="warning")

@@ -286,3 +286,37 @@ def test_a_file_of_somebody_else_in_a_runs_folder_keeps_it(torchrun, distlaunch)
         (distlaunch.jobs / f"old-{index:02}" / ".distlaunch-run").touch()
     torchrun()
     assert (first / "attempt_0" / "0" / "mine.txt").read_text() == "keep"
+
+
+def test_a_link_that_is_named_torchrun_is_this_command(distlaunch):
+    (distlaunch.work / "train.py").write_text("import os; print(os.environ['WORLD_SIZE'])")
+    program = distlaunch.tmp_path / "distlaunch"
+    program.write_text(f"#!{sys.executable}\nfrom distlaunch.__main__ import main\nmain()\n")
+    program.chmod(0o700)
+    (distlaunch.tmp_path / "torchrun").symlink_to(program)
+    env = {**distlaunch.env, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [str(distlaunch.tmp_path / "torchrun"), "--standalone", "--nproc_per_node=2", "train.py"]
+    done = subprocess.run(words, cwd=distlaunch.work, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "2\n" * 2), done.stderr
+
+
+def test_what_a_job_leaves_is_for_its_user_alone(torchrun):
+    run_dir = torchrun("--nproc-per-node=2", "--log-dir", "logs").run_dir
+    for path in [run_dir, *run_dir.rglob("*")]:
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_variables_that_only_train_reads_are_warned_of_once(torchrun):
+    result = torchrun(env={"DISTLAUNCH_MAX_RESTARTS": "3", "DISTLAUNCH_NUM_PROCS": "3"})
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("distlaunch:")]
+    assert "DISTLAUNCH_MAX_RESTARTS (here: --max-restarts or PET_MAX_RESTARTS)" in line
+    assert "DISTLAUNCH_NUM_PROCS (here: --nproc-per-node or PET_NPROC_PER_NODE)" in line
+
+
+def test_errors_and_hints_speak_torchruns_words(torchrun):
+    refused = torchrun(env={"DISTLAUNCH_PRELOAD": "json", "PYTHON_EXEC": sys.executable})
+    assert "DISTLAUNCH_PRELOAD and PYTHON_EXEC exclude each other" in refused.stderr
+    missing = torchrun(source="import nothing_of_this_name", env={"PYTHON_EXEC": sys.executable})
+    assert "choose another with PYTHON_EXEC" in missing.stderr.replace("\n    ", " ")
+    asks = torchrun("--nproc-per-node=2", source="input()")
+    assert "--nproc-per-node 1" in asks.stderr.replace("\n    ", " ")

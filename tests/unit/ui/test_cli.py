@@ -364,3 +364,22 @@ def test_the_command_prints_an_error_and_exits_with_its_code():
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == "distlaunch: error: --num-gpus takes a whole number >= 1 or 'auto', not 'four'\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["python", "-m", "torch.distributed.run", "x.py"], "distlaunch torchrun"),
+        (["/usr/bin/python3", "-u", "-m", "torch.distributed.launch", "x.py"], "distlaunch torchrun"),
+        (["/venv/bin/torchrun", "x.py"], "distlaunch torchrun"),
+        (["python3", "x.py"], "distlaunch train"),
+        (["run", "x.py"], "distlaunch train"),
+        (["x.py"], "distlaunch train x.py"),
+        (["trian", "x.py"], "did you mean train?"),
+    ],
+    ids=str,
+)
+def test_words_of_other_launchers_lead_to_the_command_that_takes_them(words, hint):
+    with pytest.raises(UsageError) as caught:
+        run_app(words, {})
+    assert hint in (caught.value.hint or "")
