@@ -45,14 +45,14 @@ class Preloading:
         """Tell what came of it, with what was printed."""
         if isinstance(message, w.StillPreloading):
             what = f"still importing {message.module}" if message.module else "the workers' interpreter has not begun"
-            self._remark(f"--preload: {what}, after {message.elapsed_s:.0f} s", warning=True)
+            self._remark(f"preload: {what}, after {message.elapsed_s:.0f} s", warning=True)
             return
         self._show_output()
         reason = message.reason if isinstance(message, w.PreloadFailed) else None
         elapsed_s = self._clock() - self._began
         self._send(m.PreloadEnded(modules=self._modules, problem=reason, elapsed_s=elapsed_s))
         if reason is not None:
-            self._remark(f"--preload: {reason}; workers start the cold way", warning=True)
+            self._remark(f"preload: {reason}; workers start the cold way", warning=True)
 
     def _show_output(self) -> None:
         if self._output < 0:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
 
-_CUTOFF = 0.6
+_CUTOFF = 0.75
+"""Of likeness: toch is torch, but rich is not."""
 
 
 def is_importable(name: str, path: Sequence[str]) -> bool:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 
 import pytest
 
 from distlaunch.core.agent.warm import WarmStart, changed_variables
+from distlaunch.core.agent.warm_phase import ANSWER_S, FIRST_WORD_S, NOTE_S
 from distlaunch.core.probe.modules import is_importable, nearest_module
 from distlaunch.core.wire import spawning as w
 
 SETUP = w.Setup(env={"A": "1", "PYTHONPATH": "/x"}, cwd="/", cookie="c", nofile=256, signal_group=False)
 ARGV = ("python", "train.py")
+GONE = 1 << 30
+"""A pid that no process has."""
+KILLED = 9
 
 
 def order(rank: int = 0, argv: tuple[str, ...] = ARGV, **env: str) -> w.Spawn:
@@ -24,25 +30,56 @@ class Hands:
     def __init__(self, error: OSError | None = None) -> None:
         self.reported: list[w.FromSpawner] = []
         self.cold: list[int] = []
+        self.up: list[tuple[int, int]] = []
         self.error = error
+        self.now = 100.0
+        self.server: socket.socket | None = None
         self.warm = WarmStart(
             fork=self.fork,
             cold=lambda spawn, _: self.cold.append(spawn.rank),
             came_up=self.came_up,
             report=self.reported.append,
+            clock=lambda: self.now,
         )
 
     def fork(self, spawn, descriptors) -> int:
         if self.error is not None:
             raise self.error
-        return 0
+        self.server = socket.socket(fileno=os.dup(descriptors[-1]))
+        return GONE
 
     def came_up(self, spawn, pid) -> None:
-        raise AssertionError
+        self.up.append((spawn.rank, pid))
 
-    def start(self) -> WarmStart:
-        self.warm.start(w.Preload(modules=("json",), argv=ARGV, env={}), SETUP, 2)
+    def start(self, bound_s: float | None = None) -> WarmStart:
+        self.warm.preload(w.Preload(modules=("json",), argv=ARGV, env={}, bound_s=bound_s), SETUP, 2)
         return self.warm
+
+    def ready(self, *ranks: int) -> WarmStart:
+        """Have the server be ready and these orders on their way."""
+        warm = self.start()
+        self.say("importing json", "imported", "ready")
+        for rank in ranks:
+            warm.spawn(order(rank), SETUP, [])
+        return warm
+
+    def say(self, *lines: str) -> None:
+        assert self.server is not None
+        for line in lines:
+            self.server.send(line.encode())
+        self.warm.read()
+
+    @property
+    def reasons(self) -> list[str]:
+        return [message.reason for message in self.reported if isinstance(message, w.PreloadFailed)]
+
+    @property
+    def notes(self) -> list[tuple[str, float]]:
+        return [(note.module, note.elapsed_s) for note in self.reported if isinstance(note, w.StillPreloading)]
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.warm.read()
 
 
 @pytest.fixture
@@ -50,10 +87,12 @@ def hands():
     hands = Hands()
     yield hands
     hands.warm.stop()
+    if hands.server is not None:
+        hands.server.close()
 
 
 def test_before_a_server_was_asked_for_every_worker_starts_cold(hands):
-    assert not hands.warm.takes(order())
+    assert not hands.warm.can_fork(order())
     assert hands.warm.fileno() == -1
     assert hands.warm.timeout_s is None
 
@@ -71,18 +110,18 @@ def test_before_a_server_was_asked_for_every_worker_starts_cold(hands):
     ],
 )
 def test_workers_are_forked_unless_command_or_load_time_variables_are_their_own(hands, spawn, taken):
-    assert hands.start().takes(spawn) is taken
+    assert hands.start().can_fork(spawn) is taken
 
 
 def test_a_deadly_signal_ends_an_order_that_waits_and_no_other(hands):
     warm = hands.start()
     for rank in range(3):
-        warm.take(order(rank), SETUP, [])
-    warm.call_off(w.Signal(ranks=(0,), signum=10, scope=w.SCOPE_PROCESS, caught_only=True))
+        warm.spawn(order(rank), SETUP, [])
+    warm.signal(w.Signal(ranks=(0,), signum=10, scope=w.SCOPE_PROCESS, caught_only=True))
     assert hands.reported == []
-    warm.call_off(w.Signal(ranks=(0, 2, 9), signum=15, scope=w.SCOPE_PROCESS, caught_only=False))
+    warm.signal(w.Signal(ranks=(0, 2, 9), signum=15, scope=w.SCOPE_PROCESS, caught_only=False))
     assert hands.reported == [w.Exited(rank=rank, pid=0, returncode=-15) for rank in (0, 2)]
-    warm.call_off(w.Signal(ranks=(0, 2), signum=9, scope=w.SCOPE_TREE, caught_only=False))
+    warm.signal(w.Signal(ranks=(0, 2), signum=9, scope=w.SCOPE_TREE, caught_only=False))
     assert len(hands.reported) == 2
 
 
@@ -92,7 +131,126 @@ def test_a_server_that_cannot_be_started_is_said_and_what_follows_is_cold():
     (failed,) = hands.reported
     assert isinstance(failed, w.PreloadFailed)
     assert failed.reason.startswith("no server can be started")
-    assert not warm.takes(order())
+    assert not warm.can_fork(order())
+
+
+# --- words of the server and of forked processes
+
+
+def test_a_worker_counts_once_the_server_has_told_its_pid_and_it_has_set_itself_up_in_either_order(hands):
+    hands.ready(0, 1)
+    hands.say("up 0")
+    assert hands.up == []
+    hands.say("forked 0:70 1:71")
+    assert hands.up == [(0, 70)]
+    hands.say("up 1")
+    assert hands.up == [(0, 70), (1, 71)]
+    assert hands.warm.timeout_s is None
+
+
+@pytest.mark.parametrize(
+    "lines", [("forked 0:70", "broken 0 TypeError: no"), ("broken 0 TypeError: no", "forked 0:70")]
+)
+def test_a_worker_that_cannot_be_set_up_starts_cold_and_so_does_what_follows(hands, lines):
+    hands.ready(0, 1)
+    hands.say(*lines)
+    assert hands.cold == [0, 1]
+    assert hands.up == []
+    assert hands.reasons == ["a forked worker could not be set up (TypeError: no)"]
+
+
+def test_what_a_cold_start_would_meet_too_does_not_end_the_server(hands):
+    hands.ready(0, 1)
+    hands.say("broken 0", "forked 0:70 1:71", "up 1")
+    assert (hands.cold, hands.up, hands.reasons) == ([0], [(1, 71)], [])
+
+
+def test_a_process_that_dies_before_it_could_run_is_no_worker_that_has_ended(hands):
+    warm = hands.ready(0)
+    hands.say("forked 0:70")
+    warm.reaped(70, KILLED)
+    assert (hands.cold, hands.up) == ([0], [])
+    assert hands.reasons == ["a forked worker was killed by signal 9 before it could run"]
+
+
+def test_so_it_is_when_its_death_is_known_before_its_pid(hands):
+    warm = hands.ready(0)
+    warm.reaped(70, KILLED)
+    assert hands.cold == []
+    hands.say("forked 0:70")
+    assert hands.cold == [0]
+
+
+def test_a_stranger_that_ended_earlier_with_the_pid_of_a_worker_is_not_taken_for_it(hands):
+    warm = hands.ready(0)
+    warm.reaped(71, KILLED)  # an orphan of somebody
+    hands.say("forked 0:70", "up 0")
+    warm.reaped(72, KILLED)
+    warm.spawn(order(1), SETUP, [])
+    hands.say("forked 1:71", "up 1")
+    assert hands.up == [(0, 70), (1, 71)]
+    assert hands.cold == []
+
+
+@pytest.mark.parametrize("line", ["forked x:y", "forked 1", "up", "up x", "broken", "hello", "\xff", "ready?"])
+def test_a_line_that_is_not_the_servers_leads_to_a_cold_start(hands, line):
+    hands.ready(0)
+    hands.say(line)
+    assert hands.cold == [0]
+    assert "a module has written to a descriptor of ours" in hands.reasons[0]
+
+
+# --- silence
+
+
+def test_a_long_import_is_mentioned_more_and_more_rarely(hands):
+    hands.start()
+    hands.say("importing json")
+    for _ in range(100):
+        hands.wait(NOTE_S / 2)
+    assert [module for module, _ in hands.notes] == ["json"] * 6
+    assert [elapsed_s / NOTE_S for _, elapsed_s in hands.notes] == [1, 2, 4, 8, 16, 32]
+    assert hands.reasons == []
+
+
+def test_where_hangs_are_watched_for_an_import_is_bounded(hands):
+    warm = hands.start(bound_s=5)
+    warm.spawn(order(0), SETUP, [])
+    hands.wait(6)
+    hands.say("importing json")
+    hands.wait(4)
+    hands.say("importing re")
+    hands.wait(4)
+    assert hands.cold == []
+    hands.wait(1)
+    assert hands.cold == [0]
+    assert hands.reasons == ["importing re did not end within 5.0 s"]
+
+
+def test_an_interpreter_that_never_comes_to_our_code_is_given_up(hands):
+    hands.start()
+    hands.wait(FIRST_WORD_S - 1)
+    assert hands.reasons == []
+    hands.wait(1)
+    assert hands.reasons == ["after 60 s the workers' interpreter has not begun to import"]
+
+
+def test_a_trial_fork_that_does_not_end_is_given_up(hands):
+    hands.start()
+    hands.say("importing json", "imported")
+    hands.wait(ANSWER_S)
+    assert hands.reasons == ["a trial fork after the imports does not end"]
+
+
+def test_a_server_that_does_not_answer_is_given_up_but_not_while_the_job_is_paused(hands):
+    warm = hands.ready(0)
+    warm.pause(paused=True)
+    hands.wait(10 * ANSWER_S)
+    warm.pause(paused=False)
+    hands.wait(ANSWER_S - 1)
+    assert hands.cold == []
+    hands.wait(1)
+    assert hands.cold == [0]
 
 
 @pytest.mark.parametrize(
