@@ -81,6 +81,40 @@ def test_output_without_heartbeats_raises_no_alarm(job, distlaunch):
     assert result.returncode == 0, result.stderr
 
 
+def test_a_job_whose_output_does_not_count_is_told_so(job, distlaunch):
+    script = distlaunch.work / "train.py"
+    script.write_text(
+        "import time\nfrom distlaunch.toolkit import heartbeat\nheartbeat(step=1)\n"
+        "while True:\n    print('evaluating', flush=True)\n    time.sleep(0.2)\n"
+    )
+    result = job.run(script, options=QUICK)
+    assert result.returncode == 124
+    assert hang_of(result)["output_came"] is True
+    assert "hang: no heartbeat from any of 2 workers for" in result.stderr
+    assert "no sign of life" not in result.stderr
+    assert "send them during evaluation" in result.stderr
+
+
+def test_what_a_worker_has_opened_in_the_place_of_our_file_is_not_written_to(job, distlaunch):
+    script = distlaunch.work / "train.py"
+    script.write_text(
+        "import os, time\nos.closerange(3, 256)\n"
+        "file = os.open('model-' + os.environ['RANK'], os.O_WRONLY | os.O_CREAT)\n"
+        "for number in range(90, 130):\n    os.dup2(file, number)\n"
+        "os.write(file, b'MODEL')\ntime.sleep(600)\n"
+    )
+    result = job.run(script, options=QUICK)
+    assert result.returncode == 124
+    assert [(distlaunch.work / f"model-{rank}").read_bytes() for rank in (0, 1)] == [b"MODEL"] * 2
+    assert "no stack (state S)" in result.stderr
+
+
+def test_who_has_to_be_killed_after_a_hang_is_named(job, distlaunch):
+    result = job.run("hangs.py", "deaf", procs=3, options=QUICK)
+    assert "rank 1 had to be killed, not having ended after 1 s (--failure-grace)" in result.stderr
+    distlaunch.assert_no_survivors()
+
+
 def test_without_the_option_silence_is_golden(job, distlaunch):
     running = job.start("hangs.py", "sleep", options=["--grace", "1"])
     running.wait_workers(2)

@@ -44,7 +44,7 @@ def test_the_helper_reports_and_the_last_state_is_recorded(job, distlaunch):
     event = result.of_type("progress")[-1]
     assert (event["attempt"], event["ranks"], event["rank"]) == (0, 2, 0)
     assert event["values"].keys() == {"step", "loss"}
-    assert 1 <= event["step_min"] <= event["step_max"] <= 100
+    assert event["step_min"] == event["step_max"] == 100, "the last one is sent when Python ends"
     assert result.stdout.count("said nothing else") == 1, "reports are no output, and the ranks' lines fold"
 
 
@@ -53,6 +53,19 @@ def test_the_last_step_before_a_failure_counts(job):
     assert result.returncode == 1
     event = result.of_type("progress")[-1]
     assert (event["step_min"], event["step_max"], event["values"]["loss"]) == (7, 7, pytest.approx(1 / 7, abs=1e-6))
+
+
+def test_a_failure_at_the_same_step_is_no_progress_however_fast_the_steps_are(job, distlaunch):
+    source = """
+from distlaunch.toolkit import heartbeat
+for step in range(400):
+    heartbeat(step=step)
+raise RuntimeError("always here")
+"""
+    result = job.run(script(distlaunch, source), options=["--max-restarts", "5", "--min-uptime", "0"])
+    assert [event["step_max"] for event in result.of_type("progress") if event["step_max"] > 1] == [399, 399]
+    assert len(result.of_type("attempt_started")) == 2
+    assert "progress is a higher step (heartbeat)" in result.stderr
 
 
 def test_a_shell_script_can_report(distlaunch):
@@ -121,7 +134,8 @@ def test_the_protocol_is_documented_beside_the_code():
     assert "DISTLAUNCH_PROGRESS_FD" in text
     [snippet] = [block for block in text.split("```python\n")[1:] if "def heartbeat" in block.partition("```")[0]]
     source = snippet.partition("```")[0]
-    assert len(source.splitlines()) < 12
+    assert len(source.split("\n\n")) <= 3
+    assert len(list(filter(None, source.splitlines()))) < 12
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
