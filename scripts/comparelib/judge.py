@@ -1,12 +1,17 @@
-"""Find the differences between two observations, and judge them by a table: what is not in it is a failure."""
+"""Find the differences between two observations, and judge them by a table: what is not in it is a failure.
+
+A rule is about the whole text of a difference, and about the command lines that may show it: the same text in another
+case is not known.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
+from comparelib.cases import CASES
 from comparelib.observe import Seen
 
 Verdict = Literal["better", "different"]
@@ -14,80 +19,112 @@ Verdict = Literal["better", "different"]
 
 
 class Rule(NamedTuple):
-    """A known difference: a pattern of its text, what it is called in the report, the verdict, and why."""
+    """A known difference: a pattern of its whole text, what it is called in the report, the verdict, and why.
 
-    pattern: str
+    A pattern by case holds for these alone, one pattern for all.
+    """
+
+    pattern: str | Mapping[str, str]
     title: str
     verdict: Verdict
     reason: str
     by_chance: bool = False
     """It shows now and then, with any command line."""
 
+    def knows(self, difference: str, case: str) -> bool:
+        """Tell whether this difference is this rule's, in that case."""
+        pattern = self.pattern if isinstance(self.pattern, str) else self.pattern.get(case)
+        return pattern is not None and re.fullmatch(pattern, difference) is not None
+
+
+_ONE_WORKER = (
+    "script alone", "PET variable and option", "the script's short options", "dashes after the script",
+    "spaces and letters", "dollars", "stdin, one worker",
+)  # fmt: skip
+_PET = {
+    case.name: "|".join(f"-{name}" for name in case.env if name.startswith("PET_"))
+    for case in CASES
+    if any(name.startswith("PET_") for name in case.env)
+}
+_OUR_VARIABLES = (
+    r"ATTEMPT: [01]", r"BACKEND: pytorch-ddp", r"COOKIE: [0-9a-f]{16}", r"JOB_ID: (\(a unique id\)|[\w-]+_[0-9a-f]{8})",
+    r"PROGRESS_FD: 100", r"RUN_DIR: \{here\}/[\w/.-]+",
+)  # fmt: skip
+_BESIDE = r"\.distlaunch-run|events\.jsonl|plan-0\.json|latest"
+_LOGS = r"files: \+attempt_0/{0}/std{1}\.log"
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        r"exit code 1 -> (37|5|6|137)",
+        {
+            "one worker fails": r"exit code 1 -> 37",
+            "one worker is killed": r"exit code 1 -> 137",
+            "restarts used up": r"exit code 1 -> 6",
+        },
         "exit code of a failed job",
         "better",
         "The worker's own code (128 + N for signal N), where torchrun exits with 1 whatever happened.",
     ),
     Rule(
-        r"exit code 1 -> 2",
+        dict.fromkeys(("no such script", "no such number", "no GPU"), r"exit code 1 -> 2"),
         "exit code of a command that cannot start",
         "better",
         "2 with one line that says what is wrong, before anything is started.",
     ),
     Rule(
-        r"exit code 2 -> 0|exit code 1 -> 0",
+        {"beginnings of our names": r"exit code 2 -> 0", "rank maps of two digits": r"exit code 1 -> 0"},
         "a command line that torchrun refuses",
         "better",
         "Options of the script that look like the beginning of torchrun's, local ranks of two digits, values that PET_ "
         "variables may have, and beginnings of names that only differ in dash and underscore.",
     ),
     Rule(
-        r"worker \d+-\d+ only here",
+        {"beginnings of our names": r"worker 0-0 only here", "rank maps of two digits": r"worker 0-[01] only here"},
         "workers that torchrun does not start",
         "better",
         "Follows from the lines that torchrun refuses.",
     ),
     Rule(
-        r"(stdout|stderr): .* only here \(refused there\)",
+        {
+            "beginnings of our names": r"std(out|err): \['\1 0'\] only here \(refused there\)",
+            "rank maps of two digits": r"std(out|err): \['\1 0', '\1 1'\] only here \(refused there\)",
+        },
         "output of those",
         "better",
         "As above.",
     ),
     Rule(
-        r"argv: .*\$",
+        {"dollars": re.escape("argv: ['probe.py', '$x', '0'] -> ['probe.py', '$$x', '$local_rank']")},
         "dollars in the script's arguments",
         "better",
         "`$$` and `$local_rank` reach the script as they are; `${local_rank}` is the local rank, as under torchrun.",
     ),
     Rule(
-        r"argv: .*--",
+        {"dashes after the script": re.escape("argv: ['probe.py', 'a'] -> ['probe.py', '--', 'a']")},
         "`--` after the script",
         "better",
         "It reaches the script, as all that follows the script does.",
     ),
     Rule(
-        r"\+(NODE_RANK|DISTLAUNCH_\w+)",
+        rf"\+NODE_RANK: 0|\+DISTLAUNCH_({'|'.join(_OUR_VARIABLES)})",
         "variables that torchrun does not set",
         "better",
         "NODE_RANK, which scripts written for other launchers read, and what a worker may know of its job.",
     ),
     Rule(
-        r"\+PYTHONUNBUFFERED",
+        r"\+PYTHONUNBUFFERED: 1",
         "PYTHONUNBUFFERED=1 in place of `python -u`",
         "better",
         "The same for the worker; processes that it starts do not keep lines back either. A value of yours is kept.",
     ),
     Rule(
-        r"\+CUDA_DEVICE_ORDER",
+        r"\+CUDA_DEVICE_ORDER: PCI_BUS_ID",
         "CUDA_DEVICE_ORDER=PCI_BUS_ID",
         "better",
         "Device numbers are then those of nvidia-smi. A value of yours is kept.",
     ),
     Rule(
-        r"[-+~]OMP_NUM_THREADS",
+        {case.name: r"~OMP_NUM_THREADS: 1 -> [1-9]\d*" for case in CASES}
+        | dict.fromkeys(_ONE_WORKER, r"\+OMP_NUM_THREADS: [1-9]\d*"),
         "OMP_NUM_THREADS",
         "better",
         "The worker's share of the CPUs that it may really use, also for a single worker; torchrun sets 1, or leaves "
@@ -100,7 +137,7 @@ RULES: tuple[Rule, ...] = (
         "A message of torchrun to itself, which a torchrun within a worker would obey.",
     ),
     Rule(
-        r"-PET_\w+",
+        _PET,
         "PET_ variables",
         "better",
         "They are the launcher's options, and do not reach workers: a torchrun within a worker would take them.",
@@ -120,49 +157,60 @@ RULES: tuple[Rule, ...] = (
         "mpirun and srun: workers that still need it then should meet in a barrier before rank 0 ends.",
     ),
     Rule(
-        r"~TORCHELASTIC_RUN_ID: (none|\(a unique id\)) ->",
+        {case.name: r"~TORCHELASTIC_RUN_ID: none -> \(a unique id\)" for case in CASES}
+        | {"PET variables": r"~TORCHELASTIC_RUN_ID: \(a unique id\) -> pet"}
+        | {"log folder alone": r"~TORCHELASTIC_RUN_ID: \(a unique id\) -> run1"},
         "TORCHELASTIC_RUN_ID",
         "better",
         "Kept as --rdzv-id has it, also with --standalone; without one it is unique, never `none`.",
     ),
     Rule(
-        r"-CUDA_VISIBLE_DEVICES",
+        {"virtual local rank": r"-CUDA_VISIBLE_DEVICES"},
         "--virtual-local-rank without GPUs",
         "better",
         "LOCAL_RANK is 0 as there; CUDA_VISIBLE_DEVICES is not set to devices that do not exist.",
     ),
     Rule(
-        r"files: \+(events\.jsonl|plan-\d+\.json|report\.txt|\.distlaunch-run)",
-        "events.jsonl, plan-<k>.json, report.txt beside the attempts",
+        {case.name: rf"files: \+({_BESIDE})" for case in CASES}
+        | {
+            "a restart": rf"files: \+({_BESIDE}|plan-1\.json)",
+            "a recorded error": rf"files: \+({_BESIDE}|report\.txt)",
+        },
+        "events.jsonl, plan-<k>.json, report.txt beside the attempts, and a link to the latest job",
         "better",
         "What happened, what was run, and why it failed.",
     ),
     Rule(
-        r"files: \+attempt_\d+/\d+/std(out|err)\.log",
+        {
+            "log folder alone": _LOGS.format("[01]", "(out|err)"),
+            "a recorded error": _LOGS.format("[01]", "(out|err)"),
+            "maps": _LOGS.format("1", "out"),
+            "role": _LOGS.format("[01]", "err"),
+        },
         "stdout.log and stderr.log without -r or -t",
         "better",
         "Every byte of every worker is filed, whether it is shown or not.",
     ),
     Rule(
-        r"files: (.*_\(random\)/)",
+        {"log folder alone": r"files: (-\(id\)|\+run1)_\(random\)/"},
         "the name of the job's folder",
         "better",
         "It begins with --rdzv-id where there is one, also with --standalone.",
     ),
     Rule(
-        r"unbuffered: False -> True",
+        dict.fromkeys(("no python, local rank in the arguments", "run path"), r"unbuffered: False -> True"),
         "output of programs and of --run-path",
         "better",
         "Python that a program starts, and a script under --run-path, keep no lines back, like any other script.",
     ),
     Rule(
-        r"~TORCHELASTIC_ERROR_FILE: logs/",
+        r"~TORCHELASTIC_ERROR_FILE: (logs/.*/error\.json) -> \{here\}/\1",
         "TORCHELASTIC_ERROR_FILE under a relative --log-dir",
         "better",
         "The path is absolute, and stays right when the script changes its directory.",
     ),
     Rule(
-        r"(stdout|stderr): only there .*(out|err) \d(out|err) \d",
+        r"std(out|err): \[.*\] torn there",
         "lines of two workers in one",
         "better",
         "Lines without a prefix are not torn by another worker's either. (Seen now and then, with any command line.)",
@@ -187,6 +235,8 @@ def differences(there: Seen, here: Seen) -> Iterator[str]:
         if before != after:
             if refused and not before:
                 yield f"{stream}: {_few(after)} only here (refused there)"
+            elif Counter("".join((before - after).elements())) == Counter("".join((after - before).elements())):
+                yield f"{stream}: {_few(before - after)} torn there"
             else:
                 yield f"{stream}: only there {_few(before - after)}, only here {_few(after - before)}"
     for name in sorted(there.files.keys() | here.files.keys()):
@@ -207,7 +257,7 @@ def _of_worker(there: dict[str, object], here: dict[str, object]) -> Iterator[st
     assert isinstance(after, dict)
     for name in sorted(before.keys() | after.keys()):
         if name not in before:
-            yield f"+{name}"
+            yield f"+{name}: {after[name]}"
         elif name not in after:
             yield f"-{name}"
         elif before[name] != after[name]:
@@ -218,6 +268,6 @@ def _few(lines: Counter[str]) -> str:
     return str(sorted(lines.elements())[:6])
 
 
-def judge(difference: str) -> Rule | None:
-    """Find the rule of a difference; None if it is not known."""
-    return next((rule for rule in RULES if re.match(rule.pattern, difference)), None)
+def judge(difference: str, case: str) -> Rule | None:
+    """Find the rule of a difference that this command line showed; None if it is not known."""
+    return next((rule for rule in RULES if rule.knows(difference, case)), None)

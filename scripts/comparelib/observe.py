@@ -91,6 +91,8 @@ def _worker(seen: dict[str, Any], scratch: str, port: str) -> dict[str, Any]:
             env[name] = "(the port given)"
         elif _RANDOM.match(value):
             env[name] = "(a unique id)"
+        elif name == "DISTLAUNCH_RUN_DIR":
+            env[name] = value.replace(scratch, "{here}")
         elif name == "TORCHELASTIC_ERROR_FILE":
             base, _, rest = value.replace(scratch, "{here}").partition("/attempt_")
             base = base.rpartition("/")[0] if "logs" in base else "(somewhere)"
@@ -130,6 +132,9 @@ def _files(logs: Path) -> dict[str, str]:
                 text = "".join(sorted(text.splitlines(keepends=True)))
             found[name] = "(an error)" if name.endswith("error.json") and text else text
     for run in logs.iterdir() if logs.is_dir() else ():
+        if run.is_symlink():
+            found[run.name] = ""
+            continue
         stem = run.name.rpartition("_")[0]
         found[f"{stem if not _RANDOM.match(stem + '_00000000') and not _RANDOM.match(stem) else '(id)'}_(random)/"] = ""
     return found
