@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 SPAWNER = "dl-spawner"
+SERVER = "dl-warm"
 _DEFAULTS = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "TSTP", "CONT", "CHLD", "TTIN", "TTOU")
 
 
@@ -129,11 +131,48 @@ class Job:
 
         return until(find, f"child {SPAWNER} of the launcher")
 
+    def servers_of(self, running) -> list[int]:
+        """Find the processes that workers are forked from, now."""
+        found = []
+        for pid in children_of(self.spawner_of(running)):
+            try:
+                name = Path(f"/proc/{pid}/comm").read_text().strip()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if name == SERVER:
+                found.append(pid)
+        return found
+
+    def server_of(self, running) -> int:
+        return until(lambda: self.servers_of(running), f"a child {SERVER} of the spawner")[0]
+
 
 @pytest.fixture
 def job(distlaunch):
     """Give jobs whose programs sign."""
     return Job(distlaunch)
+
+
+@pytest.fixture
+def warm(job):
+    """Start jobs with ``--preload``; modules are written to the working directory."""
+
+    def start(program, *args, modules="json", options: Sequence[str] = (), env=None, **kwargs: Any):
+        env = {"PYTHONPATH": str(job.work), **(env or {})}
+        return job.start(program, *args, options=["--preload", modules, *options], env=env, **kwargs)
+
+    return start
+
+
+@pytest.fixture
+def module(job):
+    """Write a module that can be preloaded."""
+
+    def write(name: str, text: str) -> str:
+        (job.work / f"{name}.py").write_text(textwrap.dedent(text))
+        return name
+
+    return write
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +38,18 @@ def paused(job, shell_job):
             job.put_sign(f"fg-{self.stops}")
 
     return Paused()
+
+
+def test_ctrl_z_stops_the_warm_server_too_and_fg_lets_it_go_on(job, distlaunch, paused):
+    paused.start("--note", "CONT", options=["--preload", "json"])
+    server = job.server_of(SimpleNamespace(pid=paused.launcher))
+    paused.type_ctrl_z()
+    job.until(lambda: all(job.state_of(pid) == "T" for pid in (server, *paused.workers)), "all are stopped")
+    paused.fg()
+    job.until(lambda: all(job.state_of(pid) in "SR" for pid in (server, *paused.workers)), "all go on")
+    os.write(paused.terminal, CTRL_C)
+    job.until(lambda: paused.shell.poll() is not None, "the end of the job")
+    distlaunch.assert_no_survivors()
 
 
 def test_ctrl_z_stops_the_workers_trees_and_the_launcher_and_fg_goes_on(job, distlaunch, paused):

@@ -190,14 +190,8 @@ assert [second.get(name) for name in ("GOES", "STAYS", "CHANGES", "EMPTY", "COME
 dismiss()
 """,
     "a_thread_count_of_its_own_reaches_the_libraries_that_are_loaded": """
-open("worker.py", "w").write('''
-import ctypes, os, sys
-import ctypes.util
-sys.exit(gomp.omp_get_max_threads())
-''')
 open("gomp.py", "w").write("import ctypes\\nlibrary = ctypes.CDLL('libgomp.so.1')\\n")
-text = open("worker.py").read().replace("sys.exit(gomp.", "import gomp\\nsys.exit(gomp.library.")
-open("worker.py", "w").write(text)
+open("worker.py", "w").write("import gomp, sys\\nsys.exit(gomp.library.omp_get_max_threads())")
 setup(OMP_NUM_THREADS="5"); preload("gomp"); hear(w.Preloaded)
 spawn(0); spawn(1, OMP_NUM_THREADS="3")
 assert [hear(w.Exited, rank=rank).returncode for rank in range(2)] == [5, 3]
@@ -227,7 +221,7 @@ for rank in (0, 1):
 assert not any(isinstance(x, w.PreloadFailed) for x in heard)
 dismiss()
 """,
-    "a_worker_killed_before_it_was_told_to_run_is_reported_once": """
+    "a_worker_killed_as_it_starts_is_reported_once": """
 setup(); preload("json"); hear(w.Preloaded)
 pid = server()
 os.kill(pid, signal.SIGSTOP)
@@ -238,7 +232,7 @@ os.kill(worker, signal.SIGKILL)
 assert hear(w.Exited, rank=0).returncode == -9
 sweep(); dismiss()
 """,
-    "a_server_that_stays_stopped_while_the_job_is_paused_is_not_given_up": """
+    "a_server_stopped_with_the_job_carries_out_its_orders_afterwards": """
 setup(); preload("json"); hear(w.Preloaded)
 spawn(0, WAITS="1"); hear(w.Spawned, rank=0)
 signal_to(0, signum=signal.SIGSTOP, scope=w.SCOPE_TREE)

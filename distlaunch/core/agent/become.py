@@ -16,18 +16,6 @@ from distlaunch.core.wire import spawning as w
 
 NO_WORKER = 127
 """Exit code of a child that could not become what it was forked for; why is in the pipe of failures."""
-TO_WORKERS = (
-    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
-)  # fmt: skip
-
-
-def ignore_signals() -> tuple[int, ...]:
-    """Make this process deaf to all but KILL; return those that we were started with ignored, as workers shall be."""
-    # Of INT and QUIT a script's ``&`` makes deaf, too; but workers are to obey when we ask them.
-    ignored = tuple(number for number in (signal.SIGHUP,) if signal.getsignal(number) == signal.SIG_IGN)
-    for number in (*TO_WORKERS, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH):
-        signal.signal(number, signal.SIG_IGN)
-    return ignored
 
 
 def place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from distlaunch.core.agent import tree
-from distlaunch.core.agent.become import NO_WORKER, TO_WORKERS, become, ignore_signals
+from distlaunch.core.agent.become import NO_WORKER, become
 from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.kernel import become_subreaper, die_with_parent, rename_process
 from distlaunch.core.agent.warm import WarmStart
@@ -39,6 +39,9 @@ CLEANERS_S = 2.0
 _SWEEP_STEP_S = 0.02
 _SWEEP_PASSES = 16
 _WEDGED_STEP_S = 5.0
+_TO_WORKERS = (
+    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
+)  # fmt: skip
 
 
 def start_spawner(*, job_id: str, orphan_grace_s: float) -> tuple[Channel[w.FromSpawner], int]:
@@ -48,7 +51,7 @@ def start_spawner(*, job_id: str, orphan_grace_s: float) -> tuple[Channel[w.From
     """
     become_subreaper()
     ours, theirs = socket.socketpair()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, TO_WORKERS)  # until the child has made itself deaf to them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_WORKERS)  # until the child has made itself deaf to them
     try:
         pid = os.fork()
         if pid == 0:
@@ -79,6 +82,15 @@ def _run(end: socket.socket, job_id: str, orphan_grace_s: float) -> NoReturn:
         os._exit(code)  # never unwind into the launcher's frames
 
 
+def _ignore_signals() -> tuple[int, ...]:
+    """Make this process deaf to all but KILL; return those that we were started with ignored, as workers shall be."""
+    # Of INT and QUIT a script's ``&`` makes deaf, too; but workers are to obey when we ask them.
+    ignored = tuple(number for number in (signal.SIGHUP,) if signal.getsignal(number) == signal.SIG_IGN)
+    for number in (*_TO_WORKERS, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH):
+        signal.signal(number, signal.SIG_IGN)
+    return ignored
+
+
 def _close_inherited(*, keep: int) -> None:
     for name in os.listdir("/proc/self/fd"):
         if int(name) != keep:
@@ -106,7 +118,7 @@ class Spawner:
         self._wake, wake_end = os.pipe()
         for descriptor in (self._wake, wake_end, self._failures):
             os.set_blocking(descriptor, False)
-        self._ignored = ignore_signals()
+        self._ignored = _ignore_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # SIGCHLD must come, whatever our starter had blocked
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
@@ -188,7 +200,7 @@ class Spawner:
 
     def _fork(self, order: w.Spawn, descriptors: Sequence[int]) -> int:
         spawner = os.getpid()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, TO_WORKERS)  # else one sent before exec would be ignored
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_WORKERS)  # else one sent before exec would be ignored
         try:
             pid = os.fork()
             if pid == 0:
