@@ -80,9 +80,9 @@ class Hung(Record):
 
     diagnosis: HangDiagnosis
     killed: tuple[int, ...]
-    """Ranks that had not ended when they were told to stop, in ``grace_s``."""
-    grace_s: float | None
-    """None: the user had them killed."""
+    """Ranks that did not end when they were told to stop."""
+    after_grace: str | None
+    """Why they were killed then; None: the user wanted it."""
     attempt: int
     final: bool
     why_final: str | None = None

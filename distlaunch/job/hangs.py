@@ -160,6 +160,7 @@ class Watch:
             ended=self.ended,
             hosts=lambda rank: settings.hosts[_node_of(settings.first_ranks, rank)],
             script_dir=settings.script_dir,
+            spelt=settings.dialect.spelt,
         )
 
 

@@ -293,17 +293,15 @@ class JobPolicy:
     def _judge(self) -> tuple[restarts.Outcome, int, Callable[..., Failed | Hung]]:
         """Sum up the attempt; give also the exit code if the job ends with it, and what makes the report."""
         settings, went_on = self.settings, self.progress.went_on()
-        grace_s = settings.failure_grace_s if self.told is None else None
+        after_grace = restarts.after_grace(settings) if self.told is None else None
         if self._hang is not None:
-            progressed = self._watch.lived_s >= settings.min_uptime_s if went_on is None else went_on
-            outcome = restarts.Outcome(
-                signature=self._hang.signature, repeats=None, progressed=progressed, by_steps=went_on is not None
-            )
+            lived_s, min_uptime_s = self._watch.lived_s, settings.min_uptime_s
+            outcome = restarts.Outcome.after(self._hang.signature, lived_s, min_uptime_s=min_uptime_s, went_on=went_on)
             killed = tuple(sorted(end.rank for end in self._failures if end.returncode == -signal.SIGKILL))
-            hung = partial(Hung, diagnosis=self._hang, killed=killed, grace_s=grace_s, attempt=self.attempt)
+            hung = partial(Hung, diagnosis=self._hang, killed=killed, after_grace=after_grace, attempt=self.attempt)
             return outcome, EXIT_HANG, hung
         ends = [*self._failures, *self._finished]
-        diagnosis = restarts.diagnose(ends, settings, grace_s=grace_s)
+        diagnosis = restarts.diagnose(ends, settings, after_grace=after_grace)
         outcome = restarts.Outcome.of(diagnosis, self._failures, min_uptime_s=settings.min_uptime_s, went_on=went_on)
         return outcome, diagnosis.exit_code, partial(Failed, diagnosis=diagnosis, attempt=self.attempt)
 

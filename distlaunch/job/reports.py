@@ -10,7 +10,7 @@ from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
 from distlaunch.job import actions as a
-from distlaunch.job.filters import open_to_append
+from distlaunch.job.files import open_to_append
 from distlaunch.job.records import EventLog
 from distlaunch.job.rundir import RunDir
 from distlaunch.job.sink import Sink
@@ -64,7 +64,7 @@ class Reporter:
 
         lines = [
             action.diagnosis.text.rstrip(),
-            *killed_lines(action.killed, action.grace_s),
+            *killed_lines(action.killed, action.after_grace),
             f"  stacks and logs: {self._plan.layout.attempt_dir(self._plan.run_dir, action.attempt)}",
             job_line(
                 job_id=self._plan.job_id,

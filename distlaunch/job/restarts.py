@@ -13,11 +13,16 @@ SHORT_TAIL_BYTES = 2048
 """Enough of a failed worker's last words to tell symptom from cause."""
 
 
-def diagnose(ends: Sequence[WorkerEnd], settings: PolicySettings, *, grace_s: float | None) -> Diagnosis:
+def after_grace(settings: PolicySettings) -> str:
+    """Say why workers were killed that had not ended when they were told to."""
+    return settings.dialect.spelt(f"after the {settings.failure_grace_s:g} s of --failure-grace")
+
+
+def diagnose(ends: Sequence[WorkerEnd], settings: PolicySettings, *, after_grace: str | None) -> Diagnosis:
     """Find the first cause, among the workers that ended badly; its hint speaks the user's dialect."""
     from distlaunch.job.diagnose.judge import diagnose as find
 
-    found = find(ends, world_size=settings.world_size, python=settings.python, grace_s=grace_s)
+    found = find(ends, world_size=settings.world_size, python=settings.python, after_grace=after_grace)
     return replace(found, hint=settings.dialect.spelt(found.hint)) if found.hint else found
 
 
@@ -67,12 +72,19 @@ class Outcome(Record):
         """Sum up an attempt; ``went_on`` is what its heartbeats say of its progress, if anything."""
         first = diagnosis.cause.ranks[0]
         uptime_s = next((end.uptime_s for end in failures if end.rank == first), 0.0)
-        progressed = uptime_s >= min_uptime_s if went_on is None else went_on
+        outcome = Outcome.after(diagnosis.signature, uptime_s, min_uptime_s=min_uptime_s, went_on=went_on)
+        return replace(outcome, repeats=diagnosis.repeats)
+
+    @staticmethod
+    def after(
+        signature: tuple[str, str] | None, lived_s: float, *, min_uptime_s: float, went_on: bool | None
+    ) -> Outcome:
+        """Sum up an attempt that went well for so long."""
         return Outcome(
-            signature=diagnosis.signature,
-            repeats=diagnosis.repeats,
+            signature=signature,
+            repeats=None,
+            progressed=lived_s >= min_uptime_s if went_on is None else went_on,
             by_steps=went_on is not None,
-            progressed=progressed,
         )
 
 

@@ -332,6 +332,8 @@ def _seconds(text: str, source: str, *, least_s: float) -> float:
         raise option_error(source, f"takes a time of at most {LONGEST_S:.0f} seconds, not {quoted(text)}")
     if value_s < least_s:
         raise option_error(
-            source, f"takes a time of at least {least_s:g} seconds, not {quoted(text)}", hint="it is off if left out"
+            source,
+            f"takes a time of at least {least_s:g} seconds, not {quoted(text)}",
+            hint="it is off where it is not set",
         )
     return value_s

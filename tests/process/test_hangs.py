@@ -111,7 +111,7 @@ def test_what_a_worker_has_opened_in_the_place_of_our_file_is_not_written_to(job
 
 def test_who_has_to_be_killed_after_a_hang_is_named(job, distlaunch):
     result = job.run("hangs.py", "deaf", procs=3, options=QUICK)
-    assert "rank 1 had to be killed, not having ended after 1 s (--failure-grace)" in result.stderr
+    assert "rank 1 had to be killed, after the 1 s of --failure-grace" in result.stderr
     distlaunch.assert_no_survivors()
 
 

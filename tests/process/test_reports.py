@@ -15,5 +15,5 @@ def test_no_log_is_named_that_is_not_there(job, distlaunch):
 def test_a_worker_that_was_killed_while_it_saved_is_said_to_be_and_how_to_leave_it_more_time(job, distlaunch):
     result = job.run("ends.py", "--ignore", "3", options=["--failure-grace", "1"])
     assert result.returncode == 3
-    assert "rank 1: stopped by us, by KILL as it had not ended after 1 s (--failure-grace)" in result.stderr
+    assert "rank 1: stopped by us, by KILL after the 1 s of --failure-grace" in result.stderr
     assert "hint: if one that was killed was saving its state, a longer --failure-grace lets it end" in result.stderr

@@ -71,12 +71,14 @@ def diagnose_hang(
     hosts: Callable[[int], str],
     script_dir: str,
     output_came: bool = False,
+    spelt: Callable[[str], str] = str,
 ) -> HangDiagnosis:
     """Explain a hang.
 
     ``stacks``: of every worker that runs; a rank that is neither there nor in ``ended`` (exit code 0) has not been
     heard of. ``heartbeats``: the last ones, by rank; ``step`` is what counts. ``script_dir``: files below it are the
-    user's own. ``output_came``: there was output, of workers whose heartbeats count instead.
+    user's own. ``output_came``: there was output, of workers whose heartbeats count instead. ``spelt`` puts what speaks
+    of options into the user's words.
     """
     gone = sorted(set(ended))
     groups = group_by_place(stacks, script_dir)
@@ -91,11 +93,13 @@ def diagnose_hang(
     groups.sort(key=lambda group: (group not in behind, group.kind not in _ODD, len(group.ranks), group.ranks[0]))
     places = Hosts(hosts, [rank for group in groups for rank in group.ranks])
     frame = next((group.frame for group in verdict.groups or groups if group.frame), None)
-    who = f"any of {counted(world_size - len(gone), 'worker')}" if world_size - len(gone) > 1 else "the only worker"
+    several = world_size - len(gone) > 1
+    who = f"any of {counted(world_size - len(gone), 'worker')}" if several else "the only worker"
+    who += f" that still {'run' if several else 'runs'}" if gone else ""
     missed, came = ("heartbeat", " (output still came)") if output_came else ("sign of life", "")
-    head = f"hang: no {missed} from {who}{' that still run' if gone else ''} for {silent_s:g} s{came}"
+    head = f"hang: no {missed} from {who} for {silent_s:g} s{came}"
     computing = _busy_hint(verdict.groups or groups, {stack.rank: stack.state for stack in stacks})
-    hints = [hint for hint in (_OUTPUT_HINT if output_came else None, verdict.hint, computing) if hint]
+    hints = [spelt(hint) for hint in (_OUTPUT_HINT if output_came else None, verdict.hint, computing) if hint]
     lines = [head, *_wrapped(verdict.words)]
     for group in groups[:_GROUPS]:
         lines += _described(group, places, detailed=group in behind or len(groups) == 1, script_dir=script_dir)

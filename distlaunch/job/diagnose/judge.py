@@ -35,11 +35,6 @@ _OTHERS = 8
 GRACE_HINT = "if one that was killed was saving its state, a longer --failure-grace lets it end"
 
 
-def after_grace(grace_s: float) -> str:
-    """Say when those were killed that had not ended."""
-    return f"as it had not ended after {grace_s:g} s (--failure-grace)"
-
-
 def looks_like_consequence(end: WorkerEnd) -> bool:
     """Tell whether another rank's failure is the likelier cause of this end, so that waiting a moment pays."""
     return read(end).standing is not Standing.CAUSE
@@ -51,13 +46,13 @@ def diagnose(
     world_size: int,
     running: Sequence[int] = (),
     python: str | None = None,
-    grace_s: float | None = None,
+    after_grace: str | None = None,
 ) -> Diagnosis:
     """Find the first cause among the ends of one attempt.
 
-    ``running``: ranks that have not ended; ``python``: the workers' interpreter, for hints; ``grace_s``: after so long
-    those were killed that had not ended when told to. The exit code is the named worker's own, 128+N if signal N
-    ended it.
+    ``running``: ranks that have not ended; ``python``: the workers' interpreter, for hints; ``after_grace`` says why
+    those were killed that had not ended when told to. The exit code is the named worker's own, 128+N if signal N ended
+    it.
     """
     bad = sorted((end for end in ends if end.returncode != 0), key=lambda end: end.ended_s)
     if not bad:
@@ -88,12 +83,12 @@ def diagnose(
         if cause_seen
         else _hint_without_cause(best, ends, running, world_size, lost)
     )
-    if hint is None and grace_s is not None and any(map(was_killed_by_us, others)):
+    if hint is None and after_grace is not None and any(map(was_killed_by_us, others)):
         hint = GRACE_HINT
     return Diagnosis(
         cause=cause,
         exit_code=exit_end.returncode if exit_end.returncode > 0 else 128 - exit_end.returncode,
-        others=_others(others, seen, running, lost, world_size=world_size, grace_s=grace_s),
+        others=_others(others, seen, running, lost, world_size=world_size, after_grace=after_grace),
         hint=hint,
         repeats=best.repeats if cause_seen else None,
         signature=_signature(best) if cause_seen else None,
@@ -188,12 +183,12 @@ def _others(
     lost: dict[int, Evidence],
     *,
     world_size: int,
-    grace_s: float | None,
+    after_grace: str | None,
 ) -> tuple[str, ...]:
     """Say what the other ranks were doing, one line per kind, the most telling first."""
     kinds: dict[str, list[int]] = {}
     for end in sorted(others, key=lambda end: (was_stopped(end), end.ended_s)):
-        kinds.setdefault(_doing(end, seen.get(end.rank), lost.get(end.rank), grace_s), []).append(end.rank)
+        kinds.setdefault(_doing(end, seen.get(end.rank), lost.get(end.rank), after_grace), []).append(end.rank)
     if running:
         kinds.setdefault("still running", []).extend(running)
     lines = [
@@ -222,12 +217,12 @@ def was_killed_by_us(end: WorkerEnd) -> bool:
     return end.told_to_stop and end.returncode == -signal.SIGKILL
 
 
-def _doing(end: WorkerEnd, evidence: Evidence | None, lost: Evidence | None, grace_s: float | None) -> str:
+def _doing(end: WorkerEnd, evidence: Evidence | None, lost: Evidence | None, after_grace: str | None) -> str:
     if lost is not None:
         evidence = lost
     elif was_stopped(end) or (end.told_to_stop and end.returncode == 0):
         if was_killed_by_us(end):
-            return "stopped by us, by KILL" + (f" {after_grace(grace_s)}" if grace_s is not None else "")
+            return " ".join(filter(None, ("stopped by us, by KILL", after_grace)))
         return "stopped by us"
     if end.returncode == 0:
         return "ended with exit code 0"

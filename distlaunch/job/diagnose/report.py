@@ -55,13 +55,11 @@ def render_report(
     return "\n".join(printable(line).rstrip() for line in lines) + "\n"
 
 
-def killed_lines(ranks: Sequence[int], grace_s: float | None) -> list[str]:
-    """Say which workers had to be killed, and what would leave them more time."""
-    if not ranks or grace_s is None:
+def killed_lines(ranks: Sequence[int], after_grace: str | None) -> list[str]:
+    """Say which workers had to be killed, and why then."""
+    if not ranks or after_grace is None:
         return []
-    return _wrapped(
-        f"{name_ranks(ranks)} had to be killed, not having ended after {grace_s:g} s (--failure-grace)", "  ", limit=3
-    )
+    return _wrapped(f"{name_ranks(ranks)} had to be killed, {after_grace}", "  ", limit=3)
 
 
 def job_line(*, job_id: str, attempt: int, max_restarts: int, elapsed_s: float) -> str:

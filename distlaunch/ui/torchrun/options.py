@@ -172,6 +172,7 @@ INSTEAD = {
     "isolate_gpus": "--virtual-local-rank",
     "max_restarts": "--max-restarts",
     "grace": "--shutdown-timeout",
+    "failure_grace": "--shutdown-timeout",
     "output": "--local-ranks-filter",
     "python": "PYTHON_EXEC",
     "device": "CUDA_VISIBLE_DEVICES",

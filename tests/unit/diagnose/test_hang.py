@@ -203,6 +203,8 @@ def test_ranks_that_ended_are_what_the_others_wait_for():
     assert told.behind == (3,)
     assert "any of 3 workers that still run" in told.text
     assert "rank 3 has ended with exit code 0, and the others wait for it" in told.text
+    assert "from the only worker that still runs for 30 s" in explain([stack(0)], ended=[1]).text
+    assert "rank 0 stands at train.py:90" in explain([stack(0)], ended=[1]).text
 
 
 def test_ranks_that_ended_are_only_mentioned_where_somebody_else_is_behind():

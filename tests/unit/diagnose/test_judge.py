@@ -82,8 +82,8 @@ def test_workers_that_had_to_be_killed_are_said_to_be_and_what_would_leave_them_
         end_of(1, OWN),
         end_of(2, returncode=-15, told_to_stop=True, ended_s=6.0),
     ]
-    diagnosis = diagnose(ends, world_size=3, grace_s=5.0)
-    assert "rank 0: stopped by us, by KILL as it had not ended after 5 s (--failure-grace)" in diagnosis.others
+    diagnosis = diagnose(ends, world_size=3, after_grace="after the 5 s")
+    assert "rank 0: stopped by us, by KILL after the 5 s" in diagnosis.others
     assert "rank 2: stopped by us" in diagnosis.others
     assert "longer --failure-grace" in (diagnosis.hint or "")
 

@@ -250,7 +250,7 @@ def test_those_that_had_to_be_killed_after_a_hang_are_told_to_the_report(watched
     watch.job.exited(2, 0, told=True)
     watch.job.all_gone()
     [hung] = watch.job.of(a.Hung)
-    assert (hung.killed, hung.grace_s) == ((1,), 5.0)
+    assert (hung.killed, hung.after_grace) == ((1,), "after the 5 s of --failure-grace")
 
 
 def test_being_told_to_stop_while_stacks_are_taken_is_what_counts(watched):

@@ -80,9 +80,10 @@ def test_a_worker_gets_everything_that_the_design_names(make_facts):
     }
 
 
-def test_everything_that_cannot_be_given_is_set_but_for_the_cookie(make_facts):
+def test_everything_that_cannot_be_given_is_set_but_for_what_the_agent_adds(make_facts):
     bound = bind(plan(make_facts), attempt=0, master_port=1)
-    assert variables(bound).keys() >= SET_FOR_WORKERS - {"DISTLAUNCH_COOKIE", "DISTLAUNCH_PROGRESS_FD"}
+    descriptors = {"DISTLAUNCH_PROGRESS_FD", "DISTLAUNCH_STACKS_FD", "DISTLAUNCH_WARM_FD"}
+    assert variables(bound).keys() >= SET_FOR_WORKERS - descriptors - {"DISTLAUNCH_COOKIE", "DISTLAUNCH_BOOT"}
 
 
 def test_ranks_are_contiguous_over_unequal_nodes_in_topology_order(make_facts):

@@ -140,7 +140,7 @@ def test_wrong_values_are_refused_with_what_would_be_right(name: str, text: str,
 def test_who_wants_no_hang_timeout_is_told_how_to_have_none():
     with pytest.raises(UsageError) as caught:
         convert(BY_NAME["--hang-timeout"], "0", "--hang-timeout")
-    assert caught.value.hint == "it is off if left out"
+    assert caught.value.hint == "it is off where it is not set"
 
 
 def test_a_wrong_value_from_the_environment_names_the_variable_and_is_no_usage_error():

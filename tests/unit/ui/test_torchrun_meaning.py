@@ -277,7 +277,7 @@ def test_every_variable_of_train_is_either_read_or_warned_of():
         ("one worker alone: --num-procs 1 (or --num-gpus 1)", "one worker alone: --nproc-per-node 1"),
         ("--preload and --python exclude each other", "DISTLAUNCH_PRELOAD and PYTHON_EXEC exclude each other"),
         ("run with -x PYTHONFAULTHANDLER=1 to see", "run with PYTHONFAULTHANDLER=1 to see"),
-        ("is a longer --failure-grace needed?", "is a longer DISTLAUNCH_FAILURE_GRACE needed?"),
+        ("is a longer --failure-grace needed?", "is a longer --shutdown-timeout needed?"),
         ("--log-dir l and x--python and --pythonic stay", "--log-dir l and x--python and --pythonic stay"),
     ],
 )
