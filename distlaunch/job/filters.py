@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections.abc import Mapping, Sequence
 
+from distlaunch.job.files import open_to_append
+
 _LONGEST_LINE = 64 << 10
-
-
-def open_to_append(path: str) -> int:
-    """Open a log file, made if it is not there. Raises OSError if something else than a plain file is in its place."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path, flags, 0o600)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a worker has put a pipe or device there
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a plain file")
-    return descriptor
 
 
 class LineFilter:
@@ -46,9 +36,9 @@ class LineFilter:
         if rank not in self._prefixes:
             return
         *lines, rest = (self._begun.pop(rank, b"") + data).split(b"\n")
-        self._write(rank, lines, b"\n")
+        self._write(rank, lines)
         if len(rest) > _LONGEST_LINE:
-            self._write(rank, [rest], b"\n")
+            self._write(rank, [rest])
             rest = b""
         if rest:
             self._begun[rank] = rest
@@ -56,7 +46,7 @@ class LineFilter:
     def rank_ended(self, rank: int) -> None:
         """Look at a last line without its newline."""
         if rest := self._begun.pop(rank, b""):
-            self._write(rank, [rest], b"\n")
+            self._write(rank, [rest])
 
     def close(self) -> None:
         """Close the file."""
@@ -65,9 +55,9 @@ class LineFilter:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _write(self, rank: int, lines: Sequence[bytes], end: bytes) -> None:
+    def _write(self, rank: int, lines: Sequence[bytes]) -> None:
         prefix = self._prefixes[rank]
-        picked = [prefix + line + end for line in lines if any(needle in line for needle in self._needles)]
+        picked = [prefix + line + b"\n" for line in lines if any(needle in line for needle in self._needles)]
         if not picked or self._descriptor < 0:
             return
         data = b"".join(picked)

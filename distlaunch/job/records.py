@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from distlaunch.core.model.layout import STDERR, STDOUT, TRAIN, Layout
-from distlaunch.job.filters import LineFilter, open_to_append
+from distlaunch.job.files import open_to_append
+from distlaunch.job.filters import LineFilter
 from distlaunch.job.sink import Sink
 
 _RETRY_S = 5.0

@@ -44,12 +44,10 @@ class Screen(Lines):
         self._send()
         return min((due for due in (folded, partial) if due is not None), default=None)
 
-    def interject(self, text: bytes, *, must: bool = True) -> None:
-        """Show lines of our own, after all whole lines that came before them; ``must``: even on a stopped terminal."""
-        self._flush_folder()
-        self._end_open()
-        self._out.append(text)
-        self._send(must=must)
+    def interject(self, lines: bytes) -> None:
+        """Show lines of our own, after all whole lines that came before them, even on a stopped terminal."""
+        self._insert(lines)
+        self._send(must=True)
 
     def finish(self, now: float) -> None:
         """Show everything that is held."""
@@ -134,6 +132,12 @@ class Screen(Lines):
     def _flush_folder(self) -> None:
         if self._folder is not None:
             self._folder.flush()
+
+    def _insert(self, data: bytes) -> None:
+        """Put bytes behind all whole lines that came before, and behind no unfinished one."""
+        self._flush_folder()
+        self._end_open()
+        self._out.append(data)
 
     def _send(self, *, must: bool = False) -> None:
         if not self._out:

@@ -123,7 +123,8 @@ class RawOrTee(Screen):
     def _pass(self, data: bytes) -> None:
         """Show bytes as they are; only a tee'd line that stands unfinished is ended first."""
         self._raw_open = False  # no end for that: it goes on
-        self.interject(data, must=False)
+        self._insert(data)
+        self._send()
         self._raw_open = not data.endswith(b"\n")
 
     def _end_open(self) -> None:
