@@ -23,7 +23,7 @@ from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
-from distlaunch.core.model.text import counted, printable
+from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.core.model.topology import Topology
 from distlaunch.core.probe.cpus import probe_cpus
 from distlaunch.core.wire.spawning import FromSpawner
@@ -183,8 +183,8 @@ def _check_modules(plan: LaunchPlan, options: TrainOptions) -> None:
         top = name.partition(".")[0]
         if not is_importable(top, path):
             near = nearest_module(top, path)
-            hint = f"did you mean {near}?" if near else f"{plan.argv[0]} -m pip install {top}"
-            raise ConfigError(f"preload {name}: {plan.argv[0]} has no module {top}", hint=hint)
+            hint = f"did you mean {near}?" if near else f"{plan.argv[0]} -m pip install {quoted(top)}"
+            raise ConfigError(f"preload {quoted(name)}: {plan.argv[0]} has no such module", hint=hint)
 
 
 def _topology(options: TrainOptions, facts: Facts) -> Topology:

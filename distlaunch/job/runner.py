@@ -195,7 +195,7 @@ class Runner:
     def _shown(self) -> tuple[object, ...]:
         """Give what the status line depends on."""
         policy = self._policy
-        return policy.phase, policy.up, policy.ended, id(policy.progress.summary)
+        return policy.phase, policy.up, policy.ended, policy.progress.heard
 
     def _act(self, action: a.Action) -> None:
         match action:

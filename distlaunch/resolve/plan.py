@@ -8,7 +8,7 @@ from typing import Literal
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import replace
-from distlaunch.core.model.text import printable
+from distlaunch.core.model.text import printable, quoted
 from distlaunch.core.model.topology import Topology
 from distlaunch.resolve import variables as v
 from distlaunch.resolve.binding import bind_cpus, pinned_note, threads_per_worker
@@ -93,7 +93,7 @@ def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
     modules = tuple(name.strip() for name in options.preload.split(","))
     for name in modules:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise ConfigError(f"preload {printable(options.preload)}: {printable(name)!r} is no name of a module")
+            raise ConfigError(f"preload {quoted(options.preload)}: {quoted(name)} is no name of a module")
     if options.no_python:
         raise ConfigError("--preload and --no-python exclude each other", hint="only Python can be forked with modules")
     if options.python is not None:

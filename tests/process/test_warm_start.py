@@ -294,8 +294,8 @@ def test_what_a_preload_has_started_goes_with_the_job(job, warm, module):
 @pytest.mark.parametrize(
     ("modules", "message", "hint"),
     [
-        ("toch", "has no module toch", None),
-        ("json,jsn.decoder", "has no module jsn", "did you mean json?"),
+        ("qqtoch", "has no such module", "-m pip install 'qqtoch'"),
+        ("json,jsn.decoder", "preload 'jsn.decoder': ", "did you mean json?"),
         ("js on", "'js on' is no name of a module", None),
         ("json,", "'' is no name of a module", None),
     ],

@@ -10,18 +10,18 @@ worker, is started the cold way.
 from __future__ import annotations
 
 import array
-import marshal
 import os
 import select
 import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from distlaunch.core.agent import tree
 from distlaunch.core.agent.streams import extra_numbers
+from distlaunch.core.agent.warm_order import Order
 from distlaunch.core.agent.warm_phase import ServerPhase
 from distlaunch.core.model.text import ended_how, printable, quoted
 from distlaunch.core.wire import spawning as w
@@ -43,28 +43,6 @@ _CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 Fork = Callable[[w.Spawn, Sequence[int]], int]
 """Forks a child that becomes the program of an order; gives its pid. Raises OSError."""
-
-
-class _Order:
-    """A worker that is to be forked by the server."""
-
-    def __init__(self, spawn: w.Spawn, setup: w.Setup, descriptors: list[int]) -> None:
-        self.spawn = spawn
-        self.setup = setup
-        self.descriptors = descriptors
-        self.go = -1
-        """Our end of the pipe on which its process, once forked, waits for our word."""
-        self.pid = 0
-        """Of that process, once the server has told of it; it is a child of ours then."""
-        self.is_up = False
-        """That process has set itself up."""
-
-    def close(self) -> None:
-        for descriptor in (*self.descriptors, self.go):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self.descriptors = []
-        self.go = -1
 
 
 class WarmStart:
@@ -92,8 +70,8 @@ class WarmStart:
         self._argv: tuple[str, ...] = ()
         self._exec_env: dict[str, str] = {}
         self._phase = ServerPhase(now=0.0, bound_s=None)
-        self._waiting: deque[_Order] = deque()
-        self._sent: dict[int, _Order | None] = {}  # by serial; None: called off, its process ends by itself
+        self._waiting: deque[Order] = deque()
+        self._sent: dict[int, Order | None] = {}  # by serial; None: called off, its process ends by itself
         self._serial = 0
         self._early: dict[int, int] = {}  # pid -> wait status of what was reaped while orders were on their way
 
@@ -156,7 +134,7 @@ class WarmStart:
                 if order is not None and order.pid == pid:
                     self._lost(serial, order)
 
-    def _lost(self, serial: int, order: _Order) -> None:
+    def _lost(self, serial: int, order: Order) -> None:
         """Give up: the process for this order has ended before it ran anything, and did not say why."""
         how = ended_how(os.waitstatus_to_exitcode(self._early.pop(order.pid)))
         self._drop(serial, order)
@@ -194,11 +172,11 @@ class WarmStart:
         for order in left:
             self._go_cold(order)
 
-    def _go_cold(self, order: _Order) -> None:
+    def _go_cold(self, order: Order) -> None:
         self._cold(order.spawn, order.descriptors)
         order.close()
 
-    def _drop(self, serial: int, order: _Order) -> None:
+    def _drop(self, serial: int, order: Order) -> None:
         """Do not go on with what was sent; its process ends by itself, and is waited for until it is known."""
         if order.pid:
             del self._sent[serial]
@@ -295,7 +273,7 @@ class WarmStart:
             if order.pid:
                 self._run(serial, order)
 
-    def _run(self, serial: int, order: _Order) -> None:
+    def _run(self, serial: int, order: Order) -> None:
         del self._sent[serial]
         self._came_up(order.spawn, order.pid)
         with suppress(OSError):  # it is gone, and will be reaped
@@ -324,7 +302,7 @@ class WarmStart:
 
     def spawn(self, spawn: w.Spawn, setup: w.Setup, descriptors: list[int]) -> None:
         """Have a worker forked as soon as the server is ready; the descriptors are ours from now on."""
-        self._waiting.append(_Order(spawn, setup, descriptors))
+        self._waiting.append(Order(spawn, setup, descriptors))
         self._send()
 
     def _send(self) -> None:
@@ -343,7 +321,9 @@ class WarmStart:
                 continue
             try:
                 rights = array.array("i", (their_go, *order.descriptors))
-                self._socket.sendmsg([self._encoded(order)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                self._socket.sendmsg(
+                    [order.encoded(self._serial, self._exec_env)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+                )
             except BlockingIOError:
                 os.close(order.go)
                 order.go = -1
@@ -360,13 +340,6 @@ class WarmStart:
                 self._early.clear()
             self._sent[self._serial] = order
             self._serial += 1
-
-    def _encoded(self, order: _Order) -> bytes:
-        spawn, setup = order.spawn, order.setup
-        changes = changed_variables(self._exec_env, {**setup.env, **spawn.env})
-        return marshal.dumps(
-            (self._serial, os.getpid(), changes, setup.cwd, spawn.descriptors, spawn.cpus, spawn.terminal)
-        )
 
     def signal(self, order: w.Signal) -> None:
         """Do for workers that do not exist yet what the signal would do to them: if it is a deadly one, they end."""
@@ -402,10 +375,3 @@ def _pairs(text: str) -> list[tuple[int, int]] | None:
         return [(int(serial), int(pid)) for serial, pid in (pair.split(":") for pair in text.split())]
     except ValueError:
         return None
-
-
-def changed_variables(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str | None]:
-    """Give what turns one environment into the other; None where a variable goes."""
-    changes: dict[str, str | None] = {name: None for name in old if name not in new}
-    changes.update((name, value) for name, value in new.items() if old.get(name) != value)
-    return changes

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from distlaunch.core.agent.warm import WarmStart, changed_variables
+from distlaunch.core.agent.warm import WarmStart
+from distlaunch.core.agent.warm_order import changed_variables
 from distlaunch.core.agent.warm_phase import ANSWER_S, FIRST_WORD_S, NOTE_S
 from distlaunch.core.probe.modules import is_importable, nearest_module
 from distlaunch.core.wire import spawning as w

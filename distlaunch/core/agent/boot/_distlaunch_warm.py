@@ -118,7 +118,10 @@ def _import(control: int, names: list[str]) -> "dict[str, str]":
 
 
 def _said(exc: BaseException) -> str:
-    lines = str(exc).strip().splitlines()
+    try:
+        lines = str(exc).strip().splitlines()
+    except Exception:  # noqa: BLE001 - a module's own exception class
+        lines = []
     return type(exc).__name__ + (": " + lines[-1] if lines else "")
 
 
@@ -187,9 +190,11 @@ class Server:
 
     def settle_down(self) -> None:
         """Be ready to be copied: nothing unwritten in any buffer, and memory that the copies will share."""
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
+        for stream in {id(each): each for each in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)}.values():
+            try:
+                stream.flush()  # type: ignore[union-attr]
+            except Exception:  # noqa: BLE001 - None, closed, detached, or something of a module without flush
+                pass
         self.libc.fflush(None)
         # Workers stay frozen: a collection that went through the modules would copy all of their memory.
         self.gc.freeze()
