@@ -99,11 +99,11 @@ def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
     values["no_python"] = given["no_python"] and not given["run_path"]
     if not values["no_python"] and not given["run_path"] and environ.get("PYTHON_EXEC"):
         values["python"] = environ["PYTHON_EXEC"]
-    other = "PYTHON_EXEC" if "python" in values else "--no-python" if values["no_python"] else None
-    if other and values.get("preload"):
-        raise ConfigError(f"DISTLAUNCH_PRELOAD and {other} exclude each other", hint="unset one of them")
+    sources = dict(parsed.sources)
     if (log_dir := given["log_dir"]) is not None and log_dir != os.devnull:
         values["log_dir"] = log_dir
+    elif "log_dir" in values:
+        sources["log_dir"] = "DISTLAUNCH_LOG_DIR"
     values["master_addr"], values["master_port"] = _master(parsed)
     values["grace"] = _shutdown_timeout(given, environ)
     values.setdefault("failure_grace", values["grace"])
@@ -133,7 +133,7 @@ def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
         run_id=given["rdzv_id"],
         role=display.role,
         prefix_columns=_columns(display) if display.tee else 0,
-        spelling=spelling(),
+        spelling=_spelling(sources),
     )
     options = replace(options, dialect=dialect)
     return Meaning(options=options, display=display, remarks=_remarks(parsed, environ), silent=silent)
@@ -142,14 +142,16 @@ def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
 _SCRIPT = next(option for option in TRAIN_OPTIONS if option.field == "script")
 
 
-def spelling() -> tuple[tuple[str, str], ...]:
-    """Give what hints and errors that speak of ``train``'s options are to say here."""
+def _spelling(sources: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Give what hints and errors that speak of ``train``'s options say here: an option, or the variable it came from."""
     words = {"--num-procs 1 (or --num-gpus 1)": "--nproc-per-node 1", "-x PYTHONFAULTHANDLER=1": "PYTHONFAULTHANDLER=1"}
-    ours = {option.name for option in OPTIONS}
+    named = {option.name: sources[option.field] for option in OPTIONS}
     for option in TRAIN_OPTIONS:
         if option.field in INSTEAD:
-            words[option.name] = INSTEAD[option.field]
-        elif option.field in EXTRAS and option.name not in ours and option.variable is not None:
+            words[option.name] = named.get(INSTEAD[option.field], INSTEAD[option.field])
+        elif option.name in named:
+            words[option.name] = named[option.name]
+        elif option.field in EXTRAS and option.variable is not None:
             words.update(dict.fromkeys(option.flags, option.variable))
     return tuple(words.items())
 

@@ -7,6 +7,7 @@ import pytest
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.layout import TORCHRUN
 from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.plan import preloaded_modules
 from distlaunch.ui.options import TRAIN_OPTIONS
 from distlaunch.ui.torchrun.meaning import Display, Meaning, understand, unread_variables
 from distlaunch.ui.torchrun.options import EXTRAS, PREFIX
@@ -104,8 +105,17 @@ def test_what_runs_is_settled_as_torchrun_settles_it():
     [((), {"PYTHON_EXEC": "/opt/python"}, "PYTHON_EXEC"), (("--no-python",), {}, "--no-python")],
 )
 def test_what_excludes_a_preload_is_named_as_the_user_wrote_it(words, env, other):
-    with pytest.raises(ConfigError, match=f"^DISTLAUNCH_PRELOAD and {other} exclude each other"):
-        meaning(*words, DISTLAUNCH_PRELOAD="torch", **env)
+    options = meaning(*words, DISTLAUNCH_PRELOAD="torch", **env).options
+    with pytest.raises(ConfigError) as caught:
+        preloaded_modules(options)
+    assert options.dialect.spelt(caught.value.message) == f"DISTLAUNCH_PRELOAD and {other} exclude each other"
+
+
+def test_an_option_that_came_from_a_variable_is_named_by_that():
+    assert meaning(PET_LOG_DIR="/x").options.dialect.spelt("--log-dir /x: no") == "PET_LOG_DIR /x: no"
+    assert meaning(DISTLAUNCH_LOG_DIR="/x").options.dialect.spelt("--log-dir /x: no") == "DISTLAUNCH_LOG_DIR /x: no"
+    assert meaning("--log-dir", "/x", PET_LOG_DIR="/y").options.dialect.spelt("--log-dir /x") == "--log-dir /x"
+    assert meaning(PET_NPROC_PER_NODE="2").options.dialect.spelt("--num-procs 4") == "PET_NPROC_PER_NODE 4"
 
 
 # --- failure
