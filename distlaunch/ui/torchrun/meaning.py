@@ -143,7 +143,7 @@ _SCRIPT = next(option for option in TRAIN_OPTIONS if option.field == "script")
 
 
 def _spelling(sources: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Give what hints and errors that speak of ``train``'s options say here: an option, or the variable it came from."""
+    """Give what hints and errors that speak of ``train``'s options say here: an option, or the variable it is from."""
     words = {"--num-procs 1 (or --num-gpus 1)": "--nproc-per-node 1", "-x PYTHONFAULTHANDLER=1": "PYTHONFAULTHANDLER=1"}
     named = {option.name: sources[option.field] for option in OPTIONS}
     for option in TRAIN_OPTIONS:
