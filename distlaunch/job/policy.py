@@ -270,8 +270,9 @@ class JobPolicy:
             return self._end(EXIT_SOFTWARE)
         if self.told is not None and not self._failed_before_told():
             killed = sum(end.returncode == -signal.SIGKILL for end in self._failures)
-            left = f"{killed} of them killed" if killed else "none had to be killed"
-            return [Say(text=f"stopped: {counted(self.up, 'worker')} ended, {left}"), *self._end(128 + self.told)]
+            left = f", {killed} of them killed" if killed else ", none had to be killed"
+            said = f"{counted(self.up, 'worker')} ended{left}" if self.up else "no worker had started"
+            return [Say(text=f"stopped: {said}"), *self._end(128 + self.told)]
         if not self._failures and self._hang is None:
             return self._end(0)
         outcome, code, report = self._judge()
@@ -354,8 +355,8 @@ class JobPolicy:
 
     def _kill_all(self, why: str) -> list[Action]:
         """Have all that runs killed; where nothing runs any more (a disk keeps the last output), wait no longer."""
-        say = f"{why}killing all workers" if self.ended < self.up else f"{why}not waiting for the last output"
-        return [Say(text=say, level="warning"), *self._stop_all(signal.SIGKILL, 0)]
+        say = "killing all workers" if self.ended < self.up or not self.up else "not waiting for the last output"
+        return [Say(text=why + say, level="warning"), *self._stop_all(signal.SIGKILL, 0)]
 
     def _tick(self, now: float) -> list[Action]:
         if self._others_until is not None and now >= self._others_until:

@@ -246,6 +246,8 @@ def test_a_signal_while_modules_are_imported_ends_the_job_in_order(job, warm, mo
     result = running.wait(20)
     assert result.returncode == code, result.stderr
     assert not job.has_sign("told-0")
+    assert "asking what is starting to end" in result.stderr
+    assert "stopped: no worker had started" in result.stderr
     job.launcher.assert_no_survivors()
 
 
