@@ -162,7 +162,7 @@ def test_variables_of_any_bytes_reach_the_workers(job):
 
 def test_setup_runs_before_the_worker_which_keeps_its_words_and_is_its_process(job):
     words = [b"", b"a\nb", b"\xff", b"$HOME"]
-    options = ["--setup", "export FROM_SETUP='set up'"]
+    options = ["--setup", "set -euo pipefail; export FROM_SETUP='set up'"]  # as careful scripts begin
     result = job.run("tells.py", *map(os.fsdecode, words), options=options)
     assert result.returncode == 0, result.stderr
     assert bytes.fromhex(told(job, 1)["env"]["FROM_SETUP"]) == b"set up"
