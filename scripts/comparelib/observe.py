@@ -135,6 +135,6 @@ def _files(logs: Path) -> dict[str, str]:
         if run.is_symlink():
             found[run.name] = ""
             continue
-        stem = run.name.rpartition("_")[0]
+        stem = run.name[: -len("_01234567")]  # the random part of torchrun may have a _ too
         found[f"{stem if not _RANDOM.match(stem + '_00000000') and not _RANDOM.match(stem) else '(id)'}_(random)/"] = ""
     return found
