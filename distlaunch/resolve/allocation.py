@@ -1,0 +1,63 @@
+"""Layer resolve: what a source of topology finds: which hosts there are, in which order, and what this launcher is among them.
+
+A source never guesses. What it does not know stays None and is settled later: by the user's flags, or by the node itself.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from distlaunch.core.model.record import Record
+
+Part = Literal["all", "node", "worker"]
+"""What this launcher is to start: all nodes of the job; only the workers of its own node, where the scheduler starts one
+launcher a node; or a single worker, where it starts one launcher a task."""
+
+
+class Host(Record):
+    """One host, as its source names it."""
+
+    name: str
+    """Host name or address, without user, port and brackets."""
+    slots: int | None = None
+    """Workers that it takes; None if only the node knows."""
+    user: str | None = None
+    port: int | None = None
+    """Of SSH."""
+    devices: tuple[str, ...] | None = None
+    """Device ids (as a device mask has them) that were granted there; None if only the node knows."""
+
+
+class Origin(Record):
+    """Where one value came from, for ``--explain``."""
+
+    value: str
+    """What it is: ``hosts``, ``slots``, ``node rank``, ``master address``, ``workers``, ..."""
+    shown: str
+    """The value as text."""
+    source: str
+    """``SLURM_STEP_NODELIST``, ``hosts.txt:3``, ``--gpus-per-node``, ..."""
+    instead_of: tuple[str, ...] = ()
+    """What else was there, and why it lost: ``SLURM_JOB_NODELIST (the whole job, this step has less)``."""
+
+
+class Allocation(Record):
+    """Everything that one source says."""
+
+    source: str
+    """For people and for ``--source``: ``slurm``, ``kubernetes``, ``hostfile``, ``openmpi``, ..."""
+    hosts: tuple[Host, ...]
+    """In rank order, at least one. Where a source knows only their number, the unknown ones have generated names."""
+    part: Part = "all"
+    node_rank: int | None = None
+    """Which of the hosts this machine is, if the source says so."""
+    local_rank: int | None = None
+    """With part ``worker``: which worker of the node."""
+    nodes: tuple[int, int] | None = None
+    """Smallest and largest number of nodes of an elastic job, if the source says so."""
+    master_addr: str | None = None
+    master_port: int | None = None
+    job_id: str | None = None
+    origins: tuple[Origin, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What the user should hear even without ``--explain``."""
