@@ -1,8 +1,8 @@
 """Layer resolve: lists of hosts as Slurm writes them (``n[01-04,07],login1``), expanded and folded; pure.
 
 The grammar is our own, since containers seldom have ``scontrol``. Its results are those of ``scontrol show hostnames``
-(22.05, compared in tests/integration), but for two things: a suffix after the last bracket is taken (``rack[1-2]-ib``), and
-what scontrol turns into names that nobody meant (``n[1``, ``n[1-]``, ``n[ 1-2]``, ``(null)``) is refused.
+(22.05, compared in tests/integration), but for two things: a suffix after the last bracket is taken, ``rack[1-2]-ib``,
+and what scontrol turns into names that nobody meant (``n[1``, ``n[1-]``, ``n[ 1-2]``, ``(null)``) is refused.
 """
 
 from __future__ import annotations
