@@ -139,8 +139,8 @@ def test_what_scontrol_refuses_is_refused(scontrol):
 
 
 def test_backward_range_is_refused_also_where_scontrol_drops_its_item(scontrol):
-    assert scontrol(["a1,n[1][4-3][2]"]) == [["a1"]]  # with an error on stderr, and exit code 0
-    assert ours("a1,n[1][4-3][2]") == []
+    assert scontrol(["a1,n[1]m[4-3]x[2]y[3]"]) == [["a1"]]  # with an error on stderr, and exit code 0
+    assert ours("a1,n[1]m[4-3]x[2]y[3]") == []
 
 
 def test_suffix_after_the_last_bracket_is_taken_beyond_scontrol(scontrol):
