@@ -24,7 +24,7 @@ def find(
 ) -> Allocation | None:
     """Return what the one of the three options says that was given; None if none was.
 
-    ``texts`` has the content of ``hostfile`` by its path (None, or no entry, if it could not be read); ``discovered`` is
+    ``texts`` has the content of ``hostfile`` by its path (None or no entry if it could not be read); ``discovered`` is
     what the command ``discover`` printed. Raises ConfigError for two options at once, for a file that is missing or
     names no host, and for what is no list of hosts.
     """
