@@ -55,29 +55,33 @@ def apply_filters(hosts: Sequence[Host], include: str | None, exclude: str | Non
     index = _Index(hosts)
     included = None if include is None else _matched(include, "--include", index)
     excluded = {} if exclude is None else _matched(exclude, "--exclude", index)
-    ranges: dict[int, tuple[int, ...]] = {}  # many hosts have as many slots as another
+    # Many hosts are chosen alike, and share what came out.
+    known: dict[tuple[int | None, frozenset[int] | None, frozenset[int]], tuple[int, ...]] = {}
     left: list[Chosen] = []
     for place, host in enumerate(hosts):
-        if included is not None and place not in included:
-            continue
-        picked = None if included is None else included[place]
+        picked = None if included is None else included.get(place, _NOTHING)
         gone = excluded.get(place, _NOTHING)
         if gone is None:
             continue
+        key = host.slots, picked, gone
+        if key not in known:
+            known[key] = _left(*key)
         if picked is None and host.slots is None:
-            left.append(Chosen(host=host, slots=None, without=tuple(sorted(gone))))
-            continue
-        if picked is None and host.slots is not None and host.slots not in ranges:
-            ranges[host.slots] = tuple(range(host.slots))
-        slots = ranges[host.slots or 0] if picked is None else tuple(sorted(picked))
-        slots = tuple(slot for slot in slots if slot not in gone) if gone else slots
-        if slots:
-            left.append(Chosen(host=host, slots=slots, without=()))
+            left.append(Chosen(host=host, slots=None, without=known[key]))
+        elif known[key]:
+            left.append(Chosen(host=host, slots=known[key], without=()))
     if not left:
         given = (("--include", include), ("--exclude", exclude))
         said = " and ".join(f"{name} {quoted(text)}" for name, text in given if text is not None)
         raise ConfigError(f"{said or 'no filter'}: no host is left", hint=_what_there_is(index.names))
     return tuple(left)
+
+
+def _left(count: int | None, picked: frozenset[int] | None, gone: frozenset[int]) -> tuple[int, ...]:
+    """Return the slots that are left of a host; those that are gone if nothing else is known."""
+    if picked is None:
+        return tuple(sorted(gone)) if count is None else tuple(slot for slot in range(count) if slot not in gone)
+    return tuple(sorted(picked - gone))
 
 
 class _Index:
