@@ -173,6 +173,7 @@ def _divided(hosts: str) -> Iterator[str]:
 
 def _parsed_slots(said: str, item: str, option: str) -> frozenset[int]:
     slots: set[int] = set()
+    named = 0
     for part in said.split(","):
         match = _SLOTS.fullmatch(part.strip())
         if match is None:
@@ -182,6 +183,9 @@ def _parsed_slots(said: str, item: str, option: str) -> frozenset[int]:
             raise _error(option, item, f"the range {quoted(part)} runs backwards")
         if last >= MOST_SLOTS:
             raise _error(option, item, f"{quoted(part)} is more than any host has")
+        named += last - first + 1
+        if named > MOST_SLOTS:
+            raise _error(option, item, "it names more slots than any host has")
         slots.update(range(first, last + 1))
     return frozenset(slots)
 

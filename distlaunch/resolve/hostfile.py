@@ -31,9 +31,8 @@ _NUMBERS = frozenset({"boards", "sockets", "sockets_per_board", "cores", "cores_
 _WORDS = frozenset({"ifname", "binding"})  # Hydra
 
 _PIECE = re.compile(r"(?:[^,\[\]]+|\[[^\[\]]*\]|[\[\]])*")
-_USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
+_USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+\\-]*")  # DOMAIN\user, user@domain
 _ZONE = re.compile(r"[A-Za-z0-9_.-]+")
-_EQUAL = re.compile(r"\s*=\s*")
 
 _FLAG_HINT = "hosts look like a:4,b:2, with user@, [::1]:2, n[01-04]:8 or :port=2222 where needed; no blanks"
 _LINE_HINT = "a line looks like 'host slots=4', 'host:4' or 'host'; port=2222 and user@host are understood as well"
@@ -119,8 +118,9 @@ def read_lines(text: str, before: str) -> tuple[Host, ...]:
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     for number, line in enumerate(text.split("\n"), 1):
         said = line.partition("#")[0].partition("//")[0]
-        loose = "\t" in said or " =" in said or "= " in said  # Open MPI takes blanks around "="
-        words = (_EQUAL.sub("=", said) if loose else said).split()
+        words = said.split()
+        if len(words) > 2 and "=" in said:  # Open MPI takes blanks around "="
+            words = " ".join(words).replace(" =", "=").replace("= ", "=").split()
         if words:
             place = f"{before}{number}"
             found.add(_read(words, _Place(place, said, _LINE), tails), place)

@@ -91,13 +91,6 @@ def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = ""
     return names
 
 
-def check_name(name: str, *, where: str) -> str:
-    """Return the name of a single host (no ranges) if it can be one; raises ConfigError."""
-    if "[" in name or "]" in name:
-        raise _error(where, f"{quoted(name)} is no single host", _NAME_HINT)
-    return expand_item(name, where=where)[0]
-
-
 def fold_hosts(names: Iterable[str]) -> str:
     """Write names for people: ``n[01-04,07],login1``. Order and duplicates stay: expanding gives the same names."""
     parts: list[str] = []

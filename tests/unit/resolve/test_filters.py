@@ -131,6 +131,7 @@ def test_leaving_nothing_is_refused(include, exclude):
         ("worker-0:-1", "'-1' is no slot"),
         ("worker-0:3-1", "runs backwards"),
         ("worker-0:99999999", "is more than any host has"),
+        ("worker-0:0-65535,0", "more slots than any host has"),
         ("worker-0,worker-1:0", "slots for several hosts at once"),
         ("worker-0:0:1", "a colon too many"),
         ("fe80::1", "a colon too many"),
