@@ -7,7 +7,7 @@ Sources: the manuals of OpenPBS and Torque (PBS_NODEFILE, PBS_GPUFILE), IBM's of
 from __future__ import annotations
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.text import printable, quoted
+from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.resolve.allocation import Allocation, Host
 from distlaunch.resolve.sources.environment import (
     IGNORE_HINT,
@@ -16,10 +16,12 @@ from distlaunch.resolve.sources.environment import (
     IncompleteError,
     Origins,
     Texts,
+    contradiction,
     host_list,
     host_name,
     job_id,
     lines_of,
+    number,
     shown,
     text,
 )
@@ -149,6 +151,9 @@ def _sge(environ: Environ, texts: Texts) -> Allocation | None:
             raise ConfigError(f"{where}: {quoted(line)}: expected HOST SLOTS QUEUE PROCESSORS", hint=IGNORE_HINT)
         node = host_name(words[0], where)
         slots[node] = slots.get(node, 0) + _slots(words[1], where)
+    hosts = number(environ, "NHOSTS", least=1)
+    if hosts is not None and hosts != len(slots):
+        raise contradiction(environ, "NHOSTS", "PE_HOSTFILE", f"the file names {counted(len(slots), 'host')}")
     return _counted(environ, "sge", "PE_HOSTFILE", slots)
 
 

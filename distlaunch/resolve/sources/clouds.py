@@ -142,7 +142,7 @@ def _vertex(environ: Environ) -> Allocation | None:
         raise IncompleteError("CLUSTER_SPEC has no cluster and task, as Vertex AI's has")
     pools = [_replicas(cluster.get(pool)) for pool in ("workerpool0", "workerpool1")]
     kind, index = task.get("type"), task.get("index")
-    if kind not in {"workerpool0", "workerpool1"}:
+    if kind not in ("workerpool0", "workerpool1"):
         raise ConfigError(
             f"{shown(environ, 'CLUSTER_SPEC')}: this replica's task.type is neither workerpool0 nor workerpool1",
             hint="start distlaunch only in the first two worker pools",

@@ -22,7 +22,7 @@ from distlaunch.resolve.sources.environment import (
     shown,
     text,
 )
-from distlaunch.resolve.sources.slurm_gpus import gpus_of_hosts, granted_here
+from distlaunch.resolve.sources.slurm_gpus import asked_for_gpus, gpus_of_hosts, granted_here
 from distlaunch.resolve.sources.slurm_lists import counts_of, nodes_of
 
 name = "slurm"
@@ -215,6 +215,8 @@ def _with_tasks(
     if by is None or component.tasks is None or max(component.tasks) == 1:
         return gpus
     if all(each is None for each in gpus):
+        if asked_for_gpus(environ, component.suffix):
+            return gpus
         counts = f"SLURM_TASKS_PER_NODE{component.suffix}"
         found.add("slots", environ[counts].strip(), counts)
         return list(component.tasks)

@@ -11,6 +11,10 @@ _MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
 _NO_DEVICE = ("", "-1", "NoDevFiles")
 """Slurm sets the last for a step without GPUs."""
 _MOST_GPUS = 4096
+_REQUESTS = (
+    *("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET"),
+    "SLURM_NTASKS_PER_GPU",
+)
 
 
 class Granted(Record):
@@ -58,6 +62,12 @@ def _ids(value: str) -> tuple[str, ...]:
 
 def _other(environ: Environ, name: str, number_of_ids: int, number_in_mask: int) -> list[str]:
     return [f"{shown(environ, name)}: the mask decides"] if number_of_ids not in {0, number_in_mask} else []
+
+
+def asked_for_gpus(environ: Environ, suffix: str) -> bool:
+    """Tell whether a job or component has GPUs, even if not how many a node: its tasks then say nothing of workers."""
+    of_node = suffix in {"", "_HET_GROUP_0"} and ("SLURM_GPUS_ON_NODE" in environ or "SLURM_JOB_GPUS" in environ)
+    return of_node or any(f"{request}{suffix}" in environ for request in _REQUESTS)
 
 
 def gpus_of_hosts(
