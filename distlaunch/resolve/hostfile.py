@@ -31,6 +31,7 @@ _NUMBERS = frozenset({"boards", "sockets", "sockets_per_board", "cores", "cores_
 _WORDS = frozenset({"ifname", "binding"})  # Hydra
 
 _PIECE = re.compile(r"(?:[^,\[\]]+|\[[^\[\]]*\]|[\[\]])*")
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,252}")
 _USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+\\-]*")  # DOMAIN\user, user@domain
 _ZONE = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -282,21 +283,22 @@ def _say(said: dict[str, str], key: str, value: str, place: _Place) -> None:
 
 def _target(word: str, place: _Place) -> tuple[list[str], str | None]:
     """Divide ``host:rest`` into the names that the host stands for and the rest (None without a colon)."""
+    name, colon, rest = word.partition(":")
+    if _PLAIN.fullmatch(name) and ":" not in rest:  # nearly all of a long file
+        return [name], rest if colon else None
     if word.startswith("[") and ":" in (inner := word[1:].partition("]"))[0]:
         address, closed, rest = inner
         if not closed or rest[:1] not in {"", ":"}:
             raise place.error("after an IPv6 address come ] and maybe :SLOTS")
         return [_ipv6(address, place)], rest[1:] if rest else None
-    if "[" not in word:
-        name, colon, rest = word.partition(":")
-        if ":" in rest and _is_ipv6(word):
-            if place.style.raw_ipv6:
-                return [_ipv6(word, place)], None
-            raise place.error("an IPv6 address needs brackets", f"write [{printable(word)}] or [{printable(word)}]:4")
-    else:
+    if "[" in word:
         end = word.rfind("]") + 1
         tail, colon, rest = word[end:].partition(":")
         name = word[:end] + tail
+    elif ":" in rest and _is_ipv6(word):
+        if place.style.raw_ipv6:
+            return [_ipv6(word, place)], None
+        raise place.error("an IPv6 address needs brackets", f"write [{printable(word)}] or [{printable(word)}]:4")
     if not name:
         raise place.error("the host is missing")
     names = expand_item(name, where=place.where)
