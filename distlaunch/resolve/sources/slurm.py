@@ -54,7 +54,7 @@ def _step(environ: Environ) -> Allocation:
     declared = number(environ, "SLURM_STEP_NUM_NODES", least=1)
     if declared is not None and declared != len(nodes):
         raise contradiction(environ, "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", f"the list has {len(nodes)}")
-    tasks = _step_tasks(environ, len(nodes))
+    nodes, tasks = _by_component(environ, nodes, _step_tasks(environ, len(nodes)))
     node = needed(environ, "SLURM_NODEID", number, "SLURM_STEP_NODELIST")
     local = needed(environ, "SLURM_LOCALID", number, "SLURM_STEP_NODELIST")
     rank = needed(environ, "SLURM_PROCID", number, "SLURM_STEP_NODELIST", most=_MOST_TASKS)
@@ -111,6 +111,22 @@ def _step_tasks(environ: Environ, nodes: int) -> list[int]:
     if total is not None and sum(tasks) != total:
         raise contradiction(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS", f"together {sum(tasks)}")
     return tasks
+
+
+def _by_component(environ: Environ, nodes: list[str], tasks: list[int]) -> tuple[list[str], list[int]]:
+    """Put the nodes of a heterogeneous step in the order of its components: so NODEID and PROCID count.
+
+    Its lists are sorted by name, over all components; a component's own list tells which nodes it has.
+    """
+    size = number(environ, "SLURM_HET_SIZE", least=1, most=_MOST_COMPONENTS) or 0
+    lists = [f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(size)]
+    if not all(text(environ, each) is not None for each in lists):
+        return nodes, tasks
+    in_step = dict(zip(nodes, tasks, strict=True))
+    ordered = [node for each in lists for node in nodes_of(environ, each) if node in in_step]
+    if len(in_step) != len(nodes) or sorted(ordered) != sorted(nodes):
+        return nodes, tasks
+    return ordered, [in_step[node] for node in ordered]
 
 
 def _step_id(environ: Environ) -> str | None:
