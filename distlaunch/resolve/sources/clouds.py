@@ -136,6 +136,8 @@ def _vertex(environ: Environ) -> Allocation | None:
     value = text(environ, "CLUSTER_SPEC")
     if value is None:
         return None
+    if "workerpool0" not in value and text(environ, "CLOUD_ML_JOB_ID") is None:
+        raise IncompleteError("CLUSTER_SPEC names no workerpool0: it is not Vertex AI's")
     spec = json_object(value, "CLUSTER_SPEC")
     cluster, task = spec.get("cluster"), spec.get("task")
     if not isinstance(cluster, dict) or not isinstance(task, dict):

@@ -13,6 +13,7 @@ from distlaunch.resolve.allocation import Allocation
 from distlaunch.resolve.sources import pods, volcano
 from distlaunch.resolve.sources.environment import (
     IGNORE_HINT,
+    NODE_RANK,
     Environ,
     IncompleteError,
     Origins,
@@ -103,15 +104,20 @@ def _torch_job(environ: Environ) -> Allocation:
 
 
 def _pod_rank(environ: Environ, nodes: int, *, elastic: bool, found: Origins) -> int | None:
-    """Take the pod's index from PET_NODE_RANK, else from the Job's index; an elastic job can do without."""
-    source = "PET_NODE_RANK" if text(environ, "PET_NODE_RANK") is not None else "JOB_COMPLETION_INDEX"
+    """Take the pod's index from PET_NODE_RANK or --node-rank, else the Job's index; an elastic job can do without."""
+    sources = ("PET_NODE_RANK", NODE_RANK, "JOB_COMPLETION_INDEX")
+    source = next((each for each in sources if text(environ, each) is not None), sources[0])
     rank = number(environ, source)
     if rank is None:
         if nodes == 1:
             return 0
         if elastic or "PET_RDZV_ENDPOINT" in environ:
             return None
-        raise IncompleteError(f"{shown(environ, 'PET_NNODES')}, but PET_NODE_RANK is not set", hint=IGNORE_HINT)
+        # Somebody asked for several nodes: to train on one alone would be the worst answer.
+        raise ConfigError(
+            f"{shown(environ, 'PET_NNODES')}, but PET_NODE_RANK is not set",
+            hint="give --node-rank, or --source flags to read nothing from the environment",
+        )
     if rank >= nodes:
         raise contradiction(environ, source, "PET_NNODES", f"ranks of {counted(nodes, 'node')} go to {nodes - 1}")
     found.add("node rank", rank, source, *found.lost("RANK", "here it is the pod's index too"))

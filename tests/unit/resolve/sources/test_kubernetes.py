@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.resolve.select import select
 from distlaunch.resolve.sources import kubernetes
 from distlaunch.resolve.sources.environment import IncompleteError
 
@@ -125,8 +126,13 @@ def test_the_jobs_index_stands_in_for_a_missing_node_rank():
     environ = {name: value for name, value in TRAINER_V2.items() if name != "PET_NODE_RANK"}
     assert find(environ).node_rank == 1
     del environ["JOB_COMPLETION_INDEX"]
-    with pytest.raises(IncompleteError, match="PET_NODE_RANK"):
-        find(environ)
+    assert find(environ, DISTLAUNCH_NODE_RANK="2").node_rank == 2
+
+
+def test_several_nodes_without_a_rank_are_not_trained_on_alone():
+    with pytest.raises(ConfigError, match="PET_NNODES='2', but PET_NODE_RANK is not set") as caught:
+        select({"PET_NNODES": "2"}, {})
+    assert "--node-rank" in caught.value.hint
 
 
 def test_an_indexed_jobs_pods_are_named_after_this_one():

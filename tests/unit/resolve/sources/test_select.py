@@ -58,6 +58,7 @@ def _root():
         {"PBS_NODEFILE": "/gone"},
         {"NPROC_PER_NODE": "8", "WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "a"},
         {"CLUSTER_SPEC": "{}"},
+        {"CLUSTER_SPEC": "/etc/cluster.yaml"},
     ],
 )
 def test_what_is_left_over_in_a_shell_is_ignored_and_explained(stale):
