@@ -43,14 +43,18 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
     if text(environ, "SLURM_JOB_ID") is None and text(environ, "SLURM_JOB_NODELIST") is None:
         return None
     step = number(environ, "SLURM_STEP_ID", most=1 << 32)
-    if text(environ, "SLURM_STEP_NODELIST") is not None and (step is None or step < _STEPS_THAT_ARE_NONE):
-        return _step(environ)
-    return _whole_job(environ)
-
-
-def _step(environ: Environ) -> Allocation:
-    found = Origins(environ)
+    if text(environ, "SLURM_STEP_NODELIST") is None or (step is not None and step >= _STEPS_THAT_ARE_NONE):
+        return _whole_job(environ)
     nodes = nodes_of(environ, "SLURM_STEP_NODELIST")
+    if text(environ, "SLURM_JOB_NODELIST") is not None and text(environ, "SLURM_HET_SIZE") is None:
+        whole = set(nodes_of(environ, "SLURM_JOB_NODELIST"))
+        if not whole.issuperset(nodes):
+            return _whole_job(environ)
+    return _step(environ, nodes)
+
+
+def _step(environ: Environ, nodes: list[str]) -> Allocation:
+    found = Origins(environ)
     declared = number(environ, "SLURM_STEP_NUM_NODES", least=1)
     if declared is not None and declared != len(nodes):
         raise contradiction(environ, "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", f"the list has {len(nodes)}")
@@ -141,7 +145,11 @@ def _smaller_step(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
     if job is None or not job.isdecimal() or not job.isascii() or len(job) > 9 or int(job) <= len(nodes):
         return ()
     which = f" ({nodes[0]})" if len(nodes) == 1 else ""
-    return (f"this step has {len(nodes)} of the job's {int(job)} nodes{which}; srun -N {int(job)} would give it all",)
+    note = f"this step has {len(nodes)} of the job's {int(job)} nodes{which}; srun -N {int(job)} would give it all"
+    if text(environ, "SLURM_NNODES") == job:
+        # In a step this counts the step's nodes, so the step may be one that submitted this job by sbatch.
+        note += "; in a batch script, unset SLURM_STEP_NODELIST, which is left over"
+    return (note,)
 
 
 def _terminal(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
@@ -172,7 +180,9 @@ def _whole_job(environ: Environ) -> Allocation:
     components = _components(environ)
     nodes = [each for component in components for each in component.nodes]
     lists = [f"SLURM_JOB_NODELIST{component.suffix}" for component in components]
-    found.add("hosts", ",".join(environ[each].strip() for each in lists), ", ".join(lists))
+    # sbatch within a step hands the step's variables on to the script of a job on other nodes.
+    lost = found.lost("SLURM_STEP_NODELIST", "the shell's own, or left over from the step that submitted this job")
+    found.add("hosts", ",".join(environ[each].strip() for each in lists), ", ".join(lists), *lost)
     here = text(environ, "SLURMD_NODENAME")
     node = nodes.index(here) if here in nodes and nodes.count(here) == 1 else None
     if node is not None:

@@ -136,6 +136,21 @@ def test_a_smaller_step_counts_for_itself_and_names_the_jobs_size():
     assert "SLURM_NTASKS_PER_NODE='2'" in origins(found)["part"].instead_of[0]
 
 
+def test_variables_of_the_step_that_submitted_a_job_are_not_its_own():
+    """``srun -w n1 sbatch -N2 -w n2,n3``: sbatch hands the step's variables on."""
+    step = {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0"}
+    job = {"SLURM_JOB_NODELIST": "n[2-3]", "SLURMD_NODENAME": "n2", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    found = find(BATCH, **step, **job)
+    assert (found.part, names(found), found.node_rank) == ("all", ["n2", "n3"], 0)
+    assert "left over" in origins(found)["hosts"].instead_of[0]
+
+
+def test_a_leftover_step_on_the_jobs_own_node_is_pointed_at():
+    step = {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0"}
+    found = find(BATCH, **step, SLURM_STEP_TASKS_PER_NODE="1", SLURM_NNODES="2")
+    assert "unset SLURM_STEP_NODELIST" in found.notes[0]
+
+
 def test_the_shell_of_srun_pty_on_several_nodes_is_warned_of():
     assert "srun --pty" in find(STEP, SLURM_PTY_PORT="4711").notes[0]
     alone = find(STEP | {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"},
