@@ -1,11 +1,12 @@
 """A place on this machine for a real system: a directory, pids, mounts and cgroups of its own; it goes without a trace.
 
-Three processes have part in it. The *user* (a test, `up`, `run`) starts the *keeper* (`scripts/testbed KIND hold`)
-with a pipe as its stdin. The keeper makes the directory and forks the *init* of a new pid namespace, which starts the system.
-When the pipe closes before the word ``keep`` came through it, however the user ended, the keeper takes everything down;
-so it does on TERM. The kernel kills a pid namespace whole when its init is killed, and the init when the keeper is: no
-process of the system can escape that. Mounts go with the namespaces. If the keeper was killed, its directory and
-cgroups stay until ``take_down`` finds them (a lock tells whether a keeper lives: no recycled pid can hold it).
+Three processes have part in it. The *user* (a test, `up`, `run`) starts the *keeper* (`scripts/testbed KIND hold`) with
+a pipe as its stdin. The keeper makes the directory and forks the *init* of a new pid namespace, which starts the
+system. When the pipe closes before the word ``keep`` came through it, however the user ended, the keeper takes
+everything down; so it does on TERM. The kernel kills a pid namespace whole when its init is killed, and the init when
+the keeper is: no process of the system can escape that. Mounts go with the namespaces. If the keeper was killed, its
+directory and cgroups stay until ``take_down`` finds them (a lock tells whether a keeper lives: no recycled pid can
+hold it).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ KEEP = b"keep\n"
 _RECORD = "testbed.json"
 _LOCK = "lock"
 _STAYS = "stays"
+_ERRORS = "init.stderr"
 _END_S = 20.0
 _YOUNG_S = 60.0
 """A directory without a lock may belong to a keeper that has just begun."""
@@ -71,11 +73,11 @@ def keep(kind: str, bring_up: BringUp, hierarchies: Sequence[str] = ()) -> int:
         kernel.unshare(kernel.CLONE_NEWPID)
         init, answers = _fork_init(directory, bring_up, hierarchies)
         _write_record(directory, init)
-        answer = _answer(answers, wake)
+        answer = _answer(directory, answers, wake)
         if "environment" not in answer:
             raise TestbedError(str(answer["error"]))
         _write_record(directory, init, answer["environment"])
-        print(json.dumps({"directory": directory, **answer}), flush=True)
+        print(json.dumps({"directory": directory, "enter": _enter_words(init), **answer}), flush=True)
         return _until_told(directory, wake, init)
     except OSError as error:
         raise TestbedError(f"this machine does not allow a sandbox: {error}") from error
@@ -95,6 +97,11 @@ def _write_record(directory: str, init: int, environment: object = None) -> None
     with open(f"{directory}/{_RECORD}.new", "w", encoding="ascii") as file:
         json.dump(record, file)
     os.rename(f"{directory}/{_RECORD}.new", f"{directory}/{_RECORD}")
+
+
+def _enter_words(init: int) -> list[str]:
+    """Give the command that runs another one inside, in the directory /; it ends with the sandbox at the latest."""
+    return ["nsenter", f"--target={init}", "--pid", "--mount", "--"]
 
 
 def _named(pid: int) -> tuple[int, int | None]:
@@ -131,9 +138,9 @@ def _enter(directory: str, hierarchies: Sequence[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(2, 1)  # stdout carries one line of JSON, and that is the keeper's
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    os.dup2(os.open(f"{directory}/{_ERRORS}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
+    os.dup2(2, 1)
     kernel.private_mounts()
     for name in hierarchies:
         with open(f"{_group(directory, name)}/cgroup.procs", "w", encoding="ascii") as file:
@@ -159,7 +166,7 @@ def _be_init(tell: int, bring_up: Callable[[], Mapping[str, str]]) -> None:
         os.wait()  # daemons never end; orphans do
 
 
-def _answer(answers: int, wake: int) -> dict[str, object]:
+def _answer(directory: str, answers: int, wake: int) -> dict[str, object]:
     said = b""
     while True:
         readable = select.select([answers, wake, 0], [], [])[0]
@@ -170,7 +177,10 @@ def _answer(answers: int, wake: int) -> dict[str, object]:
             said += chunk
         elif 0 in readable or _told(wake):
             return {"error": "told to end before the system was up"}
-    return dict(json.loads(said)) if said else {"error": "the sandbox's first process died; see stderr"}
+    if said:
+        return dict(json.loads(said))
+    with open(f"{directory}/{_ERRORS}", encoding="utf-8", errors="replace") as file:
+        return {"error": f"the sandbox's first process died\n{file.read()}"}
 
 
 def _told(wake: int) -> bool:
@@ -187,8 +197,12 @@ def _until_told(directory: str, wake: int, init: int) -> int:
             chunk = os.read(0, 64)
             said += chunk
             if said.startswith(KEEP):
+                watched = [wake]
                 with open(f"{directory}/{_STAYS}", "w", encoding="ascii"):
-                    watched = [wake]
+                    pass
+                null = os.open(os.devnull, os.O_RDWR)
+                for fd in range(3):  # whoever reads what `up` prints must see its end
+                    os.dup2(null, fd)
             elif not chunk:
                 return 0
         if wake in readable:

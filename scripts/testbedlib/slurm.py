@@ -20,7 +20,7 @@ from testbedlib.sandbox import TestbedError
 TRACKERS = ("linuxproc", "cgroup")
 NODES = {"n1": "a100:8", "n2": "a100:8", "n3": "volta:3+kepler:1", "n4": "a100:8"}
 """The GPUs of each node, by type."""
-CPUS = 16
+CPUS = 64
 PACKAGES = "slurm-wlm munge"
 _UP_S = 30.0
 _TRIES = 3

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +45,12 @@ class Finished:
 class Slurm:
     """The commands of a running Slurm, in a minimal environment; each is killed when it takes too long."""
 
-    def __init__(self, directory: Path, environment: Mapping[str, str], work: Path) -> None:
-        self.directory = directory
+    def __init__(
+        self, work: Path, *, tracker: str, directory: str, enter: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self.directory = Path(directory)
+        self.enter = enter
+        self.tracker = tracker
         self.work = work
         self.environment = {
             "PATH": os.environ.get("PATH", os.defpath),
@@ -59,12 +63,12 @@ class Slurm:
     def run(self, *words: str, stdin: str = "", timeout_s: float = 30.0, **variables: str) -> str:
         """Run a command as a user of this Slurm would, and return its stdout; fail the test if it fails."""
         done = subprocess.run(
-            words,
+            # Inside the sandbox: outside, what srun forked would wait for ever for a controller that is gone.
+            [*self.enter, "env", "--chdir", self.work, *words],
             input=stdin,
             capture_output=True,
             text=True,
             timeout=timeout_s,
-            cwd=self.work,
             env={**self.environment, **variables},
             check=False,
         )
@@ -116,7 +120,7 @@ class Slurm:
 
 @pytest.fixture(scope="session", params=["linuxproc", "cgroup"])
 def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """Give a Slurm of four nodes (n1 to n4), 16 CPUs and fake GPUs on each."""
+    """Give a Slurm of four nodes (n1 to n4), 64 CPUs and fake GPUs on each."""
     work = tmp_path_factory.mktemp("slurm")
     with (work / "testbed.err").open("wb") as errors:
         keeper = subprocess.Popen(
@@ -129,7 +133,7 @@ def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     try:
         answer = json.loads(keeper.stdout.readline() or '{"error": "the test bed ended at once"}')
         if "environment" in answer:
-            yield Slurm(Path(answer["directory"]), answer["environment"], work)
+            yield Slurm(work, tracker=request.param, **answer)
         else:
             pytest.skip(f"Slurm cannot run here: {answer['error']}\n{(work / 'testbed.err').read_text()}")
     finally:

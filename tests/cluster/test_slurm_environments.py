@@ -26,13 +26,13 @@ step() { label=$1; shift; mkdir "$label"; srun "$@" sh "$CAPTURES/../task" "$lab
 """
 
 BATCH: dict[str, tuple[str, dict[str, str]]] = {
-    "nodes-only": ("-N2", {"step": ""}),
+    "nodes-only": ("-N2 -w n1,n2", {"step": ""}),
     "node-list": ("-w n4,n1", {"step": ""}),
-    "tasks-per-node": ("-N2 --ntasks-per-node=3", {"step": "", "cyclic": "-m cyclic", "one-task": "-N1 -n1"}),
-    "uneven-tasks": ("-n4 -N3", {"step": ""}),
-    "uneven-gpus": ("-N2 -n5 --gpus=4", {}),
+    "tasks-per-node": ("-N2 -w n1,n2 --ntasks-per-node=3", {"step": "", "cyclic": "-m cyclic", "one-task": "-N1 -n1"}),
+    "uneven-tasks": ("-n4 -w n1,n2,n3", {"step": ""}),
+    "uneven-gpus": ("-N2 -w n1,n2 -n5 --gpus=4", {}),
     "gpus-per-node": (
-        "-N2 --ntasks-per-node=2 --gpus-per-node=2",
+        "-N2 -w n1,n2 --ntasks-per-node=2 --gpus-per-node=2",
         {
             "step": "",
             "one-task": "-N1 -n1",
@@ -40,21 +40,25 @@ BATCH: dict[str, tuple[str, dict[str, str]]] = {
             "single": "--gpu-bind=single:1",
         },
     ),
-    "gpus-per-task": ("-N2 -n4 --ntasks-per-node=2 --gpus-per-task=1", {"step": "", "one-task": "-N1 -n1"}),
-    "tasks-per-gpu": ("-N2 --gpus=4 --ntasks-per-gpu=1", {"step": ""}),
-    "gres": ("-N2 --gres=gpu:2", {"step": "", "second-node": "-N1 -n1 -w n2"}),
+    "gpus-per-task": ("-w n2,n3 -n4 --ntasks-per-node=2 --gpus-per-task=1", {"step": "", "one-task": "-N1 -n1"}),
+    "tasks-per-gpu": ("-w n1,n4 --gpus=4 --ntasks-per-gpu=1", {"step": ""}),
+    "gres": ("-w n2,n3 --gres=gpu:2", {"step": "", "second-node": "-N1 -n1 -w n2"}),
     "types": ("-w n3 --gpus-per-node=volta:3,kepler:1", {"step": ""}),
     "heterogeneous": (
         "-w n4 --gpus-per-node=a100:2 : -w n1,n2 -n4 --gpus-per-node=1",
         {"step": "--het-group=0,1", "first-group": "", "second-group": "--het-group=1"},
     ),
+    "three-components": (
+        "-w n4 : -w n3 -n2 : -w n1",
+        {"step": "--het-group=0-2", "last-two": "--het-group=1,2", "outer-two": "--het-group=0,2"},
+    ),
 }
 """Options of sbatch, and those of srun for each step in the script."""
 
 SRUN = {
-    "srun-uneven-gpus": "-N2 -n5 --gpus=4",
-    "srun-task-per-node": "-N2 --gpus-per-node=4",
-    "srun-gpus-per-task": "-N2 -n3 --gpus-per-task=1",
+    "srun-uneven-gpus": "-N2 -w n1,n2 -n5 --gpus=4",
+    "srun-task-per-node": "-w n1,n2 --gpus-per-node=4",
+    "srun-gpus-per-task": "-w n1,n2 -n3 --gpus-per-task=1",
 }
 """Options of srun where it makes a job of its own; the label of its step is ``step``."""
 
@@ -150,7 +154,7 @@ def jobs(slurm) -> dict[str, Job]:
     for name, done in zip(queued, slurm.wait(*queued.values()), strict=True):
         assert done.state == "COMPLETED", (name, done)
     found = {name: job_of(slurm, slurm.work / name, command) for name, command in commands.items()}
-    if os.environ.get("RECORD"):
+    if os.environ.get("RECORD") and slurm.tracker == "linuxproc":
         record(slurm, found)
     return found
 
@@ -249,6 +253,12 @@ def test_a_request_for_uneven_gpus_is_granted_unevenly(jobs):
     assert [len(numbers) for numbers in jobs["uneven-gpus"].gpus.values()] == [3, 1]
     masks = [environ["CUDA_VISIBLE_DEVICES"] for environ in jobs["srun-uneven-gpus"].environs["step"]]
     assert masks == ["0,1,2"] * 4 + ["0"]
+
+
+def test_a_task_is_tracked_as_the_test_bed_was_asked_to(slurm):
+    groups = slurm.srun("-n1", "cat", "/proc/self/cgroup").splitlines()
+    (freezer,) = [line.split(":")[2] for line in groups if ":freezer:" in line] or ["/"]
+    assert bool(re.fullmatch(r"/slurm_n1/uid_0/job_\d+/step_0", freezer)) == (slurm.tracker == "cgroup")
 
 
 # --- recording -------------------------------------------------------------------------------------------------------

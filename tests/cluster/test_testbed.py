@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -27,32 +26,38 @@ class Held:
         )
         answer = json.loads(self.keeper.stdout.readline())
         if "error" in answer:
-            self.keeper.communicate()
+            self.keeper.communicate(timeout=60)
             pytest.skip(f"Slurm cannot run here: {answer['error']}")
-        self.directory = answer["directory"]
+        self.directory, self.enter = answer["directory"], answer["enter"]
+        self.namespace = os.readlink(f"/proc/{self.enter[1].removeprefix('--target=')}/ns/pid")
         self.env = {"PATH": os.environ["PATH"], "HOME": "/", **answer["environment"]}
 
     def leave_a_daemon(self) -> int:
         """Have a job leave a process that no signal but KILL ends, in a session of its own; return its pid here."""
-        script = "trap '' TERM HUP INT; cd $1; (setsid sh -c 'trap \"\" TERM HUP INT; echo >ready; while :; do sleep 60; done' &) ; sleep 60"
+        daemon = Path(self.directory, "daemon.sh")
+        daemon.write_text("trap '' TERM HUP INT; echo >$0.ready; while :; do sleep 60; done")
+        job = "trap '' TERM HUP INT; setsid sh $0 & sleep 60"
         client = subprocess.Popen(
-            ["srun", "-N1", "-n1", "sh", "-c", script, "job", self.directory],
+            [*self.enter, "srun", "-N1", "-n1", "sh", "-c", job, daemon],
             env=self.env,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        wait_for(lambda: os.path.exists(f"{self.directory}/ready"), "the job's daemon")
-        (daemon,) = [pid for pid in self.processes() if "echo >ready" in command(pid) and "setsid" not in command(pid)]
-        client.kill()
-        client.wait()
-        return daemon
+        try:
+            wait_for(lambda: os.path.exists(f"{daemon}.ready"), "sign of the job's daemon")
+            leaders = [pid for pid in self.processes() if os.getsid(pid) == pid]
+            (pid,) = [pid for pid in leaders if command(pid) == f"sh {daemon}"]
+        finally:
+            client.kill()
+            client.wait()
+        return pid
 
     def processes(self) -> list[int]:
-        """Find every process of the test bed: all are in the pid namespace of its daemons."""
+        """Find every process in the test bed's namespace; one that only waits to be reaped is no more."""
         found = []
         for name in os.listdir("/proc"):
             try:
-                if name.isdigit() and self.directory in Path(f"/proc/{name}/environ").read_text(errors="replace"):
+                if name.isdigit() and os.readlink(f"/proc/{name}/ns/pid") == self.namespace and command(int(name)):
                     found.append(int(name))
             except OSError:
                 continue
@@ -68,8 +73,10 @@ class Held:
         return left + groups.stdout.split()
 
     def close(self) -> None:
-        self.keeper.kill() if self.keeper.poll() is None else None
-        self.keeper.communicate()
+        self.keeper.kill()
+        self.keeper.wait()
+        self.keeper.stdin.close()
+        self.keeper.stdout.close()
         if os.path.exists(self.directory):
             down(self.directory)
 
@@ -120,7 +127,7 @@ def test_down_finds_what_a_killed_keeper_left(held):
 def test_down_leaves_what_others_hold(held):
     assert f"{held.directory} is held" in down()
     assert held.keeper.poll() is None
-    assert subprocess.run(["srun", "-n1", "true"], env=held.env, timeout=30).returncode == 0
+    assert subprocess.run([*held.enter, "srun", "-n1", "true"], env=held.env, timeout=30).returncode == 0
 
 
 def test_down_ends_a_named_one_though_it_is_held(held):
