@@ -188,6 +188,7 @@ def configuration(directory: str, tracker: str, ports: Sequence[int]) -> dict[st
         "SlurmdParameters": "config_overrides",
         "GresTypes": "gpu",
         "ReturnToService": 2,
+        "MinJobAge": 86400,
         "MpiDefault": "none",
         "SwitchType": "switch/none",
         "MailProg": "/bin/true",

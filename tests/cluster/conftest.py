@@ -52,6 +52,7 @@ class Slurm:
         self.enter = enter
         self.tracker = tracker
         self.work = work
+        self._hostnames: dict[str, list[str]] = {}
         self.environment = {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": str(work),
@@ -83,20 +84,19 @@ class Slurm:
     def wait(self, *job_ids: int, timeout_s: float = 60.0) -> list[Finished]:
         """Wait until these jobs have ended."""
         deadline = time.monotonic() + timeout_s
-        waiting = set(job_ids)
-        while waiting:
-            shown = {job_id: self._shown(job_id) for job_id in waiting}
-            waiting = {job_id for job_id, fields in shown.items() if fields["JobState"] not in ENDED}
-            if waiting and time.monotonic() > deadline:
-                pytest.fail(f"jobs {sorted(waiting)} have not ended in {timeout_s} s\n{self.run('squeue')}")
-            time.sleep(0.05)
-        return [self._finished(job_id) for job_id in job_ids]
+        while True:
+            lines = self.run("scontrol", "--oneliner", "show", "job").splitlines()
+            jobs = {
+                int(fields["JobId"]): fields for fields in (dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines)
+            }
+            waiting = [job_id for job_id in job_ids if jobs[job_id]["JobState"] not in ENDED]
+            if not waiting:
+                return [self._finished(job_id, jobs[job_id]) for job_id in job_ids]
+            if time.monotonic() > deadline:
+                pytest.fail(f"jobs {waiting} have not ended in {timeout_s} s\n{self.run('squeue')}")
+            time.sleep(0.1)
 
-    def _shown(self, job_id: int) -> dict[str, str]:
-        return dict(re.findall(r"(\w+)=(\S*)", self.run("scontrol", "--oneliner", "show", "job", str(job_id))))
-
-    def _finished(self, job_id: int) -> Finished:
-        fields = self._shown(job_id)
+    def _finished(self, job_id: int, fields: Mapping[str, str]) -> Finished:
         output = (self.work / f"{job_id}.out").read_text(errors="replace")
         return Finished(job_id=job_id, state=fields["JobState"], exit_code=fields["ExitCode"], output=output)
 
@@ -115,7 +115,10 @@ class Slurm:
         return self.run("salloc", *options, "sh", stdin=script, **variables)
 
     def hostnames(self, nodelist: str) -> list[str]:
-        return self.run("scontrol", "show", "hostnames", nodelist).split()
+        """Expand a node list as Slurm does."""
+        if nodelist not in self._hostnames:
+            self._hostnames[nodelist] = self.run("scontrol", "show", "hostnames", nodelist).split()
+        return self._hostnames[nodelist]
 
 
 @pytest.fixture(scope="session", params=["linuxproc", "cgroup"])
