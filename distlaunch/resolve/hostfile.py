@@ -31,7 +31,9 @@ _NUMBERS = frozenset({"boards", "sockets", "sockets_per_board", "cores", "cores_
 _WORDS = frozenset({"ifname", "binding"})  # Hydra
 
 _PIECE = re.compile(r"(?:[^,\[\]]+|\[[^\[\]]*\]|[\[\]])*")
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,252}")
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+_BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_IPV4 = re.compile(rf"{_BYTE}(?:\.{_BYTE}){{3}}")
 _USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+\\-]*")  # DOMAIN\user, user@domain
 _ZONE = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -285,6 +287,7 @@ def _target(word: str, place: _Place) -> tuple[list[str], str | None]:
     """Divide ``host:rest`` into the names that the host stands for and the rest (None without a colon)."""
     name, colon, rest = word.partition(":")
     if _PLAIN.fullmatch(name) and ":" not in rest:  # nearly all of a long file
+        _check_ipv4(name, place)
         return [name], rest if colon else None
     if word.startswith("[") and ":" in (inner := word[1:].partition("]"))[0]:
         address, closed, rest = inner
@@ -302,10 +305,8 @@ def _target(word: str, place: _Place) -> tuple[list[str], str | None]:
     if not name:
         raise place.error("the host is missing")
     names = expand_item(name, where=place.where)
-    if "." in names[0] and not names[0].strip("0123456789."):
-        bad = next((address for address in names if not _is_ipv4(address)), None)
-        if bad is not None:
-            raise place.error(f"{quoted(bad)} is no IPv4 address")
+    for each in names if "." in name else ():
+        _check_ipv4(each, place)
     return names, rest if colon else None
 
 
@@ -320,9 +321,10 @@ def _check_user(user: str, place: _Place) -> None:
         raise place.error(f"{quoted(user)} is no user name")
 
 
-def _is_ipv4(name: str) -> bool:
-    parts = name.split(".")
-    return len(parts) == 4 and all(part and len(part) <= 3 and int(part) <= 255 for part in parts)
+def _check_ipv4(name: str, place: _Place) -> None:
+    """Refuse what has only digits and dots and is no address; a leading zero would be octal to some."""
+    if "." in name and not name.strip("0123456789.") and not _IPV4.fullmatch(name):
+        raise place.error(f"{quoted(name)} is no IPv4 address")
 
 
 def _is_ipv6(text: str) -> bool:
