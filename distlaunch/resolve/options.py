@@ -28,9 +28,20 @@ class TrainOptions(Record):
     gpus_per_node: int | None = None
     num_procs: int | None = None
     procs_per_node: int | None = None
-    num_nodes: int | None = None
     device: Device = "auto"
     gpus: str | None = None
+    # nodes
+    num_nodes: int | tuple[int, int] | None = None
+    """``(2, 4)``: smallest and largest number of an elastic job."""
+    hosts: str | None = None
+    hostfile: str | None = None
+    discover: str | None = None
+    include: str | None = None
+    exclude: str | None = None
+    spread: bool = False
+    node_rank: int | None = None
+    source: str = "auto"
+    explain: bool = False
     # rendezvous
     master_addr: str | None = None
     master_port: int | None = None

@@ -24,7 +24,7 @@ from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_
 from distlaunch.ui.torchrun import counterpart, taken_as_it_is
 
 Train = Callable[[TrainOptions], int]
-Plan = Callable[[TrainOptions, quick.PlanFormat], int]
+Plan = Callable[[TrainOptions, quick.PlanFormat, bool], int]
 
 
 def main_train(options: TrainOptions) -> int:
@@ -34,11 +34,11 @@ def main_train(options: TrainOptions) -> int:
     return train(options)
 
 
-def main_plan(options: TrainOptions, fmt: quick.PlanFormat) -> int:
+def main_plan(options: TrainOptions, fmt: quick.PlanFormat, expand: bool) -> int:  # noqa: FBT001 - as it is parsed
     """Print the plan; returns the exit code."""
     from distlaunch.ui.run import plan
 
-    return plan(options, fmt)
+    return plan(options, fmt, expand=expand)
 
 
 def run_app(

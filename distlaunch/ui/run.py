@@ -64,8 +64,9 @@ class Front:
         )
 
 
-def plan(options: TrainOptions, fmt: Literal["table", "json"]) -> int:
+def plan(options: TrainOptions, fmt: Literal["table", "json"], *, expand: bool = False) -> int:
     """Print the plan that would be bound and run; nothing is started, nothing written."""
+    del expand
     from distlaunch.launch import make_plan
 
     record = make_plan(options, os.environ).record()

@@ -13,10 +13,11 @@ _USE_CPUS = "--num-procs N starts N workers without GPUs"
 
 def local_topology(options: TrainOptions, facts: Facts) -> Topology:
     """Decide how many workers this machine runs, and on what. Raises ConfigError; nothing is guessed silently."""
-    if (options.num_nodes or 1) > 1:
+    fewest = options.num_nodes[0] if isinstance(options.num_nodes, tuple) else options.num_nodes or 1
+    if fewest > 1:
         raise ConfigError(
-            f"--num-nodes {options.num_nodes}: only this machine is known",
-            hint="leave --num-nodes out, or give --num-nodes 1",
+            f"--num-nodes {fewest}: only this machine is known",
+            hint="name the nodes with --hosts or --hostfile; or leave --num-nodes out, or give --num-nodes 1",
         )
     processes = _one_of(options.num_procs, options.procs_per_node, "--num-procs", "--procs-per-node")
     gpus = _one_of(options.num_gpus, options.gpus_per_node, "--num-gpus", "--gpus-per-node")

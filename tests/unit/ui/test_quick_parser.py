@@ -203,7 +203,6 @@ def test_words_of_torchrun_are_answered_with_what_stands_for_them(parser, words,
         "--redirects",
         "--nproc-per-node",
         "--nnodes",
-        "--node-rank",
         "--rdzv-id",
         "--rdzv-backend",
         "--rdzv-conf",
@@ -284,7 +283,23 @@ def test_messages_stay_one_printable_line(word: str):
 
 
 def test_plan_takes_its_own_format_and_ignores_that_of_train():
-    assert parse_plan(["s"], {"DISTLAUNCH_FORMAT": "jsonl"}) == (TrainOptions(script="s"), "table")
-    assert parse_plan(["--format", "json", "s"], {})[1] == "json"
+    assert parse_plan(["s"], {"DISTLAUNCH_FORMAT": "jsonl"}) == (TrainOptions(script="s"), "table", False)
+    assert parse_plan(["--format", "json", "--expand", "s"], {})[1:] == ("json", True)
     with pytest.raises(UsageError, match=r"^--format takes table or json, not 'rich'$"):
         parse_plan(["--format", "rich", "s"], {})
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "values"),
+    [
+        ((), {"HOSTS": "a,b", "SOURCE": "flags"}, {"hosts": "a,b", "source": "flags"}),
+        (("--hosts", "c"), {"HOSTFILE": "f", "SOURCE": "slurm", "NODE_RANK": "1"}, {"hosts": "c", "node_rank": 1}),
+        (("--discover", "./d"), {"HOSTS": "a"}, {"discover": "./d"}),
+        (("--source", "slurm"), {"HOSTS": "a"}, {"source": "slurm"}),
+        (("--source", "flags"), {"HOSTS": "a"}, {"hosts": "a", "source": "flags"}),
+        (("--hosts", "c", "--source", "slurm"), {}, {"hosts": "c", "source": "slurm"}),
+    ],
+)
+def test_a_list_of_hosts_on_the_command_line_drops_every_other_one_of_the_environment(words, environ, values):
+    named = {f"DISTLAUNCH_{name}": value for name, value in environ.items()}
+    assert parse(*words, "s", **named) == TrainOptions(script="s", **values)
