@@ -1,10 +1,11 @@
-"""Layer surroundings: reads what may name other nodes, once, for ``launch``; loaded only where something hints at it."""
+"""Layer surroundings: reads what may name other nodes, once; ``launch`` loads it only where something hints at any."""
 
 from __future__ import annotations
 
 import os
 import selectors
 import signal
+import socket
 import stat
 import subprocess
 import time
@@ -28,7 +29,7 @@ _LOOK_S = 0.02
 """How long the end of the command may go unnoticed."""
 
 
-def read_surroundings(options: TrainOptions, environ: Mapping[str, str], *, hostname: str) -> Surroundings:
+def read_surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surroundings:
     """Read host file, the systems' own files, this machine's names, and what --discover prints.
 
     Raises ConfigError for a host file or a command that fails; a system's file that cannot be read is None.
@@ -42,7 +43,7 @@ def read_surroundings(options: TrainOptions, environ: Mapping[str, str], *, host
     return Surroundings(
         texts=texts,
         discovered=None if options.discover is None else run_discover(options.discover, environ),
-        identity=own_identity(hostname, _system_file(_HOSTS_FILE) or "", probe_addresses()),
+        identity=own_identity(socket.gethostname(), _system_file(_HOSTS_FILE) or "", probe_addresses()),
     )
 
 

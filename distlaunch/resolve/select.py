@@ -103,6 +103,17 @@ def select(
     return winner, tuple(lost)
 
 
+def hints(environ: Mapping[str, str]) -> bool:
+    """Tell whether any variable makes a look at the systems around us worth while; cheap, and loads nothing."""
+    return any(marker in environ for _, _, markers in SYSTEMS for marker in markers)
+
+
+def rivals(environ: Mapping[str, str], why: str) -> tuple[str, ...]:
+    """Name the systems that are not asked, since the user named the hosts, and what they and others have set."""
+    there = [f"{_there(environ, name)}: {why}" for name, _ in _candidates(environ, "auto")]
+    return (*there, *_leftovers(environ, None))
+
+
 def _with_options(environ: Mapping[str, str], num_nodes: str | None, node_rank: int | None) -> Mapping[str, str]:
     given = {"DISTLAUNCH_NUM_NODES": num_nodes, "DISTLAUNCH_NODE_RANK": None if node_rank is None else str(node_rank)}
     given = {name: value for name, value in given.items() if value is not None}

@@ -66,17 +66,22 @@ class Front:
 
 def plan(options: TrainOptions, fmt: Literal["table", "json"], *, expand: bool = False) -> int:
     """Print the plan that would be bound and run; nothing is started, nothing written."""
-    del expand
-    from distlaunch.launch import make_plan
+    from distlaunch.planning import make_plan
 
-    record = make_plan(options, os.environ).record()
+    planned = make_plan(options, os.environ)
+    record = planned.plan.record()
+    del expand
     if fmt == "json":
         import json
 
+        if planned.explanation is not None:
+            record["explain"] = planned.explanation.record()
         json.dump(record, sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
         from distlaunch.ui.tables import plan_table
 
         plan_table(record)
+        if planned.explanation is not None:
+            sys.stdout.write("\nExplained\n" + "".join(f"  {line}\n" for line in planned.explanation.lines()))
     return 0
