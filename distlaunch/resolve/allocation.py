@@ -1,6 +1,6 @@
-"""Layer resolve: what a source of topology finds: which hosts there are, in which order, and what this launcher is among them.
+"""Layer resolve: what a source of topology finds: which hosts there are, and what this launcher is among them.
 
-A source never guesses. What it does not know stays None and is settled later: by the user's flags, or by the node itself.
+A source never guesses. What it does not know stays None and is settled later: by the user's flags, or by the node.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Literal
 from distlaunch.core.model.record import Record
 
 Part = Literal["all", "node", "worker"]
-"""What this launcher is to start: all nodes of the job; only the workers of its own node, where the scheduler starts one
-launcher a node; or a single worker, where it starts one launcher a task."""
+"""What this launcher is to start: all nodes of the job; only the workers of its own node, where the scheduler starts
+one launcher a node; or a single worker, where it starts one launcher a task."""
 
 
 class Host(Record):

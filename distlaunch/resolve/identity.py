@@ -46,6 +46,13 @@ def is_this_machine(name: str, identity: Identity) -> bool:
     return bool(name) and (name in names or any(_agree(name, own, domain) for own in names))
 
 
+def is_loopback(name: str) -> bool:
+    """Tell whether a host name or address means, on every machine, that machine itself."""
+    name = _plain(name)
+    address = _address(name)
+    return _is_localhost(name) if address is None else _is_loopback(address)
+
+
 def names_in(hosts_file: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names that the text of /etc/hosts has for loopback and for these addresses of ours.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os.path
+from collections.abc import Iterator
 from typing import Literal
 
 from distlaunch.core.errors import ConfigError, UsageError
@@ -47,19 +48,24 @@ def build_plan(
     columns = v.terminal_variables(topology, facts.columns, prefixed=options.prefixed)
     defaults = unless_set({**v.DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)
     env = {**defaults, **job, **backend.job_variables(topology)}
+    port = options.master_port or topology.master_port
+    threads = not any("OMP_NUM_THREADS" in layer for layer in (base, given))
     plan = LaunchPlan(
         job_id=job_id,
         backend=backend.name,
         nodes=topology.nodes,
-        workers=tuple(_workers(options, facts, topology, argv, counted="OMP_NUM_THREADS" not in {**base, **given})),
+        workers=tuple(_workers(options, facts, topology, argv, threads=threads)),
         argv=argv,
         workdir=workdir,
         env=env,
         base_env=base,
         given_env=given,
         run_dir=run_dir,
-        master_addr=options.master_addr or LOOPBACK,
-        wanted_port=options.master_port or 0,
+        master_addr=options.master_addr or topology.master_addr or (LOOPBACK if len(topology.nodes) == 1 else None),
+        wanted_port=port or 0,
+        source=topology.source,
+        device=topology.device,
+        bounds=topology.bounds,
         signal_group=options.no_python,
         preload=preload,
         watch=options.hang_timeout is not None,
@@ -67,17 +73,15 @@ def build_plan(
         layout=options.layout,
         notes=(*topology.notes, *filter(None, [pinned_note(facts.cpus), _interpreter_note(options, facts)])),
     )
-    return bind(plan, attempt=0, master_port=options.master_port)
+    return bind(plan, attempt=0, master_port=port)
 
 
 def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None) -> LaunchPlan:
     """Fill in what an attempt settles: its number, the port that rank 0's node holds, the workers' error files."""
     settled = v.attempt_variables(attempt=attempt, master_addr=plan.master_addr, master_port=master_port)
+    error_file = plan.layout.error_files(plan.run_dir, attempt)
     workers = tuple(
-        replace(
-            worker,
-            env={**worker.env, "TORCHELASTIC_ERROR_FILE": plan.layout.error_file(plan.run_dir, attempt, worker.rank)},
-        )
+        replace(worker, env={**worker.env, "TORCHELASTIC_ERROR_FILE": error_file(worker.rank)})
         for worker in plan.workers
     )
     return replace(plan, attempt=attempt, master_port=master_port, env={**plan.env, **settled}, workers=workers)
@@ -102,23 +106,34 @@ def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
 
 
 def _workers(
-    options: TrainOptions, facts: Facts, topology: Topology, argv: tuple[str, ...], *, counted: bool
-) -> list[WorkerPlan]:
-    workers: list[WorkerPlan] = []
+    options: TrainOptions,
+    facts: Facts,
+    topology: Topology,
+    argv: tuple[str, ...],
+    *,
+    threads: bool,
+) -> Iterator[WorkerPlan]:
+    """Give the workers in rank order, up to the first node that has yet to tell how many it runs.
+
+    CPUs and threads are told for this machine alone: what the others have is theirs to tell.
+    """
+    rank = 0
     for node_rank, node in enumerate(topology.nodes):
-        near = [node.numa[index] if index < len(node.numa) else None for index in range(node.slots)]
-        bound = bind_cpus(facts.cpus, node.slots, mode=options.bind, gpu_numa=near)
-        for local_rank in range(node.slots):
-            rank = len(workers)
-            env = v.worker_variables(topology, node_rank, local_rank, rank)
-            cpus = bound[local_rank]
-            if counted:
-                env["OMP_NUM_THREADS"] = str(threads_per_worker(facts.cpus, node.slots, bound=cpus, granted=None))
+        if node.slots is None:
+            return
+        shared = v.node_variables(topology, node_rank)
+        here = node_rank == topology.here
+        near = [node.numa[index] if index < len(node.numa) else None for index in range(node.slots)] if here else []
+        bound = bind_cpus(facts.cpus, node.slots, mode=options.bind if here else "none", gpu_numa=near)
+        for local_rank, cpus in enumerate(bound):
+            env = {**shared, **v.worker_variables(node, local_rank, rank)}
+            if threads and here:
+                env["OMP_NUM_THREADS"] = str(
+                    threads_per_worker(facts.cpus, node.slots, bound=cpus, granted=facts.granted_cpus)
+                )
             own = _own_argv(options, argv, local_rank)
-            workers.append(
-                WorkerPlan(rank=rank, local_rank=local_rank, node_rank=node_rank, env=env, cpus=cpus, argv=own)
-            )
-    return workers
+            yield WorkerPlan(rank=rank, local_rank=local_rank, node_rank=node_rank, env=env, cpus=cpus, argv=own)
+            rank += 1
 
 
 def _own_argv(options: TrainOptions, argv: tuple[str, ...], local_rank: int) -> tuple[str, ...] | None:
