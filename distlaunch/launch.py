@@ -63,7 +63,7 @@ def run_job(
     terminal = open_terminal() if workers == 1 else None
     sink = open_sink(workers)
     if planned.explanation is not None:
-        sink.say("\n".join(planned.explanation.lines()))
+        sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
     nofile = _allow_descriptors(workers)
     port = hold_port(plan.wanted_port, owner=plan.job_id)  # refused before anything is made
     run_dir = make_run_dir(options.log_dir, plan.job_id, environ)

@@ -175,8 +175,7 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, to_start: bo
     elif location is None:
         topology = local_topology(options, facts)
     else:
-        facts = replace(facts, granted_cpus=location.cpus)
-        topology = _topology(location, options, facts, to_start=to_start)
+        facts, topology = _among_others(location, options, facts, to_start=to_start)
     needed_descriptors(0 if topology.here is None else topology.nodes[topology.here].slots or 0)
     job_id = _job_id(options, location, topology)
     base = log_base(options.log_dir, environ) or "a temporary directory"
@@ -213,15 +212,16 @@ def _locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple
     return locate(options, facts)
 
 
-def _topology(location: Location, options: TrainOptions, facts: Facts, *, to_start: bool) -> Topology:
+def _among_others(location: Location, options: TrainOptions, facts: Facts, *, to_start: bool) -> tuple[Facts, Topology]:
     """Decide where there may be several nodes; with ``to_start``, refuse what is not this launcher's alone."""
-    from distlaunch.resolve.location import refuse_others
+    from distlaunch.resolve.location import refuse_others, trusting
     from distlaunch.resolve.topology import build_topology
 
+    facts, notes = trusting(replace(facts, granted_cpus=location.cpus), location)
     topology = build_topology(location.allocation, options, facts, here=location.here)
     if to_start:
         refuse_others(location, topology)
-    return topology
+    return facts, replace(topology, notes=(*notes, *topology.notes)) if topology.device != "cpu" else topology
 
 
 def needed_descriptors(workers: int) -> int:

@@ -18,6 +18,7 @@ from distlaunch.core.probe.interfaces import probe_addresses
 from distlaunch.resolve import select
 from distlaunch.resolve.facts import Surroundings
 from distlaunch.resolve.identity import Identity, names_in
+from distlaunch.resolve.location import check_lists
 from distlaunch.resolve.options import TrainOptions
 
 DISCOVER_S = 60.0
@@ -32,12 +33,14 @@ _LOOK_S = 0.02
 def read_surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surroundings:
     """Read host file, the systems' own files, this machine's names, and what --discover prints.
 
-    Raises ConfigError for a host file or a command that fails; a system's file that cannot be read is None.
+    Raises ConfigError for lists that exclude each other, and for a host file or a command that fails; a system's file
+    that cannot be read is None.
     """
     texts: dict[str, str | None] = {}
+    by_user = check_lists(options)
     if options.hostfile is not None:
         texts[options.hostfile] = _host_file(options.hostfile)
-    if not any((options.hosts, options.hostfile, options.discover)):
+    if by_user is None:
         paths = select.files(environ, wanted=options.source)
         texts.update((path, _system_file(path)) for path in paths)
     return Surroundings(

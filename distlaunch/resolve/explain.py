@@ -160,6 +160,8 @@ def _workers(options: TrainOptions, facts: Facts, topology: Topology, allocation
         return _value("workers", shown, by, *lost)
     if told:
         return _value("workers", shown, ", ".join(dict.fromkeys(each.source for each in told)))
+    if allocation is not None and any(host.slots for host in allocation.hosts):
+        return _value("workers", shown, allocation.source)
     if world is None:
         return _value("workers", shown, "only the nodes know")
     return _value("workers", shown, "the GPUs here" if topology.device == "cuda" else "no GPU here: one on the CPU")

@@ -6,13 +6,16 @@ Loaded only where ``Facts`` have surroundings: an option or a variable that hint
 from __future__ import annotations
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.core.model.topology import Topology
 from distlaunch.resolve.allocation import Allocation, Host, Origin
+from distlaunch.resolve.devices import CUDA
 from distlaunch.resolve.facts import Facts, Surroundings
 from distlaunch.resolve.hostlist import fold_hosts
 from distlaunch.resolve.identity import is_this_machine
+from distlaunch.resolve.masks import MASK
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.resolve.select import rivals, select
 from distlaunch.resolve.sources import flags
@@ -22,13 +25,15 @@ _USERS_OWN = frozenset({"flags", "hostfile", "discover", "local"})
 """Sources that are the user's word; all others are a system's around us."""
 _CPUS = {"slurm": "SLURM_CPUS_ON_NODE"}
 _SHOWN_HOSTS = 60
-_ALONE = "--num-nodes 1 runs on this machine alone"
+_ALONE = "; --num-nodes 1 runs on this machine alone"
 
 
 class Location(Record):
     """Where we are among which nodes."""
 
     allocation: Allocation
+    who: str
+    """Who names the nodes, in words that people know: an option's name, or the system's."""
     here: int | None
     """The place of this machine among the hosts; None if it is none of them."""
     by: str
@@ -46,40 +51,54 @@ def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[
     around = facts.surroundings
     if around is None:
         return None, ()
-    allocation, lost = _allocation(options, facts, around)
+    who, allocation, lost = _allocation(options, facts, around)
     if allocation is None:
-        allocation = _by_hand(options)
+        who, allocation = "--num-nodes", _by_hand(options)
     if allocation is None and (options.include is not None or options.exclude is not None):
-        allocation = _this_machine(options, facts)
+        who, allocation = "--include" if options.include is not None else "--exclude", _this_machine(options, facts)
     if allocation is None:
         return None, lost
     allocation = _with_node_rank(allocation, options, around)
     here, by = _here(allocation, options, around)
     cpus = _CPUS.get(allocation.source)
     granted = number(facts.environ, cpus, least=1) if cpus is not None and here is not None else None
-    return Location(allocation=allocation, here=here, by=by, cpus=granted), lost
+    return Location(allocation=allocation, who=who, here=here, by=by, cpus=granted), lost
 
 
-def _allocation(options: TrainOptions, facts: Facts, around: Surroundings) -> tuple[Allocation | None, tuple[str, ...]]:
+def check_lists(options: TrainOptions) -> str | None:
+    """Name the option that lists the hosts, if one does. Raises ConfigError for two that do, or a system beside it."""
     lists = {"--hosts": options.hosts, "--hostfile": options.hostfile, "--discover": options.discover}
     named = [f"{name} {quoted(value)}" for name, value in lists.items() if value is not None]
-    if not named:
+    if named and options.source not in {"auto", "flags"}:
+        named.append(f"--source {quoted(options.source)}")
+    if len(named) > 1:
+        raise ConfigError(
+            f"{' and '.join(named)} each say which nodes there are",
+            hint="give one of them; --include and --exclude choose among its hosts",
+        )
+    return named[0].partition(" ")[0] if named else None
+
+
+def _allocation(
+    options: TrainOptions, facts: Facts, around: Surroundings
+) -> tuple[str, Allocation | None, tuple[str, ...]]:
+    """Ask the user's lists, else the systems around us; give who answered, the answer, and who lost."""
+    who = check_lists(options)
+    if who is None:
         nodes = options.num_nodes
         wanted = f"{nodes[0]}:{nodes[1]}" if isinstance(nodes, tuple) else None if nodes is None else str(nodes)
-        return select(facts.environ, around.texts, wanted=options.source, num_nodes=wanted, node_rank=options.node_rank)
-    if options.source not in {"auto", "flags"}:
-        raise ConfigError(
-            f"--source {quoted(options.source)} and {named[0]} both say which nodes there are", hint="give one of them"
+        found, lost = select(
+            facts.environ, around.texts, wanted=options.source, num_nodes=wanted, node_rank=options.node_rank
         )
-    allocation = flags.find(
+        return "" if found is None else found.source, found, lost
+    found = flags.find(
         hosts=options.hosts,
         hostfile=options.hostfile,
         discover=options.discover,
         texts=around.texts,
         discovered=around.discovered,
     )
-    first = next(name for name, value in lists.items() if value is not None)
-    return allocation, rivals(facts.environ, f"{first} comes first")
+    return who, found, rivals(facts.environ, f"{who} comes first")
 
 
 def _by_hand(options: TrainOptions) -> Allocation | None:
@@ -152,11 +171,33 @@ def _here(allocation: Allocation, options: TrainOptions, around: Surroundings) -
         raise ConfigError(f"{one} and {other} are both this machine", hint="name it once, with all its slots")
     if ours:
         return ours[0], "the names and addresses of this machine"
-    return None, f"none of them is a name or an address of this machine, {printable(identity.hostname)}"
+    return None, f"this machine is {printable(identity.hostname)}"
 
 
 def _source_of(allocation: Allocation, value: str) -> str | None:
     return next((origin.source for origin in allocation.origins if origin.value == value), None)
+
+
+def trusting(facts: Facts, location: Location) -> tuple[Facts, tuple[str, ...]]:
+    """Take a device mask at its word where no GPU was found here, but who names the nodes says the same as the mask.
+
+    Some devices have no driver that we know, and come with CUDA's mask; a plan may be made on another machine, too.
+    Beside the facts, what the user should hear of it.
+    """
+    mask = facts.environ.get(CUDA, "").strip()
+    entries = tuple(entry.strip() for entry in mask.split(","))
+    if location.here is None or facts.gpus.gpus or facts.gpus.problem or not all(map(_is_device, entries)):
+        return facts, ()
+    host = location.allocation.hosts[location.here]
+    named = location.allocation.source in _USERS_OWN and host.slots == len(entries)
+    if not named and host.devices != entries:
+        return facts, ()
+    note = f"no GPU was found here: {CUDA}={mask} is taken at its word, as {location.who} says the same"
+    return replace(facts, gpus=GpuInventory(source=MASK)), (printable(note),)
+
+
+def _is_device(entry: str) -> bool:
+    return entry.isdecimal() or entry.startswith(("GPU-", "MIG-"))
 
 
 def is_alone(location: Location, topology: Topology) -> bool:
@@ -171,29 +212,25 @@ def refuse_others(location: Location, topology: Topology) -> None:
     if is_alone(location, topology):
         return
     allocation, nodes = location.allocation, topology.nodes
-    names = [node.host for node in nodes]
-    folded = fold_hosts(names)
+    who = location.who
+    folded = fold_hosts(node.host for node in nodes)
     listed = folded if len(folded) <= _SHOWN_HOSTS else f"{folded[:_SHOWN_HOSTS]}..."
-    system = "" if allocation.source in _USERS_OWN else "; --source flags reads nothing from the environment"
-    shows = "distlaunch plan shows what would run"
+    by_user = allocation.source in _USERS_OWN
     if allocation.part == "worker":
-        slots = [host.slots for host in allocation.hosts]
-        several = counted(sum(each or 1 for each in slots), "worker") if all(slots) else "several workers"
+        tasks = f"{topology.world_size} workers" if topology.world_size else "several workers"
         raise ConfigError(
-            f"{allocation.source} starts a launcher for each of {several} on {listed}: "
-            "joining them to one job is not built yet",
-            hint=f"start one launcher (srun -n 1, mpirun -n 1) on one node{system}, which makes each a job of its own",
+            f"{who} starts a launcher for each of {tasks} on {listed}: joining them to one job is not built yet",
+            hint="start one launcher, on one node (srun -n 1, mpirun -n 1); --source flags reads nothing from the"
+            " environment, and makes each launcher a job of its own on its machine",
         )
+    ignore = "" if by_user else "; --source flags reads nothing from the environment"
     if len(nodes) > 1:
-        alone = location.here == 0 or (location.here is not None and system)
-        here = f"; {_ALONE}" if alone else ""
+        alone = location.here == 0 or (location.here is not None and not by_user)
         raise ConfigError(
-            f"{allocation.source} names {counted(len(nodes), 'node')} ({listed}): "
-            "starting several nodes is not built yet",
-            hint=f"{shows}{here}{system}",
+            f"{who} names {len(nodes):,} nodes ({listed}): starting several nodes is not built yet",
+            hint=f"distlaunch plan shows what would run{_ALONE if alone else ''}{ignore}",
         )
     raise ConfigError(
-        f"{allocation.source} names {listed}, which is not this machine: {location.by}; "
-        "starting workers elsewhere is not built yet",
-        hint=f"{shows}; to run here, name localhost or leave the hosts out{system}",
+        f"{who} names {listed}, and {location.by}: starting workers elsewhere is not built yet",
+        hint=f"distlaunch plan shows what would run{ignore or '; to run here, name localhost or no host'}",
     )

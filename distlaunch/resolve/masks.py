@@ -7,10 +7,14 @@ twice leaves nothing visible (CUDA C++ Programming Guide, "Environment variables
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.record import Record, replace
 
+MASK: Literal["mask"] = "mask"
+"""The source of an inventory of which nothing but the mask is known."""
+_UNCERTAIN = ("device files", MASK)
 _HIDES_ALL = ("", "-1", "NoDevFiles")
 """Masks that mean "no GPU" on purpose; the last is what Slurm sets for a step without GPUs."""
 
@@ -33,7 +37,7 @@ class Catalog(Record):
     named: dict[str, list[Device]]
     """By UUID in lower case."""
     certain: bool
-    """What is not listed does not exist; False where only device files were counted."""
+    """What is not listed does not exist; False where only device files were counted, or a mask is all there is."""
 
     def devices(self) -> list[Device]:
         """List everything; by UUID if there are MIG slices, since CUDA takes no mixture of indices and UUIDs."""
@@ -78,7 +82,7 @@ def catalog_of(inventory: GpuInventory, environ: Mapping[str, str]) -> Catalog:
         named.update({each.uuid.lower(): [each] for each in slices if each.uuid})
         if gpu.uuid:
             named[gpu.uuid.lower()] = meant
-    return Catalog(numbered=numbered, named=named, certain=inventory.source != "device files")
+    return Catalog(numbered=numbered, named=named, certain=inventory.source not in _UNCERTAIN)
 
 
 def unknown_device(entry: str) -> Device:
@@ -102,7 +106,7 @@ def through_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -
     """Return what the mask leaves visible, and note where that is less than its writer may have meant."""
     if mask in _HIDES_ALL:
         return []
-    if not catalog.numbered:
+    if not catalog.numbered and catalog.certain:
         notes.append(f"{variable}={mask} names GPUs, but none can be used on this machine")
         return []
     visible: list[Device] = []

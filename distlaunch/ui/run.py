@@ -69,19 +69,14 @@ def plan(options: TrainOptions, fmt: Literal["table", "json"], *, expand: bool =
     from distlaunch.planning import make_plan
 
     planned = make_plan(options, os.environ)
-    record = planned.plan.record()
-    del expand
+    explanation = planned.explanation
     if fmt == "json":
-        import json
+        more = {} if explanation is None else {"explain": explanation.record()}
+        sys.stdout.writelines(planned.plan.json_chunks(expand=expand, more=more))
+        return 0
+    from distlaunch.ui.tables import plan_table
 
-        if planned.explanation is not None:
-            record["explain"] = planned.explanation.record()
-        json.dump(record, sys.stdout, indent=1)
-        sys.stdout.write("\n")
-    else:
-        from distlaunch.ui.tables import plan_table
-
-        plan_table(record)
-        if planned.explanation is not None:
-            sys.stdout.write("\nExplained\n" + "".join(f"  {line}\n" for line in planned.explanation.lines()))
+    plan_table(planned.plan.record(expand=expand))
+    if explanation is not None:
+        sys.stdout.write("\nWhere this comes from\n" + "".join(f"  {line}\n" for line in explanation.lines()))
     return 0
