@@ -80,12 +80,15 @@ def _system_file(path: str) -> str | None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError):
         return None
-    with open(fd, "rb") as file:
-        try:
-            data = file.read(_MOST_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else None
-        except OSError:
-            data = None
-    return None if data is None else data.decode(errors="surrogateescape")
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(_MOST_BYTES).decode(errors="surrogateescape")
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def run_discover(command: str, environ: Mapping[str, str], *, patience_s: float = DISCOVER_S) -> str:
@@ -108,7 +111,7 @@ def run_discover(command: str, environ: Mapping[str, str], *, patience_s: float 
         raise ConfigError(f"{where}: cannot be run: {why}") from exc
     with process:
         try:
-            output, errors, problem = _collect(process, time.monotonic() + patience_s)
+            output, errors, problem = _collect(process, patience_s)
         finally:
             # Its whole group, for a shell may leave others behind. It is not reaped yet, so the number is its own.
             with suppress(ProcessLookupError, PermissionError):
@@ -120,16 +123,24 @@ def run_discover(command: str, environ: Mapping[str, str], *, patience_s: float 
     if problem:
         raise ConfigError(f"{where}: {problem}{said}", hint="it has to print a line for each host, HOST:SLOTS, and end")
     if code:
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = f"exit code {code}" if code > 0 else f"signal {_signal_name(-code)}"
         raise ConfigError(f"{where}: the command ended with {how}{said}", hint="run it by itself: it has to end with 0")
     return output.decode(errors="surrogateescape")
 
 
-def _collect(process: subprocess.Popen[bytes], deadline_s: float) -> tuple[bytes, bytes, str]:
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return str(number)
+
+
+def _collect(process: subprocess.Popen[bytes], patience_s: float) -> tuple[bytes, bytes, str]:
     """Read stdout and stderr until the process has ended; with them, what is wrong if it does not, or says too much.
 
     What it left running in the background may hold the pipes open for ever: its own end counts, not theirs.
     """
+    deadline_s = time.monotonic() + patience_s
     read: dict[int, bytearray] = {}
     with selectors.DefaultSelector() as selector:
         for pipe in (process.stdout, process.stderr):
@@ -146,10 +157,10 @@ def _collect(process: subprocess.Popen[bytes], deadline_s: float) -> tuple[bytes
                 if not chunk:
                     selector.unregister(key.fileobj)
             if sum(map(len, read.values())) > _MOST_BYTES:
-                return bytes(output), bytes(errors), "the command printed over 64 MiB"
+                return bytes(output), bytes(errors), f"the command printed over {_MOST_BYTES >> 20} MiB"
             if ended and not ready:
                 return bytes(output), bytes(errors), ""
             if time.monotonic() > deadline_s:
-                return bytes(output), bytes(errors), "the command did not end in time"
+                return bytes(output), bytes(errors), f"the command did not end in {patience_s:g} s"
             if not ended and not selector.get_map():
                 time.sleep(_LOOK_S)
