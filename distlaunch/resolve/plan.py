@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from distlaunch.core.errors import ConfigError, UsageError
@@ -23,6 +23,7 @@ _SETUP = (
     'exec "$@"'
 )
 LOOPBACK = "127.0.0.1"
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def build_plan(
@@ -54,7 +55,7 @@ def build_plan(
         job_id=job_id,
         backend=backend.name,
         nodes=topology.nodes,
-        workers=tuple(_workers(options, facts, topology, argv, threads=threads)),
+        workers=(),
         argv=argv,
         workdir=workdir,
         env=env,
@@ -73,17 +74,23 @@ def build_plan(
         layout=options.layout,
         notes=(*topology.notes, *filter(None, [pinned_note(facts.cpus), _interpreter_note(options, facts)])),
     )
-    return bind(plan, attempt=0, master_port=port)
+    # With what belongs to the first attempt at once: 131,072 workers are better made once than twice.
+    error_file = options.layout.error_files(run_dir, 0)
+    workers = tuple(_workers(options, facts, topology, argv, threads=threads, error_file=error_file))
+    return _settled(plan, workers, attempt=0, master_port=port)
 
 
 def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None) -> LaunchPlan:
     """Fill in what an attempt settles: its number, the port that rank 0's node holds, the workers' error files."""
-    settled = v.attempt_variables(attempt=attempt, master_addr=plan.master_addr, master_port=master_port)
     error_file = plan.layout.error_files(plan.run_dir, attempt)
     workers = tuple(
-        replace(worker, env={**worker.env, "TORCHELASTIC_ERROR_FILE": error_file(worker.rank)})
-        for worker in plan.workers
+        replace(worker, env={**worker.env, _ERROR_FILE: error_file(worker.rank)}) for worker in plan.workers
     )
+    return _settled(plan, workers, attempt=attempt, master_port=master_port)
+
+
+def _settled(plan: LaunchPlan, workers: tuple[WorkerPlan, ...], *, attempt: int, master_port: int | None) -> LaunchPlan:
+    settled = v.attempt_variables(attempt=attempt, master_addr=plan.master_addr, master_port=master_port)
     return replace(plan, attempt=attempt, master_port=master_port, env={**plan.env, **settled}, workers=workers)
 
 
@@ -112,6 +119,7 @@ def _workers(
     argv: tuple[str, ...],
     *,
     threads: bool,
+    error_file: Callable[[int], str],
 ) -> Iterator[WorkerPlan]:
     """Give the workers in rank order, up to the first node that has yet to tell how many it runs.
 
@@ -126,7 +134,7 @@ def _workers(
         near = [node.numa[index] if index < len(node.numa) else None for index in range(node.slots)] if here else []
         bound = bind_cpus(facts.cpus, node.slots, mode=options.bind if here else "none", gpu_numa=near)
         for local_rank, cpus in enumerate(bound):
-            env = {**shared, **v.worker_variables(node, local_rank, rank)}
+            env = {**shared, **v.worker_variables(node, local_rank, rank), _ERROR_FILE: error_file(rank)}
             if threads and here:
                 env["OMP_NUM_THREADS"] = str(
                     threads_per_worker(facts.cpus, node.slots, bound=cpus, granted=facts.granted_cpus)

@@ -92,23 +92,23 @@ def _first_nodes(hosts: Sequence[Chosen], bounds: Bounds, allocation: Allocation
 
 
 def _places(chosen: Sequence[Chosen], options: TrainOptions, facts: Facts, own: Host | None) -> list[Place]:
+    """Find out how much room each host has, and pass over one of whose GPUs filters left none. Raises ConfigError."""
     picked = _picked(options)
+    limit = None if picked is None else len(picked)
     visible = None
     if own is not None and not on_cpus(options) and not shares_gpus(options):
         visible = len(selection_here(options, facts, granted=own.devices or ()).ids) or None
-    return [
-        Place(
-            chosen=each,
-            here=each.host is own,
-            room=room_of(
-                each,
-                options,
-                picked=None if picked is None else len(picked),
-                visible=visible if each.host is own else None,
-            ),
+    places: list[Place] = []
+    for each in chosen:
+        here = each.host is own
+        room = room_of(each, options, picked=limit, visible=visible if here else None)
+        if room != 0:
+            places.append(Place(chosen=each, here=here, room=room))
+    if not places:
+        raise ConfigError(
+            f"--exclude leaves no slot of {names_of([each.host for each in chosen])}", hint="exclude fewer slots"
         )
-        for each in chosen
-    ]
+    return places
 
 
 def _picked(options: TrainOptions) -> tuple[str, ...] | None:
@@ -193,18 +193,22 @@ class _Builder:
     def _elsewhere(self, place: Place, count: int | None) -> Node:
         """Make a node of which we see nothing: it finds its devices itself, unless they are named or not wanted."""
         host, chosen = place.host, place.chosen
-        node = Node(host=host.name, slots=count, user=host.user, port=host.port, without=chosen.without)
-        if on_cpus(self._options):
-            return replace(node, mask_variable=CUDA, masks=((),) * (count or 0))
+        on_cpu = on_cpus(self._options)
         whole = chosen.slots is None or chosen.slots == tuple(range(len(chosen.slots)))
-        ids = None if shares_gpus(self._options) else self._picked or host.devices or None
-        if ids is not None and chosen.slots is not None:
+        ids = () if on_cpu else None if shares_gpus(self._options) else self._picked or host.devices or None
+        if ids and chosen.slots is not None:
             ids = tuple(ids[slot] for slot in chosen.slots if slot < len(ids))[:count]
-        return replace(
-            node,
+        return Node(
+            host=host.name,
+            slots=count,
+            user=host.user,
+            port=host.port,
+            mask_variable=CUDA if on_cpu else None,
+            masks=((),) * (count or 0) if on_cpu else (),
             devices=ids,
             chosen=None if whole or ids is not None else chosen.slots,
-            isolated=self._isolated or (self._options.isolate_gpus and not self._by_task),
+            without=chosen.without,
+            isolated=self._isolated or (self._options.isolate_gpus and not self._by_task and not on_cpu),
         )
 
     def _master(self, first: Place) -> str | None:

@@ -41,6 +41,8 @@ class _Worker(NamedTuple):
     argv: Sequence[object]
     env: _Data
     cpus: tuple[int, ...]
+    mask: str
+    """What its device mask says; ``none`` for an empty one, nothing where none is set."""
 
 
 class _Group(NamedTuple):
@@ -78,12 +80,13 @@ def _workers_of(node: _Data) -> list[_Worker]:
     node_rank = node.get("node_rank", 0)
     return [
         _Worker(
-            rank=worker.get("rank", 0),
-            local_rank=worker.get("local_rank", 0),
-            node_rank=node_rank,
-            argv=worker.get("argv") or (),
-            env=worker.get("env") or {},
-            cpus=tuple(worker.get("cpus") or ()),
+            worker.get("rank", 0),
+            worker.get("local_rank", 0),
+            node_rank,
+            worker.get("argv") or (),
+            worker.get("env") or {},
+            tuple(worker.get("cpus") or ()),
+            _mask(worker.get("env") or {}),
         )
         for worker in node.get("workers") or ()
     ]
@@ -93,7 +96,7 @@ def _groups(nodes: Sequence[_Data], workers: Sequence[list[_Worker]]) -> list[_G
     groups: dict[object, _Group] = {}
     for node, own in zip(nodes, workers, strict=True):
         told = tuple(str(node.get(key)) for key in ("slots", "devices", "gpus", "user", "port", "chosen", "without"))
-        key = told, tuple((_mask(worker), worker.cpus) for worker in own)
+        key = told, tuple((worker.mask, worker.cpus) for worker in own)
         group = groups.setdefault(key, _Group([], []))
         group.nodes.append(node)
         group.workers.extend(own)
@@ -188,7 +191,7 @@ def _gpus(console: Console, groups: Sequence[_Group]) -> None:
             device = str(gpu.get("device"))
             users = [worker for worker, each in zip(group.workers, group.nodes[0].get("gpus") or (), strict=False)
                      if each and each.get("device") == device]  # fmt: skip
-            mask = _mask(users[0]).split(",") if users else []
+            mask = users[0].mask.split(",") if users else []
             table.add_row(
                 format_ranks(worker.local_rank for worker in users) or "-",
                 str(mask.index(device)) if device in mask else "-",
@@ -205,7 +208,7 @@ def _workers(console: Console, groups: Sequence[_Group]) -> None:
     rows: dict[tuple[int, str, tuple[int, ...]], list[_Worker]] = {}
     for place, group in enumerate(groups[:_MOST_NODES]):
         for worker in group.workers:
-            rows.setdefault((place, _mask(worker), worker.cpus), []).append(worker)
+            rows.setdefault((place, worker.mask, worker.cpus), []).append(worker)
     table = _table("Ranks", "Local ranks", "Nodes", "Devices", "CPUs")
     for (_, mask, cpus), members in rows.items():
         table.add_row(
@@ -310,9 +313,11 @@ def _pattern(numbers: Sequence[str], workers: Sequence[_Worker], values: Sequenc
     return None
 
 
-def _mask(worker: _Worker) -> str:
-    """Return what the worker's device mask says; ``none`` for an empty one, nothing where none is set."""
-    return next((worker.env[name] or "none" for name in _MASKS if worker.env.get(name) is not None), "")
+def _mask(env: _Data) -> str:
+    for name in _MASKS:
+        if env.get(name) is not None:
+            return env[name] or "none"
+    return ""
 
 
 def _value(value: object) -> str:

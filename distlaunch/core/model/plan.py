@@ -99,7 +99,8 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
         write = json.JSONEncoder(check_circular=False).encode
         yield "{\n"
         for key, value in {**self._head(), **(more or {})}.items():
-            yield f" {write(key)}: {json.dumps(value, indent=1) if key == 'env' else write(value)},\n"
+            text = json.dumps(value, indent=1).replace("\n", "\n ") if isinstance(value, dict) else write(value)
+            yield f" {write(key)}: {text},\n"
         yield ' "nodes": [\n'
         end = ""
         for node in self._node_records(expand=expand):
@@ -171,8 +172,8 @@ def _of_node(node_rank: int, node: Node) -> dict[str, object]:
     about: dict[str, object] = {"host": node.host, "node_rank": node_rank, "slots": node.slots, "devices": devices}
     if any(node.gpus):
         about["gpus"] = [_of_gpu(each, gpu) for each, gpu in zip(node.devices or (), node.gpus, strict=False)]
-    extras = {"user": node.user, "port": node.port, "chosen": node.chosen, "without": node.without or None}
-    return about | {name: value for name, value in extras.items() if value is not None}
+    extras = {"user": node.user, "port": node.port, "chosen": list(node.chosen or ()), "without": list(node.without)}
+    return about | {name: value for name, value in extras.items() if value}
 
 
 def _of_gpu(device: str, gpu: Gpu | None) -> dict[str, object] | None:
