@@ -22,7 +22,7 @@ def local_topology(options: TrainOptions, facts: Facts) -> Topology:
     if fewest > 1:
         raise ConfigError(
             f"--num-nodes {fewest}: only this machine is known",
-            hint="leave --num-nodes out, or give --num-nodes 1",
+            hint="name the others by --hosts or --hostfile; or leave --num-nodes out",
         )
     processes = _one_of(options.num_procs, options.procs_per_node, "--num-procs", "--procs-per-node")
     gpus = _one_of(options.num_gpus, options.gpus_per_node, "--num-gpus", "--gpus-per-node")
