@@ -51,7 +51,8 @@ def workers_of(places: Sequence[Place], allocation: Allocation, options: TrainOp
         if per_node is None:
             counts = [_unasked(place, options) for place in places]
         else:
-            counts = [_exactly(per_node, place, _each_name(options), allocation, options) for place in places]
+            said = _each_name(options)
+            counts = [_exactly(_left_of(per_node, place), place, said, allocation, options) for place in places]
     elif per_node is not None:
         counts = _total_and_each(total, per_node, places, allocation, options, bounds)
     elif bounds is not None or len(places) == 1:
@@ -107,14 +108,19 @@ def _unasked(place: Place, options: TrainOptions) -> int | None:
     return 1 if place.room is None and on_cpus(options) and not place.chosen.without else place.room
 
 
+def _left_of(per_node: int, place: Place) -> int:
+    """Return what filters left of the workers on each node: they take away from what was asked for as well."""
+    slots = place.chosen.slots
+    return len(slots) if slots is not None and place.host.slots == per_node else per_node
+
+
 def _exactly(count: int, place: Place, said: str, allocation: Allocation, options: TrainOptions) -> int:
-    """Return the number, if the host takes so many; of what filters took away, less."""
-    slots, room = place.chosen.slots, place.room
-    wanted = len(slots) if slots is not None and place.host.slots == count else count
+    """Return the number, if the host takes so many. Raises ConfigError."""
+    room = place.room
     by_hand = allocation.source in BY_HAND
     # A scheduler counts GPUs, tasks or cores: none of these limits workers on CPUs.
-    if room is None or room >= wanted or not (by_hand or not counts_processes(options)):
-        return wanted
+    if room is None or room >= count or (counts_processes(options) and not by_hand):
+        return count
     raise ConfigError(
         f"{said} {count}: {printable(place.host.name)} has only {counted(room, 'slot')}",
         hint="ask for less, or name more slots (HOST:SLOTS)"

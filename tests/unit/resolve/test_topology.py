@@ -227,8 +227,17 @@ def test_slots_that_were_chosen_elsewhere_are_handed_on(make_facts):
     assert [(node.chosen, node.without) for node in topology.nodes] == [(None, ()), ((0, 2), ()), (None, (1,))]
 
 
-def test_more_than_a_filter_left_is_refused(make_facts):
-    assert "7 slots" in refused(make_facts, "a:4,b:4", exclude="b:0", num_procs=8).message
+@pytest.mark.parametrize(
+    ("text", "options", "left"),
+    [
+        ("a:4,b:4", {"exclude": "b:0", "num_procs": 8}, "7 slots"),
+        ("a:4", {"exclude": "a:0", "num_procs": 4}, "3 slots"),
+        ("a:4,b:4", {"exclude": "b:0", "num_procs": 8, "num_nodes": 2}, "3 slots"),
+        ("a,b", {"exclude": "b:0", "num_gpus": 8, "gpus_per_node": 4}, "3 slots"),
+    ],
+)
+def test_more_in_all_than_a_filter_left_is_refused(make_facts, text, options, left):
+    assert left in refused(make_facts, text, **options).message
 
 
 # --- this machine among them
