@@ -14,13 +14,21 @@ Part = Literal["all", "node", "worker"]
 one launcher a node; or a single worker, where it starts one launcher a task."""
 
 
+Unit = Literal["workers", "gpus", "cores"]
+"""What slots count: workers (of the user, or tasks that a scheduler was asked for), GPUs granted, or CPU cores."""
+
+
 class Host(Record):
     """One host, as its source names it."""
 
     name: str
-    """Host name or address, without user, port and brackets."""
+    """Host name or address, without user, port and brackets; where it is not ``known`` only a label (``node-1``)."""
+    known: bool = True
+    """The source told the name. Else nobody can be reached by it, and no filter can name it."""
     slots: int | None = None
-    """Workers that it takes; None if only the node knows."""
+    """How many ``unit`` it has; None if only the node knows."""
+    unit: Unit = "workers"
+    """GPUs that are granted must be there; cores say nothing of workers on GPUs, nor GPUs of workers on CPUs."""
     user: str | None = None
     port: int | None = None
     """Of SSH."""
@@ -47,7 +55,9 @@ class Allocation(Record):
     source: str
     """For people and for ``--source``: ``slurm``, ``kubernetes``, ``hostfile``, ``openmpi``, ..."""
     hosts: tuple[Host, ...]
-    """In rank order, at least one. Where a source knows only their number, the unknown ones have generated names."""
+    """In rank order, at least one. Where a source knows only their number, the others are not ``known``."""
+    by_user: bool = False
+    """The user named the hosts: what is not needed of them is left out; what a scheduler granted would be wasted."""
     part: Part = "all"
     node_rank: int | None = None
     """Which of the hosts this machine is, if the source says so."""

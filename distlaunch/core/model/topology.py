@@ -10,8 +10,10 @@ class Node(Record):
     """One node in topology order. ``masks`` has one entry per worker: what its device mask is to say."""
 
     host: str
+    """Its name or address; a label where that is not ``known``."""
     slots: int | None
     """How many workers it runs; None where only the node knows, from its devices."""
+    known: bool = True
     user: str | None = None
     port: int | None = None
     """Of SSH, as ``user``."""
