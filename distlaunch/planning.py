@@ -18,6 +18,7 @@ from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Topology
 from distlaunch.core.probe.cpus import probe_cpus
+from distlaunch.core.probe.files import read_bounded
 from distlaunch.job.rundir import LATEST, folder_name, log_base, new_job_id
 from distlaunch.resolve import select as systems
 from distlaunch.resolve.facts import Facts, PathKind, Surroundings
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTORS_PER_WORKER = 9  # at most, while one is being started; then 4, or 5 while stacks are taken
 _DESCRIPTORS_OF_OUR_OWN = 64
-_ENV_FILE_CHARS = 4 << 20
+_ENV_FILE_BYTES = 4 << 20
+_ENV_FILE_S = 60.0
 _JOB_ID_BYTES = 100
 _STDOUT = 1
 
@@ -128,13 +130,12 @@ def _find_program(name: str, workdir: str, environ: Mapping[str, str]) -> str | 
 
 def _read_text(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            text = file.read(_ENV_FILE_CHARS + 1)
+        data = read_bounded(path, most=_ENV_FILE_BYTES, patience_s=_ENV_FILE_S)
     except OSError as exc:
-        raise ConfigError(f"--env-file {printable(path)}: {os.strerror(exc.errno or 0)}") from exc
-    if len(text) > _ENV_FILE_CHARS:
-        raise ConfigError(f"--env-file {printable(path)}: over 4 MiB, which is more than an environment can be")
-    return text
+        raise ConfigError(f"--env-file {printable(path)}: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise ConfigError(f"--env-file {printable(path)}: a name of a file has no NUL") from exc
+    return data.decode(errors="surrogateescape").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _job_id(options: TrainOptions, location: Location | None, topology: Topology) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 from pathlib import Path
 
@@ -157,7 +158,7 @@ def test_an_error_in_a_host_file_names_file_and_line(refused, distlaunch, text, 
         (["--hostfile", "missing"], ["--hostfile 'missing': No such file or directory"]),
         (["--hostfile", "."], ["--hostfile '.': Is a directory"]),
         (["--hostfile", "empty"], ["empty: the file names no host"]),
-        (["--hostfile", "/dev/zero"], ["over 64 MiB"]),
+        (["--hostfile", "/dev/zero"], ["more than 64 MiB"]),
         (["--discover", "true"], ["--discover 'true': the command names no host"]),
         (["--discover", "echo words >&2; exit 3"], ["ended with exit code 3; it said 'words'"]),
         (["--discover", "kill -9 $$"], ["ended with signal SIGKILL"]),
@@ -193,6 +194,17 @@ def test_hosts_may_be_set_by_the_environment_and_are_not_by_torchruns_name(plan,
 def test_what_a_discovery_command_leaves_running_does_not_hold_us_up(plan, distlaunch):
     (distlaunch.work / "find").write_text("sleep 600 &\necho a:1\n")
     assert placed(plan("--discover", "sh ./find")) == [("a", 1, [0])]
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+def test_a_launcher_that_is_stopped_while_hosts_are_discovered_leaves_nothing(distlaunch, command, number):
+    (distlaunch.work / "find").write_text('exec 3>"${SURVIVOR_FIFO}"; echo here >&3; setsid sleep 600 & sleep 600\n')
+    running = distlaunch.start([command, "--discover", "sh ./find", "t.py"])
+    running.wait_for(lambda: len(distlaunch.holding()) >= 3, "two that sleep, and their shell")
+    running.send_signal(number)
+    assert running.wait().returncode == (130 if number == signal.SIGINT else -number)
+    distlaunch.assert_no_survivors()
 
 
 # --- systems around us
