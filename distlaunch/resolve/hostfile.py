@@ -20,6 +20,8 @@ from distlaunch.resolve.hostlist import MOST_HOSTS, expand_item
 
 MOST_SLOTS = 65_536
 """Of one host; more is a slip of the hand."""
+_MOST_MENTIONS = 1 << 22
+"""Of hosts in one file, which may have a line for each slot."""
 _MOST_PORT = 65_535
 
 _SLOTS = frozenset({"slots", "slot", "cpus", "cpu", "count"})
@@ -149,11 +151,15 @@ class _Found:
 
     def __init__(self, style: _Style) -> None:
         self._seen: dict[str, _Seen] = {}
+        self._mentions = 0
         self._hint = style.hint
 
     def add(self, entry: _Entry, where: str) -> None:
         """Take the hosts of one entry; raises ConfigError if they contradict what was said of them before."""
         seen = self._seen
+        self._mentions += len(entry.names)
+        if self._mentions > _MOST_MENTIONS:  # ranges named again and again
+            raise _error(where, f"hosts are named more than {_MOST_MENTIONS:,} times", self._hint)
         for name in entry.names:
             key = name.lower() if ":" not in name else _same_ipv6(name)  # names know no case
             before = seen.get(key)

@@ -133,6 +133,7 @@ def test_a_host_per_slot_is_counted_once_any_host_repeats():
         ("a slots=2\na slots=2 port=2", 2, "different port of SSH, none and 2"),
         ("a:1\nbob@a:1", 2, "different user, none and 'bob'"),
         ("a:65536\na:1", 2, "more than 65,536 slots"),
+        ("n[1-65536]\n" * 65, 65, "named more than 4,194,304 times"),
     ],
 )
 def test_error_names_file_line_and_what_was_expected(text, line, said):

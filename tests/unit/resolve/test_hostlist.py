@@ -82,6 +82,7 @@ def test_suffix_after_the_last_bracket_is_taken(text, names):
         ("n[[1]]", "has no partner"),
         ("n[0-65536]", "the range '0-65536' has more than 65,536 hosts"),
         ("n[1-65536]m[1-5]", "more than 262,144 hosts"),
+        (f"n[{'1,' * MOST_HOSTS}x]", "more than 262,144 hosts"),  # counted before all of it is read
         ("n[99999999999999999999]", "is too large"),
         ("(null)", "has '(', which no host name has"),
         ("-oProxyCommand=x", "has '='"),
