@@ -41,6 +41,8 @@ class Chosen(Record):
     """A host that the filters left."""
 
     host: Host
+    place: int
+    """Its number among the hosts that there were."""
     slots: tuple[int, ...] | None
     """Which of its slots, ascending; None if its number of slots is not known and nothing was chosen by number."""
     without: tuple[int, ...] = ()
@@ -67,9 +69,9 @@ def apply_filters(hosts: Sequence[Host], include: str | None, exclude: str | Non
         if key not in known:
             known[key] = _left(*key)
         if picked is None and host.slots is None:
-            left.append(Chosen(host=host, slots=None, without=known[key]))
+            left.append(Chosen(host=host, place=place, slots=None, without=known[key]))
         elif known[key]:
-            left.append(Chosen(host=host, slots=known[key], without=()))
+            left.append(Chosen(host=host, place=place, slots=known[key], without=()))
     if not left:
         given = (("--include", include), ("--exclude", exclude))
         said = " and ".join(f"{name} {quoted(text)}" for name, text in given if text is not None)
@@ -85,12 +87,12 @@ def _left(count: int | None, picked: frozenset[int] | None, gone: frozenset[int]
 
 
 class _Index:
-    """Finds hosts by name, whole or without the domain; names know no case."""
+    """Finds hosts by name, whole or without the domain; names know no case. One whose name is not known has none."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = hosts
-        self.names = [host.name.lower() for host in hosts]
-        self._exact = {name: place for place, name in enumerate(self.names)}
+        self.names = [host.name.lower() if host.known else "" for host in hosts]
+        self._exact = {name: place for place, name in enumerate(self.names) if name}
         self._short: dict[str, list[int]] = {}
         for place, name in enumerate(self.names):
             if "." in name and name.strip("0123456789."):
@@ -217,7 +219,9 @@ def _common(one: str, other: str) -> int:
 
 
 def _what_there_is(names: Iterable[str]) -> str:
-    folded = fold_hosts(names)
+    folded = fold_hosts(filter(None, names))
+    if not folded:
+        return "no host's name is known here; * stands for all"
     return f"there are {folded}" if len(folded) <= _LONGEST else f"there are {folded[:_LONGEST]}..."
 
 

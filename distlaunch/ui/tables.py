@@ -154,7 +154,9 @@ def _nodes(console: Console, groups: Sequence[_Group], device: object) -> None:
 def _hosts(nodes: Sequence[_Data]) -> str:
     user, port = nodes[0].get("user"), nodes[0].get("port")
     before, after = f"{user}@" if user else "", f":port={port}" if port else ""
-    return f"{printable(before)}{fold_hosts(str(node.get('host', '-')) for node in nodes)}{after}"
+    known = fold_hosts(str(node["host"]) for node in nodes if node.get("host") is not None)
+    unknown = "(not known)" * any(node.get("host") is None for node in nodes)
+    return f"{printable(before)}{known}{after}{' ' * bool(known and unknown)}{unknown}"
 
 
 def _devices(node: _Data, device: object) -> str:

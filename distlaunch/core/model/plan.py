@@ -169,7 +169,8 @@ class _Mask:
 
 def _of_node(node_rank: int, node: Node) -> dict[str, object]:
     devices = None if node.devices is None else list(node.devices)
-    about: dict[str, object] = {"host": node.host, "node_rank": node_rank, "slots": node.slots, "devices": devices}
+    host = node.host if node.known else None
+    about: dict[str, object] = {"host": host, "node_rank": node_rank, "slots": node.slots, "devices": devices}
     if any(node.gpus):
         about["gpus"] = [_of_gpu(each, gpu) for each, gpu in zip(node.devices or (), node.gpus, strict=False)]
     extras = {"user": node.user, "port": node.port, "chosen": list(node.chosen or ()), "without": list(node.without)}

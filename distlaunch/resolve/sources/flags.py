@@ -21,33 +21,19 @@ def find(
     discover: str | None = None,
     texts: Mapping[str, str | None] | None = None,
     discovered: str | None = None,
+    who: str = "",
 ) -> Allocation | None:
     """Return what the one of the three options says that was given; None if none was.
 
-    ``texts`` has the content of ``hostfile`` by its path (None or no entry if it could not be read); ``discovered`` is
-    what the command ``discover`` printed. Raises ConfigError for two options at once, for a file that is missing or
-    names no host, and for what is no list of hosts.
+    ``texts`` has the content of ``hostfile`` by its path; ``discovered`` is what the command ``discover`` printed.
+    ``who`` names the variable, if one set ``hosts``. Raises ConfigError for a file or a command that names no host, and
+    for what is no list of hosts.
     """
-    given = [
-        f"{name} {quoted(value)}"
-        for name, value in (("--hosts", hosts), ("--hostfile", hostfile), ("--discover", discover))
-        if value is not None
-    ]
-    if len(given) > 1:
-        raise ConfigError(
-            f"{' and '.join(given)} both name the hosts",
-            hint="give one of them; --include and --exclude choose among its hosts",
-        )
     if hosts is not None:
-        return _allocation("flags", parse_hosts(hosts), "--hosts")
+        name = who or "--hosts"
+        return _allocation("flags", parse_hosts(hosts, name), name)
     if hostfile is not None:
-        text = (texts or {}).get(hostfile)
-        if text is None:
-            raise ConfigError(
-                f"--hostfile {quoted(hostfile)}: there is no such file, or it cannot be read",
-                hint="without --hostfile, the workers run on this machine alone",
-            )
-        return _allocation("hostfile", read_hostfile(text, hostfile), hostfile)
+        return _allocation("hostfile", read_hostfile((texts or {}).get(hostfile) or "", hostfile), hostfile)
     if discover is not None:
         found = discovered_hosts(discovered or "", discover)
         if not found:
@@ -69,4 +55,4 @@ def _allocation(name: str, hosts: tuple[Host, ...], origin: str) -> Allocation:
     origins = [Origin(value="hosts", shown=fold_hosts(host.name for host in hosts), source=said)]
     if any(host.slots is not None for host in hosts):
         origins.append(Origin(value="slots", shown=fold_counts(host.slots for host in hosts), source=said))
-    return Allocation(source=name, hosts=hosts, origins=tuple(origins))
+    return Allocation(source=name, hosts=hosts, by_user=True, origins=tuple(origins))

@@ -28,7 +28,13 @@ def local_topology(options: TrainOptions, facts: Facts) -> Topology:
     gpus = _one_of(options.num_gpus, options.gpus_per_node, "--num-gpus", "--gpus-per-node")
     check_kind(options)
     asked = processes if gpus is None else gpus
-    return workers_here(options, facts, count=None if asked is None or asked == "auto" else int(asked))
+    topology = workers_here(options, facts, count=None if asked is None or asked == "auto" else int(asked))
+    notes = []
+    if isinstance(options.num_nodes, tuple) and options.num_nodes[1] > 1:
+        notes.append(f"--num-nodes {fewest}:{options.num_nodes[1]}: only this machine is known, so one node it is")
+    if options.spread:
+        notes.append("--spread changes nothing: there is one node")
+    return replace(topology, notes=(*topology.notes, *notes)) if notes else topology
 
 
 def check_kind(options: TrainOptions) -> None:
@@ -80,13 +86,14 @@ def workers_here(
     Raises ConfigError if GPUs are asked for and there are fewer.
     """
     if on_cpus(options):
-        return _cpu_workers(_counted(count, without), facts, ())
+        return _cpu_workers(_counted(count, without), facts, "", ())
     selection = selection_here(options, facts, granted=granted)
     if not selection.ids:
         return _without_gpus(asks_for_gpus(options), count, without, facts, selection)
-    if shares_gpus(options):
+    shared = shares_gpus(options)
+    selection = _chosen(selection, only, without, facts, shared=shared)
+    if shared:
         return _gpu_workers(count or len(selection.ids), selection, facts, options, shared=True)
-    selection = _chosen(selection, only, without, facts)
     wanted = len(selection.ids) if count is None else count
     return _gpu_workers(wanted, first_devices(selection, wanted), facts, options, shared=False)
 
@@ -107,11 +114,11 @@ def _one_of(total: int | str | None, per_node: int | None, name: str, per_node_n
 
 
 def _chosen(
-    selection: DeviceSelection, only: Sequence[int] | None, without: Sequence[int], facts: Facts
+    selection: DeviceSelection, only: Sequence[int] | None, without: Sequence[int], facts: Facts, *, shared: bool
 ) -> DeviceSelection:
     """Narrow the selection to the slots that filters left. Raises ConfigError for one that is not there."""
     have = range(len(selection.ids))
-    if only is not None and list(only) == list(range(len(only))):
+    if only is not None and list(only) == list(range(len(only))) and not (shared and len(only) < len(have)):
         return selection  # no filter, or one for the first: how many there are is checked by their number
     beyond = next((place for place in (*(only or ()), *without) if place not in have), None)
     if beyond is not None:
@@ -152,14 +159,17 @@ def _without_gpus(
         first_devices(selection, count or 1)
     number = _counted(count, without)
     workers = "one CPU worker" if number == 1 else counted(number, "CPU worker")
-    return _cpu_workers(number, facts, (f"{selection.source}: {workers}; {USE_CPUS}",))
+    return _cpu_workers(number, facts, selection.source, (f"{selection.source}: {workers}; {USE_CPUS}",))
 
 
-def _cpu_workers(count: int, facts: Facts, notes: tuple[str, ...]) -> Topology:
+def _cpu_workers(count: int, facts: Facts, source: str, notes: tuple[str, ...]) -> Topology:
     if not count:
         raise _none_left(facts)
     hidden = tuple(name for name in (HIP, ROCR) if name in facts.environ)
-    node = Node(host=facts.hostname, slots=count, mask_variable=CUDA, masks=((),) * count, hidden=hidden)
+    masks = ((),) * count
+    node = Node(
+        host=facts.hostname, slots=count, mask_variable=CUDA, masks=masks, hidden=hidden, devices_from=source
+    )
     return Topology(nodes=(node,), device="cpu", notes=notes)
 
 
@@ -176,6 +186,7 @@ def _gpu_workers(
         masks=split_devices(selection, count, isolate=isolate),
         devices=tuple(selection.ids[place] for place in places) if shared else selection.ids,
         gpus=tuple(selection.gpus[place] for place in places),
+        devices_from=selection.source,
         isolated=isolate,
         numa=tuple(gpu.numa_node if (gpu := selection.gpus[place]) else None for place in places),
     )

@@ -7,7 +7,7 @@ import pytest
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.topology import Topology
-from distlaunch.resolve.allocation import Allocation, Host, Origin
+from distlaunch.resolve.allocation import Allocation, Host
 from distlaunch.resolve.hostfile import parse_hosts
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.resolve.topology import build_topology
@@ -25,7 +25,7 @@ def hosts(text: str) -> tuple[Host, ...]:
 
 def plan(make_facts, text, *, source="flags", here=None, seen=0, environ=None, allocation=None, **options) -> Topology:
     """Plan over hosts, written as for --hosts; ``seen`` GPUs are on the one that is ``here``."""
-    given_ = {"source": source, "hosts": hosts(text), **(allocation or {})}
+    given_ = {"source": source, "by_user": source == "flags", "hosts": hosts(text), **(allocation or {})}
     facts = make_facts(gpus=gpus(seen), environ=environ or {})
     return build_topology(Allocation(**given_), TrainOptions(script="train.py", **options), facts, here=here)
 
@@ -212,7 +212,10 @@ def test_a_source_may_make_a_job_elastic_and_the_option_wins(make_facts):
         ("a:4,b:4", {"exclude": "b:0"}, {"a": 4, "b": 3}),
         ("a:4,b:4", {"exclude": "b:0", "num_procs": 7}, {"a": 4, "b": 3}),
         ("a,b", {"include": "b:0,2"}, {"b": 2}),
-        ("a,b", {"exclude": "b:0", "gpus_per_node": 4}, {"a": 4, "b": 3}),
+        ("a,b", {"exclude": "b:0", "gpus_per_node": 4}, {"a": 4, "b": 4}),
+        ("a:5,b:5", {"exclude": "b:0", "gpus_per_node": 4}, {"a": 4, "b": 4}),
+        ("a,b,c", {"exclude": "a:0", "gpus": "0", "num_nodes": 2}, {"b": 1, "c": 1}),
+        ("a,b,c", {"exclude": "a:0-1", "gpus": "0,1", "num_nodes": 2}, {"b": 2, "c": 2}),
         ("a,b", {"exclude": "b:0"}, {"a": None, "b": None}),
     ],
 )
@@ -231,7 +234,9 @@ def test_slots_that_were_chosen_elsewhere_are_handed_on(make_facts):
         ("a:4,b:4", {"exclude": "b:0", "num_procs": 8}, "7 slots"),
         ("a:4", {"exclude": "a:0", "num_procs": 4}, "3 slots"),
         ("a:4,b:4", {"exclude": "b:0", "num_procs": 8, "num_nodes": 2}, "3 slots"),
-        ("a,b", {"exclude": "b:0", "num_gpus": 8, "gpus_per_node": 4}, "3 slots"),
+        ("a:4,b:4", {"exclude": "b:0", "num_gpus": 8, "gpus_per_node": 4}, "3 slots"),
+        ("a:4,b:4", {"exclude": "a:0", "gpus_per_node": 4}, "3 slots"),
+        ("a,b", {"exclude": "b:0", "procs_per_node": 4}, "3 slots"),
     ],
 )
 def test_more_in_all_than_a_filter_left_is_refused(make_facts, text, options, left):
@@ -347,6 +352,10 @@ def test_a_size_that_is_not_the_tasks_is_refused(make_facts, options):
 # --- where rank 0 is
 
 
+UNKNOWN = (Host(name="node-1", known=False, slots=1), Host(name="node-2", known=False, slots=1))
+"""Hosts of which a source knows the number alone."""
+
+
 @pytest.mark.parametrize(
     ("text", "here", "allocation", "options", "expected"),
     [
@@ -357,8 +366,10 @@ def test_a_size_that_is_not_the_tasks_is_refused(make_facts, options):
         ("a:1,b:1,c:1", None, {"master_addr": "m", "master_port": 7}, {"exclude": "a"}, ("b", None)),
         ("localhost:1,b:1", 0, {}, {}, ("nodeA", None)),
         ("127.0.0.1:1,b:1", 0, {}, {}, ("nodeA", None)),
-        ("node-0:1,node-1:1", None, {}, {}, (None, None)),
-        ("node-0:1,b:1", None, {"origins": (Origin(value="hosts", shown="", source=""),)}, {}, ("node-0", None)),
+        ("x", None, {"hosts": UNKNOWN}, {}, (None, None)),
+        ("x", None, {"hosts": UNKNOWN}, {"master_addr": "m"}, ("m", None)),
+        ("x", None, {"hosts": (Host(name="10.0.0.4", slots=1), *UNKNOWN)}, {"exclude": "10.0.0.4"}, (None, None)),
+        ("node-0:1,b:1", None, {}, {}, ("node-0", None)),
     ],
 )
 def test_the_others_reach_rank_0_by_a_name_that_they_can_resolve(make_facts, text, here, allocation, options, expected):
@@ -368,3 +379,17 @@ def test_the_others_reach_rank_0_by_a_name_that_they_can_resolve(make_facts, tex
 
 def test_notes_of_the_source_are_passed_on(make_facts):
     assert plan(make_facts, "a:1,b:1", allocation={"notes": ("listen",)}).notes == ("listen",)
+
+
+def test_a_name_that_nobody_told_is_none(make_facts):
+    unknown = {"hosts": UNKNOWN}
+    topology = plan(make_facts, "x", source="azureml", allocation=unknown, device="cpu")
+    assert [node.known for node in topology.nodes] == [False, False]
+    assert "--master-addr" in topology.notes[0]
+    assert "node-1" in refused(make_facts, "x", source="azureml", allocation=unknown, exclude="node-1").message
+    assert sizes(plan(make_facts, "x", allocation=unknown, device="cpu", include="*")) == {"node-1": 1, "node-2": 1}
+
+
+def test_a_loopback_name_of_another_node_is_refused(make_facts):
+    assert "localhost" in refused(make_facts, "localhost:2,vm:2", here=1, device="cpu").message
+    assert any("localhost" in note for note in plan(make_facts, "a:1,b:1", master_addr="localhost").notes)
