@@ -52,8 +52,6 @@ def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[
     if around is None:
         return None, ()
     who, allocation, lost = _allocation(options, facts, around)
-    if allocation is None:
-        who, allocation = "--num-nodes", _by_hand(options)
     if allocation is None and (options.include is not None or options.exclude is not None):
         who, allocation = "--include" if options.include is not None else "--exclude", _this_machine(options, facts)
     if allocation is None:
@@ -87,10 +85,15 @@ def _allocation(
     if who is None:
         nodes = options.num_nodes
         wanted = f"{nodes[0]}:{nodes[1]}" if isinstance(nodes, tuple) else None if nodes is None else str(nodes)
-        found, lost = select(
+        found, lost, notes = select(
             facts.environ, around.texts, wanted=options.source, num_nodes=wanted, node_rank=options.node_rank
         )
-        return "" if found is None else found.source, found, lost
+        if found is not None:
+            return found.source, replace(found, notes=(*found.notes, *notes)), lost
+        found = _by_hand(options)
+        if found is None and notes:
+            return "this machine", replace(_this_machine(options, facts), notes=notes), lost
+        return "--num-nodes", found, lost
     found = flags.find(
         hosts=options.hosts,
         hostfile=options.hostfile,
@@ -119,10 +122,11 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
             f"--node-rank {options.node_rank} of {counted(most, 'node')}, but nothing says where they meet",
             hint="give --master-addr HOST, that of node 0; or name all nodes by --hosts",
         )
-    names = numbered_hosts(options.master_addr, most)
+    hosts = numbered_hosts(options.master_addr, most)
+    names = [host.name for host in hosts]
     return Allocation(
         source="flags",
-        hosts=tuple(Host(name=name) for name in names),
+        hosts=hosts,
         part="node",
         node_rank=options.node_rank,
         nodes=nodes if isinstance(nodes, tuple) else None,

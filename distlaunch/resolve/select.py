@@ -16,6 +16,7 @@ from distlaunch.core.model.text import quoted
 
 if TYPE_CHECKING:
     from distlaunch.resolve.allocation import Allocation
+    from distlaunch.resolve.sources.environment import IncompleteError
 
 SYSTEMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     # name for --source, module of sources, variables of which any shows that a look is worth while
@@ -78,21 +79,25 @@ def select(
     wanted: str = "auto",
     num_nodes: str | None = None,
     node_rank: int | None = None,
-) -> tuple[Allocation | None, tuple[str, ...]]:
+) -> tuple[Allocation | None, tuple[str, ...], tuple[str, ...]]:
     """Find the system that started us and read it; with it, for ``--explain``, what else was there and why it lost.
+
+    Last come notes for the user: systems that are there, but say too little to be used, where nobody says more.
 
     ``texts``: the contents of ``files()``, None for one that cannot be read. ``wanted``: a name of ``NAMES``.
     ``num_nodes`` and ``node_rank`` are the options, for systems that tell less than is needed (an Indexed Job).
-    None is found in a plain shell. Raises ConfigError: variables contradict each other, or ``wanted`` does not apply.
+    None is found in a plain shell. Raises ConfigError: variables contradict each other, ``wanted`` does not apply, or
+    this launcher is one of several, and which one nobody tells.
     """
     environ = _with_options(environ, num_nodes, node_rank)
     lost: list[str] = []
+    halves: list[tuple[str, IncompleteError]] = []
     winner: Allocation | None = None
     for name, module in _candidates(environ, wanted):
         if winner is not None and module != "mpi":
             lost.append(f"{_there(environ, name)}: {name} comes after {winner.source}")
             continue
-        found = _read(environ, texts, name, module, lost, forced=wanted == name)
+        found = _read(environ, texts, name, module, lost, halves, forced=wanted == name)
         if winner is None:
             winner = found
         elif found is not None:
@@ -100,7 +105,14 @@ def select(
     if winner is None and wanted not in {"auto", "flags"}:
         raise ConfigError(f"--source {wanted} does not apply: {_why_not(environ, wanted)}", hint=_hint(environ))
     lost += _leftovers(environ, winner)
-    return winner, tuple(lost)
+    if winner is not None and winner.part != "all":
+        return winner, tuple(lost), ()
+    alone = num_nodes == "1" or node_rank is not None  # the user says which one this is
+    if not alone and (certain := [half for half in halves if half[1].of_several]):
+        name, error = certain[0]
+        why = f"{name} has started several launchers, but not said which one this is: {error.message}"
+        raise ConfigError(why, hint=error.hint)
+    return winner, tuple(lost), tuple(f"{name} is not used: {error.message}" for name, error in halves)
 
 
 def hints(environ: Mapping[str, str]) -> bool:
@@ -142,6 +154,7 @@ def _read(
     name: str,
     module: str,
     lost: list[str],
+    halves: list[tuple[str, IncompleteError]],
     *,
     forced: bool,
 ) -> Allocation | None:
@@ -153,6 +166,7 @@ def _read(
         if forced:
             raise ConfigError(f"--source {name} does not apply: {error.message}", hint=error.hint) from error
         lost.append(f"{name}: {error.message}")
+        halves.append((name, error))
         return None
     if found is None and not forced:
         lost.append(f"{_there(environ, name)}: no job of several nodes or processes")

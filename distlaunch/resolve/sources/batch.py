@@ -22,6 +22,7 @@ from distlaunch.resolve.sources.environment import (
     job_id,
     lines_of,
     number,
+    says_several,
     shown,
     text,
 )
@@ -37,7 +38,7 @@ _FLUX = TaskSystem(
     job="FLUX_JOB_ID",
 )
 _LAUNCH_HOSTS = ("batch", "login", "launch")
-"""How sites name the host that only runs the script: LSF lists it first, with one slot."""
+"""How sites name the host that only runs the script: LSF lists it first, alone with one slot."""
 _FILES = {"pbs": ("PBS_NODEFILE", "PBS_GPUFILE"), "lsf": ("LSB_DJOB_HOSTFILE",), "sge": ("PE_HOSTFILE",)}
 _JOBS = {"pbs": "PBS_JOBID", "lsf": "LSB_JOBID", "sge": "JOB_ID"}
 _SLOTS_NOTE = "slots are counted by {}: if these are cores, --gpus-per-node N starts a worker a GPU"
@@ -87,7 +88,9 @@ def _pbs(environ: Environ, texts: Texts) -> Allocation | None:
     found = Origins(environ)
     found.add("hosts", ",".join(slots), "PBS_NODEFILE")
     found.add("slots", ",".join(str(len(ids)) for ids in devices.values()), "PBS_GPUFILE", "PBS_NODEFILE: counts cores")
-    hosts = tuple(Host(name=node, slots=len(ids) or None, devices=tuple(ids)) for node, ids in devices.items())
+    hosts = tuple(
+        Host(name=node, slots=len(ids) or None, unit="gpus", devices=tuple(ids)) for node, ids in devices.items()
+    )
     job = job_id(text(environ, "PBS_JOBID"))
     return Allocation(source="pbs", hosts=hosts, job_id=job, origins=found.all())
 
@@ -102,7 +105,8 @@ def _own_file(environ: Environ, system: str, variable: str) -> str | None:
             f"{shown(environ, variable)}, but {_JOBS[system]} is not set: no job of {system} runs here"
         )
     if path is None:
-        raise IncompleteError(f"{shown(environ, _JOBS[system])}, but {variable} is not set")
+        several = system == "pbs" and says_several(environ, "PBS_NUM_NODES")
+        raise IncompleteError(f"{shown(environ, _JOBS[system])}, but {variable} is not set", of_several=several)
     return path
 
 
@@ -130,10 +134,12 @@ def _lsf(environ: Environ, texts: Texts) -> Allocation | None:
         for node in nodes:
             slots[node] = slots.get(node, 0) + 1
     else:
-        raise IncompleteError("LSB_JOBID is set, but neither LSB_DJOB_HOSTFILE nor LSB_MCPU_HOSTS nor LSB_HOSTS")
-    first = next(iter(slots))
+        which = "neither LSB_DJOB_HOSTFILE nor LSB_MCPU_HOSTS nor LSB_HOSTS"
+        raise IncompleteError(f"{shown(environ, 'LSB_JOBID')}, but {which}")
+    first, *others = slots
     notes: tuple[str, ...] = ()
-    if len(slots) > 1 and slots[first] == 1 and first.startswith(_LAUNCH_HOSTS):
+    one_of_a_kind = first.startswith(_LAUNCH_HOSTS) and not any(other.startswith(_LAUNCH_HOSTS) for other in others)
+    if others and one_of_a_kind and slots[first] == 1 and all(slots[other] > 1 for other in others):
         del slots[first]
         notes = (f"{first} runs this script and no workers: it is the launch host of {source}",)
     return _counted(environ, "lsf", source, slots, notes)
@@ -174,6 +180,6 @@ def _counted(
     if several:
         found.add("slots", ",".join(str(count) for count in dict.fromkeys(slots.values())), source)
         notes = (*notes, _SLOTS_NOTE.format(source))
-    hosts = tuple(Host(name=node, slots=count if several else None) for node, count in slots.items())
+    hosts = tuple(Host(name=node, slots=count if several else None, unit="cores") for node, count in slots.items())
     job = job_id(text(environ, _JOBS[system]))
     return Allocation(source=system, hosts=hosts, job_id=job, origins=found.all(), notes=notes)

@@ -39,6 +39,7 @@ SYSTEMS = {
             hosts="SM_HOSTS",
             me="SM_CURRENT_HOST",
             slots="SM_NUM_GPUS",
+            unit="gpus",
             mixed="SM_IS_HETERO",
             job="TRAINING_JOB_NAME",
         ),
@@ -58,6 +59,7 @@ SYSTEMS = {
             rank="SKYPILOT_NODE_RANK",
             hosts="SKYPILOT_NODE_IPS",
             slots="SKYPILOT_NUM_GPUS_PER_NODE",
+            unit="gpus",
             job="SKYPILOT_TASK_ID",
         ),
         NodeSystem(
@@ -68,6 +70,7 @@ SYSTEMS = {
             hosts="DSTACK_NODES_IPS",
             master="DSTACK_MASTER_NODE_IP",
             slots="DSTACK_GPUS_PER_NODE",
+            unit="gpus",
             job="DSTACK_RUN_NAME",
         ),
         # WORLD_SIZE counts nodes, RANK is the node's: as the two platforms' own examples pass them to torchrun.
@@ -127,7 +130,7 @@ def _azure_workers(found: Allocation, environ: Environ) -> Allocation:
         raise contradiction(environ, "RANK", "NODE_RANK", f"with {counted(each, 'worker')} on each node")
     if each == 1:
         return found
-    hosts = tuple(Host(name=host.name, slots=each) for host in found.hosts)
+    hosts = tuple(replace(host, slots=each) for host in found.hosts)
     return replace(found, part="worker", local_rank=local or 0, hosts=hosts)
 
 
@@ -194,7 +197,7 @@ def _determined(environ: Environ, texts: Texts) -> Allocation | None:
         return None
     content = texts.get(DETERMINED_FILE)
     if content is None:
-        raise IncompleteError(f"DET_ALLOCATION_ID is set, but {DETERMINED_FILE} is not there")
+        raise IncompleteError(f"{shown(environ, 'DET_ALLOCATION_ID')}, but {DETERMINED_FILE} is not there")
     info = json_object(content, DETERMINED_FILE)
     addresses, rank = info.get("container_addrs"), info.get("container_rank")
     if not isinstance(addresses, list) or not addresses or not all(isinstance(each, str) for each in addresses):

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable, quoted
-from distlaunch.resolve.allocation import Host, Origin
+from distlaunch.resolve.allocation import Host, Origin, Unit
 
 Environ = Mapping[str, str]
 Texts = Mapping[str, str | None]
@@ -31,8 +31,13 @@ T = TypeVar("T")
 class IncompleteError(ConfigError):
     """A system's variables are there, but too few to build on: none of them is used.
 
-    An error only where ``--source`` asks for this system; else a reason for ``--explain``.
+    Where they prove that this launcher is one ``of_several``, that is an error unless another system says more: each
+    would train alone. Else it is a note, and an error only where ``--source`` asks for this system.
     """
+
+    def __init__(self, message: str, *, hint: str | None = IGNORE_HINT, of_several: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.of_several = of_several
 
 
 def text(environ: Environ, name: str) -> str | None:
@@ -56,12 +61,26 @@ def number(environ: Environ, name: str, *, least: int = 0, most: int = MOST_HOST
     return int(value)
 
 
-def needed(environ: Environ, name: str, read: Callable[..., T | None], because: str, **limits: int) -> T:
+def needed(
+    environ: Environ,
+    name: str,
+    read: Callable[..., T | None],
+    because: str,
+    *,
+    of_several: bool = False,
+    **limits: int,
+) -> T:
     """Read a variable that must be there. Raises IncompleteError that names ``because``, the one that makes it so."""
     value = read(environ, name, **limits)
     if value is None:
-        raise IncompleteError(f"{because} is set, but not {name}", hint=IGNORE_HINT)
+        raise IncompleteError(f"{shown(environ, because)}, but {name} is not set", of_several=of_several)
     return value
+
+
+def says_several(environ: Environ, *names: str) -> bool:
+    """Tell whether one of these variables is a number above one."""
+    values = (text(environ, name) or "" for name in names)
+    return any(value.isascii() and value.isdecimal() and value.lstrip("0") not in {"", "1"} for value in values)
 
 
 def contradiction(environ: Environ, first: str, second: str, why: str) -> ConfigError:
@@ -158,15 +177,24 @@ def lines_of(texts: Texts, path: str, variable: str) -> list[tuple[str, str]]:
     return lines
 
 
-def numbered_hosts(first: str | None, count: int, *, name: Callable[[int], str] | None = None) -> tuple[str, ...]:
-    """Name hosts of which only the first or none is known; ``name`` gives the others' names where a rule makes them."""
+def numbered_hosts(
+    first: str | None,
+    count: int,
+    *,
+    name: Callable[[int], str] | None = None,
+    slots: int | None = None,
+    unit: Unit = "workers",
+) -> tuple[Host, ...]:
+    """Make hosts of which only the first or none is known; ``name`` gives the others' names where a rule makes them."""
     make = name or "node-{}".format
-    return tuple(first if index == 0 and first else make(index) for index in range(count))
+    names = (first if index == 0 and first else make(index) for index in range(count))
+    known = (name is not None or (index == 0 and bool(first)) for index in range(count))
+    return tuple(Host(name=n, known=k, slots=slots, unit=unit) for n, k in zip(names, known, strict=True))
 
 
-def same_slots(names: Sequence[str], slots: int | None) -> tuple[Host, ...]:
-    """Make hosts that all take the same number of workers."""
-    return tuple(Host(name=name, slots=slots) for name in names)
+def same_slots(names: Sequence[str], slots: int | None = None, unit: Unit = "workers") -> tuple[Host, ...]:
+    """Make hosts whose names are known and that all have the same number of slots."""
+    return tuple(Host(name=name, slots=slots, unit=unit) for name in names)
 
 
 class Origins:

@@ -24,7 +24,6 @@ from distlaunch.resolve.sources.environment import (
     needed,
     number,
     numbered_hosts,
-    same_slots,
     shown,
     text,
 )
@@ -34,6 +33,8 @@ name = "kubernetes"
 
 _MPI_HOSTFILE = "/etc/mpi/hostfile"
 _HOSTFILE_VARIABLES = ("OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")
+_OF_TORCHRUN = ("PET_NNODES", "PET_NODE_RANK", "PET_RDZV_ENDPOINT")
+_OTHER_READERS = ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX")
 _OF_TORCHRUN_WORKERS = ("TORCHELASTIC_RUN_ID", "LOCAL_RANK")
 
 
@@ -49,7 +50,7 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
     role = text(environ, "K_MPI_JOB_ROLE")
     if role is not None:
         return _mpi_job(environ, texts, role)
-    if any(each in environ for each in ("PET_NNODES", "PET_NODE_RANK", "PET_RDZV_ENDPOINT")):
+    if any(each in environ for each in _OF_TORCHRUN):
         return _torch_job(environ)
     if "LWS_GROUP_SIZE" in environ or "LWS_WORKER_INDEX" in environ:
         return _leader_worker_set(environ)
@@ -60,7 +61,9 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
 
 def _torch_job(environ: Environ) -> Allocation:
     """Read PET_*: all that Trainer v2 sets, and what PyTorchJob v1 sets beside a RANK that is the pod's."""
-    value = needed(environ, "PET_NNODES", text, "PET_NODE_RANK" if "PET_NODE_RANK" in environ else "PET_RDZV_ENDPOINT")
+    because = "PET_NODE_RANK" if "PET_NODE_RANK" in environ else "PET_RDZV_ENDPOINT"
+    later = text(environ, "PET_NODE_RANK") not in {None, "0"}
+    value = needed(environ, "PET_NNODES", text, because, of_several=later)
     least, colon, most = value.partition(":")
     where = {"PET_NNODES": most if colon else least}
     nodes = number(where, "PET_NNODES", least=1)
@@ -82,17 +85,20 @@ def _torch_job(environ: Environ) -> Allocation:
     elif endpoint is not None:
         found.add("master address", endpoint, "PET_RDZV_ENDPOINT")
         master, port = endpoint, endpoint_port
-    found.add("nodes", value, "PET_NNODES")
+    group = number(environ, "LWS_GROUP_SIZE")
+    if group is not None and group > nodes:
+        raise contradiction(environ, "PET_NNODES", "LWS_GROUP_SIZE", "the group has more nodes than the job")
+    others = [line for each in _OTHER_READERS for line in found.lost(each, "PET_NNODES comes first")]
+    found.add("nodes", value, "PET_NNODES", *others)
     slots = slots_of(environ, "PET_NPROC_PER_NODE")
     if slots is not None:
         found.add("slots", slots, "PET_NPROC_PER_NODE")
     rank = _pod_rank(environ, nodes, elastic=bool(colon), found=found)
     if rank is not None and not any(each in environ for each in _OF_TORCHRUN_WORKERS):
         _check_torch_variables(environ, rank, nodes=nodes, slots=slots, elastic=bool(colon))
-    hosts = numbered_hosts(master, nodes, name=_peer_of(master))
     return Allocation(
         source=name,
-        hosts=same_slots(hosts, slots),
+        hosts=numbered_hosts(master, nodes, name=_peer_of(master), slots=slots),
         part="node",
         node_rank=rank,
         nodes=(fewest, nodes) if colon else None,
@@ -120,7 +126,13 @@ def _pod_rank(environ: Environ, nodes: int, *, elastic: bool, found: Origins) ->
         )
     if rank >= nodes:
         raise contradiction(environ, source, "PET_NNODES", f"ranks of {counted(nodes, 'node')} go to {nodes - 1}")
-    found.add("node rank", rank, source, *found.lost("RANK", "here it is the pod's index too"))
+    lost = found.lost("RANK", "here it is the pod's index too")
+    index = number(environ, "JOB_COMPLETION_INDEX")
+    if index is not None and index > rank:
+        raise contradiction(environ, source, "JOB_COMPLETION_INDEX", "two pods would have the same rank")
+    if index is not None and index < rank:  # a JobSet numbers the pods of each of its Jobs from 0
+        lost += found.lost("JOB_COMPLETION_INDEX", "it counts within one Job")
+    found.add("node rank", rank, source, *lost)
     return rank
 
 
@@ -154,13 +166,15 @@ def _peer_of(master: str | None) -> pods.Naming | None:
 
 def _leader_worker_set(environ: Environ) -> Allocation:
     """Read a LeaderWorkerSet's group: the leader is worker 0, the others are named after it."""
-    size = needed(environ, "LWS_GROUP_SIZE", number, "LWS_WORKER_INDEX", least=1)
-    index = needed(environ, "LWS_WORKER_INDEX", number, "LWS_GROUP_SIZE")
+    later = text(environ, "LWS_WORKER_INDEX") not in {None, "0"}
+    size = needed(environ, "LWS_GROUP_SIZE", number, "LWS_WORKER_INDEX", of_several=later, least=1)
+    index = needed(environ, "LWS_WORKER_INDEX", number, "LWS_GROUP_SIZE", of_several=size > 1)
     if index >= size:
         raise contradiction(environ, "LWS_WORKER_INDEX", "LWS_GROUP_SIZE", f"workers are numbered to {size - 1}")
     leader, _ = host_and_port(environ, "LWS_LEADER_ADDRESS")
     if leader is None:
-        raise IncompleteError("LWS_GROUP_SIZE is set, but not LWS_LEADER_ADDRESS", hint=IGNORE_HINT)
+        why = f"{shown(environ, 'LWS_GROUP_SIZE')}, but LWS_LEADER_ADDRESS is not set"
+        raise IncompleteError(why, of_several=size > 1)
     found = Origins(environ)
     found.add("nodes", size, "LWS_GROUP_SIZE")
     found.add("node rank", index, "LWS_WORKER_INDEX")
@@ -169,7 +183,7 @@ def _leader_worker_set(environ: Environ) -> Allocation:
     hosts = numbered_hosts(leader, size, name=lambda worker: f"{pod}-{worker}{dot}{domain}")
     return Allocation(
         source=name,
-        hosts=same_slots(hosts, None),
+        hosts=hosts,
         part="node",
         node_rank=index,
         master_addr=leader,
@@ -187,9 +201,7 @@ def _hostfile(environ: Environ) -> tuple[str, str]:
 def _mpi_job(environ: Environ, texts: Texts, role: str) -> Allocation | None:
     """Read the launcher's host file; a worker only runs sshd, and is started from the launcher."""
     if role == "worker":
-        raise IncompleteError(
-            "K_MPI_JOB_ROLE='worker': an MPIJob starts everything from its launcher", hint=IGNORE_HINT
-        )
+        raise IncompleteError("K_MPI_JOB_ROLE='worker': an MPIJob starts everything from its launcher")
     if role != "launcher":
         raise ConfigError(f"{shown(environ, 'K_MPI_JOB_ROLE')}: expected launcher or worker", hint=IGNORE_HINT)
     from distlaunch.resolve.hostfile import read_hostfile

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted
 from distlaunch.resolve.allocation import Allocation
 from distlaunch.resolve.sources.environment import (
     NODE_RANK,
     NUM_NODES,
     Environ,
+    IncompleteError,
     Origins,
     Texts,
     contradiction,
@@ -23,12 +25,14 @@ from distlaunch.resolve.sources.environment import (
     host_name,
     number,
     numbered_hosts,
-    same_slots,
+    says_several,
     shown,
     text,
 )
 
 HOSTS_FILE = "/etc/hosts"
+_OF_WORKERS = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "PMIX_RANK", "PMI_RANK")
+"""With one of these, RANK is a process's, and not the pod's."""
 Naming = Callable[[int], str]
 _COUNT_HINT = "give --num-nodes N (or DISTLAUNCH_NUM_NODES in the pod's env); --num-nodes 1 if each pod trains alone"
 
@@ -42,11 +46,13 @@ def numbered_by_name(environ: Environ) -> bool:
 
 def find(environ: Environ, texts: Texts) -> Allocation | None:
     """Say which pod this is; None if it has no number, or if each is to train alone. Raises ConfigError."""
-    if not numbered_by_name(environ):
-        return None
     size = _size(environ)
+    if not numbered_by_name(environ):
+        _check_alone(environ, size)
+        return None
     indexed = text(environ, "JOB_COMPLETION_INDEX") is not None
     if size == 1 or (size is None and not indexed):
+        _check_alone(environ, size)
         return None
     if size is None:
         which = shown(environ, "JOB_COMPLETION_INDEX")
@@ -67,14 +73,16 @@ def find(environ: Environ, texts: Texts) -> Allocation | None:
         "node rank", rank, NODE_RANK if NODE_RANK in environ else ("JOB_COMPLETION_INDEX" if indexed else "HOSTNAME")
     )
     naming = _naming(pod, full, rank)
-    names = numbered_hosts(naming(0) if naming else None, size, name=naming)
+    hosts = numbered_hosts(naming(0) if naming else None, size, name=naming)
+    if full is None:  # without a subdomain a pod's name leads nowhere
+        hosts = tuple(replace(host, known=False) for host in hosts)
     address, port = host_and_port(environ, "MASTER_ADDR")
     port = number(environ, "MASTER_PORT", least=1, most=65535) or port
     notes: tuple[str, ...] = ()
     if address is not None:
         found.add("master address", address, "MASTER_ADDR")
     elif naming is not None and full is not None:
-        address = names[0]
+        address = hosts[0].name
         found.add("master address", address, f"HOSTNAME and {HOSTS_FILE}")
     else:
         notes = (
@@ -82,7 +90,7 @@ def find(environ: Environ, texts: Texts) -> Allocation | None:
         )
     return Allocation(
         source="kubernetes",
-        hosts=same_slots(names, None),
+        hosts=hosts,
         part="node",
         node_rank=rank,
         master_addr=address,
@@ -90,6 +98,21 @@ def find(environ: Environ, texts: Texts) -> Allocation | None:
         origins=found.all(),
         notes=notes,
     )
+
+
+def _check_alone(environ: Environ, size: int | None) -> None:
+    """Hear what a controller sets that numbers pods by RANK alone (PyTorchJob before 1.6). Raises IncompleteError.
+
+    WORLD_SIZE may count pods or processes there, so it is not built upon.
+    """
+    if "KUBERNETES_SERVICE_HOST" not in environ or any(each in environ for each in _OF_WORKERS):
+        return
+    if size is None and text(environ, "RANK") is not None and says_several(environ, "WORLD_SIZE"):
+        raise IncompleteError(
+            f"{shown(environ, 'RANK')} and {shown(environ, 'WORLD_SIZE')} in a pod, but PET_NNODES is not set",
+            hint="give --num-nodes N --node-rank K --master-addr HOST; --num-nodes 1 if each pod trains alone",
+            of_several=True,
+        )
 
 
 def _size(environ: Environ) -> int | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted
-from distlaunch.resolve.allocation import Allocation, Host
+from distlaunch.resolve.allocation import Allocation, Host, Unit
+from distlaunch.resolve.hostlist import expand_nodelist, parse_counts
 from distlaunch.resolve.sources.environment import (
     Environ,
     IncompleteError,
@@ -19,16 +20,22 @@ from distlaunch.resolve.sources.environment import (
     job_id,
     needed,
     number,
+    says_several,
     shown,
     text,
 )
 from distlaunch.resolve.sources.slurm_gpus import asked_for_gpus, gpus_of_hosts, granted_here
-from distlaunch.resolve.sources.slurm_lists import counts_of, nodes_of
 
 name = "slurm"
 
 _STEPS_THAT_ARE_NONE = 4294967290
 """From this id on (``SLURM_INTERACTIVE_STEP``, batch, extern, ...) a step is only the job's own shell."""
+_SAME_IN_A_STEP = (
+    ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+    ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+)
+"""What Slurm sets twice for the tasks of a step (as in all captures); in a batch script the second are its job's."""
 _MOST_TASKS = 1 << 22
 _MOST_COMPONENTS = 1024
 
@@ -45,11 +52,16 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
     step = number(environ, "SLURM_STEP_ID", most=1 << 32)
     if text(environ, "SLURM_STEP_NODELIST") is None or (step is not None and step >= _STEPS_THAT_ARE_NONE):
         return _whole_job(environ)
-    nodes = nodes_of(environ, "SLURM_STEP_NODELIST")
+    nodes = _nodes_of(environ, "SLURM_STEP_NODELIST")
     if text(environ, "SLURM_JOB_NODELIST") is not None and text(environ, "SLURM_HET_SIZE") is None:
-        whole = set(nodes_of(environ, "SLURM_JOB_NODELIST"))
+        whole = set(_nodes_of(environ, "SLURM_JOB_NODELIST"))
         if not whole.issuperset(nodes):
             return _whole_job(environ)
+    for own, same in _SAME_IN_A_STEP:
+        if text(environ, own) is not None and (text(environ, same) or environ[own]).strip() != environ[own].strip():
+            raise contradiction(
+                environ, own, same, "in a step they are equal; in a batch script, unset SLURM_STEP_NODELIST"
+            )
     return _step(environ, nodes)
 
 
@@ -59,9 +71,10 @@ def _step(environ: Environ, nodes: list[str]) -> Allocation:
     if declared is not None and declared != len(nodes):
         raise contradiction(environ, "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", f"the list has {len(nodes)}")
     nodes, tasks = _by_component(environ, nodes, _step_tasks(environ, len(nodes)))
-    node = needed(environ, "SLURM_NODEID", number, "SLURM_STEP_NODELIST")
-    local = needed(environ, "SLURM_LOCALID", number, "SLURM_STEP_NODELIST")
-    rank = needed(environ, "SLURM_PROCID", number, "SLURM_STEP_NODELIST", most=_MOST_TASKS)
+    several = sum(tasks) > 1
+    node = needed(environ, "SLURM_NODEID", number, "SLURM_STEP_NODELIST", of_several=several)
+    local = needed(environ, "SLURM_LOCALID", number, "SLURM_STEP_NODELIST", of_several=several)
+    rank = needed(environ, "SLURM_PROCID", number, "SLURM_STEP_NODELIST", of_several=several, most=_MOST_TASKS)
     if node >= len(nodes):
         raise contradiction(environ, "SLURM_NODEID", "SLURM_STEP_NODELIST", f"nodes are numbered to {len(nodes) - 1}")
     if local >= tasks[node]:
@@ -81,10 +94,10 @@ def _step(environ: Environ, nodes: list[str]) -> Allocation:
     if a_task_each:
         found.add("part", "one launcher a node: a task each", counts, *job_tasks)
         own = granted_here(environ, found, in_step=True)
-        hosts = tuple(own.host(each) if i == node else Host(name=each) for i, each in enumerate(nodes))
+        hosts = tuple(own.on(Host(name=each)) if i == node else Host(name=each) for i, each in enumerate(nodes))
     else:
         found.add("part", "one launcher a worker: several tasks a node", counts, *job_tasks)
-        found.add("slots", ",".join(str(each) for each in sorted(set(tasks))), counts)
+        found.add("slots", environ[counts].strip(), counts)
         hosts = tuple(Host(name=each, slots=slots) for each, slots in zip(nodes, tasks, strict=True))
     return Allocation(
         source=name,
@@ -100,14 +113,15 @@ def _step(environ: Environ, nodes: list[str]) -> Allocation:
 
 def _step_tasks(environ: Environ, nodes: int) -> list[int]:
     total = number(environ, "SLURM_STEP_NUM_TASKS", least=1, most=_MOST_TASKS)
-    tasks = counts_of(environ, "SLURM_STEP_TASKS_PER_NODE")
+    tasks = _counts_of(environ, "SLURM_STEP_TASKS_PER_NODE")
     if tasks is None:
         if total == nodes:
             return [1] * nodes
         if total is not None and nodes == 1:
             return [total]
         raise IncompleteError(
-            "SLURM_STEP_NODELIST is set, but not SLURM_STEP_TASKS_PER_NODE: who is where is not known"
+            f"{shown(environ, 'SLURM_STEP_NODELIST')}, but not SLURM_STEP_TASKS_PER_NODE: who is where is not known",
+            of_several=nodes > 1 or (total or 1) > 1,
         )
     if len(tasks) != nodes:
         why = f"{len(tasks)} counts for {counted(nodes, 'node')}"
@@ -127,7 +141,7 @@ def _by_component(environ: Environ, nodes: list[str], tasks: list[int]) -> tuple
     if not all(text(environ, each) is not None for each in lists):
         return nodes, tasks
     in_step = dict(zip(nodes, tasks, strict=True))
-    ordered = [node for each in lists for node in nodes_of(environ, each) if node in in_step]
+    ordered = [node for each in lists for node in _nodes_of(environ, each) if node in in_step]
     if len(in_step) != len(nodes) or sorted(ordered) != sorted(nodes):
         return nodes, tasks
     return ordered, [in_step[node] for node in ordered]
@@ -145,11 +159,7 @@ def _smaller_step(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
     if job is None or not job.isdecimal() or not job.isascii() or len(job) > 9 or int(job) <= len(nodes):
         return ()
     which = f" ({nodes[0]})" if len(nodes) == 1 else ""
-    note = f"this step has {len(nodes)} of the job's {int(job)} nodes{which}; srun -N {int(job)} would give it all"
-    if text(environ, "SLURM_NNODES") == job:
-        # In a step this counts the step's nodes, so the step may be one that submitted this job by sbatch.
-        note += "; in a batch script, unset SLURM_STEP_NODELIST, which is left over"
-    return (note,)
+    return (f"this step has {len(nodes)} of the job's {int(job)} nodes{which}; srun -N {int(job)} would give it all",)
 
 
 def _terminal(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
@@ -187,15 +197,14 @@ def _whole_job(environ: Environ) -> Allocation:
     node = nodes.index(here) if here in nodes and nodes.count(here) == 1 else None
     if node is not None:
         found.add("node rank", node, "SLURMD_NODENAME", *found.lost("SLURM_NODEID", "0 in every batch script"))
-    slots: list[int | None] = []
+    hosts: list[Host] = []
     notes: list[str] = []
     for component in components:
         gpus = gpus_of_hosts(environ, component.suffix, component.tasks, len(component.nodes), found)
-        slots += _with_tasks(environ, component, gpus, found, notes)
-    hosts = [Host(name=each, slots=count) for each, count in zip(nodes, slots, strict=True)]
+        slots, unit = _with_tasks(environ, component, gpus, found, notes)
+        hosts += [Host(name=n, slots=s, unit=unit) for n, s in zip(component.nodes, slots, strict=True)]
     if node is not None:
-        own = granted_here(environ, found, in_step=False)
-        hosts[node] = own.host(nodes[node], otherwise=slots[node])
+        hosts[node] = granted_here(environ, found, in_step=False).on(hosts[node])
     return Allocation(
         source=name,
         hosts=tuple(hosts),
@@ -211,22 +220,25 @@ def _components(environ: Environ) -> list[_Component]:
     size = number(environ, "SLURM_HET_SIZE", least=1, most=_MOST_COMPONENTS)
     if size is None:
         if text(environ, "SLURM_JOB_NODELIST") is None:
-            raise IncompleteError(f"{shown(environ, 'SLURM_JOB_ID')}, but SLURM_JOB_NODELIST is not set")
+            several = says_several(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+            why = f"{shown(environ, 'SLURM_JOB_ID')}, but SLURM_JOB_NODELIST is not set"
+            raise IncompleteError(why, of_several=several)
         return [_component(environ, "", "SLURM_JOB_NUM_NODES")]
     suffixes = [f"_HET_GROUP_{group}" for group in range(size)]
     for suffix in suffixes:
         if text(environ, f"SLURM_JOB_NODELIST{suffix}") is None:
-            raise IncompleteError(f"{shown(environ, 'SLURM_HET_SIZE')}, but SLURM_JOB_NODELIST{suffix} is not set")
+            why = f"{shown(environ, 'SLURM_HET_SIZE')}, but SLURM_JOB_NODELIST{suffix} is not set"
+            raise IncompleteError(why, of_several=size > 1)
     return [_component(environ, suffix, f"SLURM_JOB_NUM_NODES{suffix}") for suffix in suffixes]
 
 
 def _component(environ: Environ, suffix: str, size_name: str) -> _Component:
     list_name, tasks_name = f"SLURM_JOB_NODELIST{suffix}", f"SLURM_TASKS_PER_NODE{suffix}"
-    nodes = nodes_of(environ, list_name)
+    nodes = _nodes_of(environ, list_name)
     declared = number(environ, size_name, least=1)
     if declared is not None and declared != len(nodes):
         raise contradiction(environ, list_name, size_name, f"the list has {len(nodes)}")
-    tasks = counts_of(environ, tasks_name)
+    tasks = _counts_of(environ, tasks_name)
     if tasks is not None and len(tasks) != len(nodes):
         raise contradiction(environ, tasks_name, list_name, f"{len(tasks)} counts for {counted(len(nodes), 'node')}")
     return _Component(suffix=suffix, nodes=nodes, tasks=tasks)
@@ -234,20 +246,31 @@ def _component(environ: Environ, suffix: str, size_name: str) -> _Component:
 
 def _with_tasks(
     environ: Environ, component: _Component, gpus: list[int | None], found: Origins, notes: list[str]
-) -> list[int | None]:
+) -> tuple[list[int | None], Unit]:
     """Give hosts without known GPUs the tasks that were asked for; say it where GPUs decide against these."""
     asked = [f"{each}{component.suffix}" for each in ("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS", "SLURM_NPROCS")]
     by = next((each for each in asked if text(environ, each) is not None), None)
     if by is None or component.tasks is None or max(component.tasks) == 1:
-        return gpus
+        return gpus, "gpus"
     if all(each is None for each in gpus):
         if asked_for_gpus(environ, component.suffix):
-            return gpus
+            return gpus, "gpus"
         counts = f"SLURM_TASKS_PER_NODE{component.suffix}"
         found.add("slots", environ[counts].strip(), counts)
-        return list(component.tasks)
+        return list(component.tasks), "workers"
     if gpus != component.tasks:
         notes.append(
             f"a worker for each GPU, though {shown(environ, by)}: --procs-per-node N --device cuda starts N a node"
         )
-    return gpus
+    return gpus, "gpus"
+
+
+def _nodes_of(environ: Environ, variable: str) -> list[str]:
+    """Expand a node list that is set. Raises ConfigError that names the variable."""
+    return expand_nodelist(environ[variable], where=variable)
+
+
+def _counts_of(environ: Environ, variable: str) -> list[int] | None:
+    """Read ``2(x3),1`` as 2, 2, 2, 1; None if unset. Raises ConfigError that names the variable."""
+    value = text(environ, variable)
+    return None if value is None else list(parse_counts(value, where=variable))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.record import Record
+from distlaunch.core.model.record import Record, replace
 from distlaunch.resolve.allocation import Host
 from distlaunch.resolve.sources.environment import IGNORE_HINT, Environ, Origins, number, shown, text
 
@@ -22,10 +22,13 @@ class Granted(Record):
 
     count: int | None = None
     devices: tuple[str, ...] | None = None
+    """The mask, where Slurm's own word has as many GPUs; None for one that somebody else has set."""
 
-    def host(self, name: str, otherwise: int | None = None) -> Host:
-        """Make the host's record; ``otherwise``: its slots if no GPU of it is known."""
-        return Host(name=name, slots=self.count or otherwise, devices=self.devices)
+    def on(self, host: Host) -> Host:
+        """Say of the host what is granted there; it stays as it is if no GPU of it is known."""
+        if not self.count:
+            return replace(host, devices=self.devices)
+        return replace(host, slots=self.count, unit="gpus", devices=self.devices)
 
 
 def granted_here(environ: Environ, found: Origins, *, in_step: bool) -> Granted:
@@ -45,7 +48,8 @@ def granted_here(environ: Environ, found: Origins, *, in_step: bool) -> Granted:
         if count is not None and count != len(devices):
             lost += found.lost("SLURM_GPUS_ON_NODE", "the mask decides")
         found.add("slots of this node", len(devices), mask, *lost)
-        return Granted(count=len(devices), devices=devices)
+        own_word = len(ids) or count
+        return Granted(count=len(devices), devices=devices if own_word in {None, len(devices)} else None)
     if ids:
         # Physical numbers: behind device cgroups these are not what a mask would hold.
         found.add("slots of this node", len(ids), own_list)

@@ -6,9 +6,9 @@ A new one is a row in the table of a source module, a row of markers in ``select
 from __future__ import annotations
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.record import Record
+from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted
-from distlaunch.resolve.allocation import Allocation, Host, Part
+from distlaunch.resolve.allocation import Allocation, Part, Unit
 from distlaunch.resolve.sources.environment import (
     MOST_HOSTS,
     Environ,
@@ -17,16 +17,20 @@ from distlaunch.resolve.sources.environment import (
     contradiction,
     host_and_port,
     host_list,
+    host_name,
     job_id,
     needed,
     number,
     numbered_hosts,
     same_slots,
+    says_several,
     shown,
     text,
 )
 
 _MOST_SLOTS = 4096
+_ANYBODYS = ("RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "NPROC_PER_NODE")
+"""Names that show no system."""
 _SLOTS_IN_WORDS = ("auto", "gpu", "cpu", "xpu")
 """What torchrun takes for --nproc-per-node beside a number: the node knows."""
 
@@ -51,7 +55,8 @@ class NodeSystem(Record):
     master: str | None = None
     port: str | None = None
     slots: str | None = None
-    """GPUs, or processes to start, of each node."""
+    unit: Unit = "workers"
+    """Of ``slots``, which are each node's."""
     mixed: str | None = None
     """If this is ``1`` or ``true``, ``slots`` is this node's alone."""
     job: str | None = None
@@ -59,9 +64,12 @@ class NodeSystem(Record):
 
 def find_node(system: NodeSystem, environ: Environ) -> Allocation | None:
     """Read a row's variables; None if it is not this system. Raises ConfigError and IncompleteError."""
-    if not all(name in environ for name in system.needs) or any(name in environ for name in system.without):
+    if any(name in environ for name in system.without):
         return None
     if system.starts is not None and not environ.get(system.starts[0], "").startswith(system.starts[1]):
+        return None
+    if missing := [name for name in system.needs if name not in environ]:
+        _refuse_half(system, environ, missing)
         return None
     found = Origins(environ)
     listed = host_list(environ, system.hosts) if system.hosts else ()
@@ -74,12 +82,17 @@ def find_node(system: NodeSystem, environ: Environ) -> Allocation | None:
     if system.port is not None and (own := number(environ, system.port, least=1, most=65535)) is not None:
         port = own
         found.add("master port", port, system.port)
-    names = listed or numbered_hosts(address, count)
+    if address in listed[1:]:
+        why = "rank 0 runs on the first host of the list"
+        raise contradiction(environ, str(system.master), str(system.hosts), why)
     slots = slots_of(environ, system.slots)
-    hosts = same_slots(names, slots)
+    if listed:
+        hosts = same_slots(listed, slots, system.unit)
+    else:
+        hosts = numbered_hosts(address, count, slots=slots, unit=system.unit)
     if system.slots is not None and slots is not None:
         if system.mixed is not None and (text(environ, system.mixed) or "").lower() in {"1", "true"}:
-            hosts = tuple(h if i == rank else Host(name=h.name) for i, h in enumerate(hosts))
+            hosts = tuple(h if i == rank else replace(h, slots=None) for i, h in enumerate(hosts))
         found.add("slots", slots, system.slots)
     return Allocation(
         source=system.name,
@@ -93,6 +106,17 @@ def find_node(system: NodeSystem, environ: Environ) -> Allocation | None:
     )
 
 
+def _refuse_half(system: NodeSystem, environ: Environ, missing: list[str]) -> None:
+    """Raise IncompleteError, unless this is the only node of a job."""
+    listed = host_list(environ, system.hosts) if system.hosts else ()
+    several = len(listed) > 1 or (system.count is not None and says_several(environ, system.count))
+    only = len(listed) == 1 or (system.count is not None and text(environ, system.count) == "1")
+    there = [name for name in system.needs if name in environ and name not in _ANYBODYS]
+    if there and not (only and not several):
+        why = f"{shown(environ, there[0])}, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"
+        raise IncompleteError(why, of_several=several)
+
+
 def _node_count(system: NodeSystem, environ: Environ, listed: tuple[str, ...], found: Origins) -> int:
     count = number(environ, system.count, least=1) if system.count else None
     if count is not None and system.count is not None:
@@ -103,7 +127,7 @@ def _node_count(system: NodeSystem, environ: Environ, listed: tuple[str, ...], f
         return count
     if not listed:
         names = " nor ".join(filter(None, (system.count, system.hosts)))
-        raise IncompleteError(f"{system.needs[0]} is set, but not {names}")
+        raise IncompleteError(f"{shown(environ, system.needs[0])}, but not {names}")
     found.add("hosts", ",".join(listed), str(system.hosts))
     return len(listed)
 
@@ -113,12 +137,12 @@ def _node_rank(system: NodeSystem, environ: Environ, listed: tuple[str, ...], co
     if system.rank is not None:
         if count == 1 and text(environ, system.rank) is None:
             return 0
-        rank = needed(environ, system.rank, number, because)
+        rank = needed(environ, system.rank, number, because, of_several=True)
         if rank >= count:
             size = (system.count if system.count in environ else system.hosts) or because
             raise contradiction(environ, system.rank, str(size), f"ranks of {counted(count, 'node')} go to {count - 1}")
         return rank
-    name = needed(environ, str(system.me), text, because)
+    name = needed(environ, str(system.me), text, because, of_several=count > 1)
     if name not in listed:
         raise contradiction(environ, str(system.me), str(system.hosts), "this node is not in the list")
     return listed.index(name)
@@ -161,7 +185,9 @@ def find_task(system: TaskSystem, environ: Environ) -> Allocation | None:
     if not there:
         return None
     if missing := [name for name in names if name not in there]:
-        raise IncompleteError(f"{there[0]} is set, but not {' nor '.join(missing)}: nothing of {system.name} is used")
+        several = system.rank in there and says_several(environ, system.size)
+        which = f"{shown(environ, there[0])}, but not {' nor '.join(missing)}"
+        raise IncompleteError(which, of_several=several)
     rank = needed(environ, system.rank, number, system.size)
     size = needed(environ, system.size, number, system.rank, least=1)
     local_rank = needed(environ, system.local_rank, number, system.rank)
@@ -185,14 +211,14 @@ def find_task(system: TaskSystem, environ: Environ) -> Allocation | None:
     found.add("part", "one launcher a node" if part == "node" else "one launcher a worker", size_name)
     found.add("nodes", nodes, f"{system.size} and {size_name}")
     own = text(environ, system.host) if system.host else None
-    hosts = numbered_hosts(None, nodes)
-    if own is not None and all(char.isalnum() or char in "._-" for char in own) and own not in hosts:
-        hosts = tuple(own if index == node_rank else name for index, name in enumerate(hosts))
+    hosts = numbered_hosts(None, nodes, slots=None if part == "node" else local_size)
+    if own is not None and system.host is not None:
+        name = host_name(own, shown(environ, system.host))
+        hosts = tuple(replace(h, name=name, known=True) if i == node_rank else h for i, h in enumerate(hosts))
     address, port = _master(environ, nodes, found)
-    notes = () if address or nodes == 1 else (f"{system.name} does not tell which host has rank 0: give --master-addr",)
     return Allocation(
         source=system.name,
-        hosts=same_slots(hosts, None if part == "node" else local_size),
+        hosts=hosts,
         part=part,
         node_rank=node_rank,
         local_rank=local_rank if part == "worker" else None,
@@ -200,7 +226,6 @@ def find_task(system: TaskSystem, environ: Environ) -> Allocation | None:
         master_port=port,
         job_id=job_id(text(environ, system.job)) if system.job else None,
         origins=found.all(),
-        notes=notes,
     )
 
 
@@ -216,7 +241,8 @@ def _local_size(system: TaskSystem, environ: Environ, size: int, known_nodes: in
     if system.local_size is not None:
         return needed(environ, system.local_size, number, system.rank, least=1, most=MOST_HOSTS)
     if known_nodes is None:
-        raise IncompleteError(f"{system.rank} is set, but not {system.nodes}: nothing of {system.name} is used")
+        why = f"{shown(environ, system.rank)}, but not {system.nodes}"
+        raise IncompleteError(why, of_several=size > 1)
     if size % known_nodes:
         raise _uneven(environ, system.size, str(system.nodes), "nodes have different numbers of processes")
     return size // known_nodes
@@ -243,11 +269,11 @@ def _master(environ: Environ, nodes: int, found: Origins) -> tuple[str | None, i
     """Take the address that all processes were handed (``mpirun -x MASTER_ADDR``), or that Azure's batch nodes have."""
     if nodes == 1:
         return None, None
-    for name, port_name in (("MASTER_ADDR", "MASTER_PORT"), ("AZ_BATCH_MASTER_NODE", None)):
+    for name in ("MASTER_ADDR", "AZ_BATCH_MASTER_NODE"):
         address, port = host_and_port(environ, name)
         if address is not None:
-            if port_name is not None and (own := number(environ, port_name, least=1, most=65535)) is not None:
-                port = own
             found.add("master address", address, name)
-            return address, port
+            # The port in AZ_BATCH_MASTER_NODE is Batch's own, and taken.
+            own = number(environ, "MASTER_PORT", least=1, most=65535)
+            return address, own or (port if name == "MASTER_ADDR" else None)
     return None, None

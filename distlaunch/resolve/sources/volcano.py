@@ -7,7 +7,7 @@ Its plugin ``env`` numbers a task's pods, ``svc`` lists each task's hosts (VC_<T
 from __future__ import annotations
 
 from distlaunch.core.model.text import counted
-from distlaunch.resolve.allocation import Allocation
+from distlaunch.resolve.allocation import Allocation, Host
 from distlaunch.resolve.sources.environment import (
     Environ,
     IncompleteError,
@@ -18,6 +18,7 @@ from distlaunch.resolve.sources.environment import (
     number,
     numbered_hosts,
     same_slots,
+    shown,
     text,
 )
 
@@ -33,14 +34,16 @@ def find(environ: Environ) -> Allocation:
     if text(environ, "RANK") is not None and text(environ, "WORLD_SIZE") is not None:
         return _by_rank(environ, tasks, found)
     if not tasks:
-        raise IncompleteError("VC_TASK_INDEX is set, but no VC_<TASK>_HOSTS: the job lacks the plugin svc", hint=_HINT)
+        source = "VC_TASK_INDEX" if "VC_TASK_INDEX" in environ else "VK_TASK_INDEX"
+        why = f"{shown(environ, source)}, but no VC_<TASK>_HOSTS: the job lacks the plugin svc"
+        raise IncompleteError(why, hint=_HINT, of_several=text(environ, source) not in {None, "0"})
     if len(tasks) > 1 and not all(task in _TRAINING for task in tasks):
         which = ", ".join(f"VC_{task}_HOSTS" for task in tasks)
-        raise IncompleteError(f"{which}: which of these tasks train is not known", hint=_HINT)
+        raise IncompleteError(f"{which}: which of these tasks train is not known", hint=_HINT, of_several=True)
     hosts = _in_order(tasks)
     rank = _own_place(environ, tasks, hosts, found)
     found.add("hosts", ",".join(hosts), ", ".join(f"VC_{task}_HOSTS" for task in tasks))
-    return _allocation(hosts, rank, hosts[0], None, found)
+    return _allocation(same_slots(hosts), rank, hosts[0], None, found)
 
 
 def _tasks(environ: Environ) -> dict[str, tuple[str, ...]]:
@@ -75,7 +78,7 @@ def _by_rank(environ: Environ, tasks: dict[str, tuple[str, ...]], found: Origins
     address, port = host_and_port(environ, "MASTER_ADDR")
     port = number(environ, "MASTER_PORT", least=1, most=65535) or port
     listed = _in_order({task: hosts for task, hosts in tasks.items() if task in _TRAINING})
-    hosts = listed if len(listed) == size else numbered_hosts(address, size)
+    hosts = same_slots(listed) if len(listed) == size else numbered_hosts(address, size)
     if address is not None:
         found.add("master address", address, "MASTER_ADDR")
     return _allocation(hosts, rank, address or (listed[0] if len(listed) == size else None), port, found)
@@ -91,9 +94,8 @@ def _own_place(environ: Environ, tasks: dict[str, tuple[str, ...]], hosts: tuple
     source = "VC_TASK_INDEX" if "VC_TASK_INDEX" in environ else "VK_TASK_INDEX"
     index = number(environ, source)
     if index is None or len(tasks) > 1:
-        raise IncompleteError(
-            f"HOSTNAME is none of the hosts of {', '.join(f'VC_{task}_HOSTS' for task in tasks)}", hint=_HINT
-        )
+        why = f"HOSTNAME is none of the hosts of {', '.join(f'VC_{task}_HOSTS' for task in tasks)}"
+        raise IncompleteError(why, hint=_HINT, of_several=len(hosts) > 1)
     if index >= len(hosts):
         listed = f"VC_{next(iter(tasks))}_HOSTS"
         raise contradiction(environ, source, listed, f"the list has {counted(len(hosts), 'host')}")
@@ -101,10 +103,12 @@ def _own_place(environ: Environ, tasks: dict[str, tuple[str, ...]], hosts: tuple
     return index
 
 
-def _allocation(hosts: tuple[str, ...], rank: int, address: str | None, port: int | None, found: Origins) -> Allocation:
+def _allocation(
+    hosts: tuple[Host, ...], rank: int, address: str | None, port: int | None, found: Origins
+) -> Allocation:
     return Allocation(
         source="kubernetes",
-        hosts=same_slots(hosts, None),
+        hosts=hosts,
         part="node",
         node_rank=rank,
         master_addr=address,

@@ -96,7 +96,7 @@ def environments(draw):
 def test_whatever_the_environment_only_config_errors_come_out(environ, content, wanted):
     try:
         texts = dict.fromkeys((*files(environ, wanted=wanted), "/f"), content)
-        found, lost = select(environ, texts, wanted=wanted)
+        found, lost, notes = select(environ, texts, wanted=wanted)
     except ConfigError as raised:
         error = raised
     else:
@@ -104,7 +104,7 @@ def test_whatever_the_environment_only_config_errors_come_out(environ, content, 
     if error is not None:
         assert error.message.isprintable()
         return
-    assert all(line.isprintable() for line in lost)
+    assert all(line.isprintable() for line in (*lost, *notes))
     if found is None:
         return
     assert found.hosts

@@ -24,13 +24,13 @@ BATCH = {
     "SLURM_GTIDS": "0",
 }
 SALLOC = {name: BATCH[name] for name in list(BATCH)[:7]} | {"SLURM_JOB_NAME": "interactive"}
-STEP = BATCH | {
+# A real step has SLURM_NNODES, NTASKS and TASKS_PER_NODE too, equal to its own: the captures have them.
+STEP = {name: value for name, value in BATCH.items() if name not in {"SLURM_NNODES", "SLURM_TASKS_PER_NODE"}} | {
     "SLURM_STEP_ID": "0",
     "SLURM_STEP_NODELIST": "n[1-2]",
     "SLURM_STEP_NUM_NODES": "2",
     "SLURM_STEP_NUM_TASKS": "2",
     "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-    "SLURM_NTASKS": "2",
     "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
 }
 
@@ -145,10 +145,20 @@ def test_variables_of_the_step_that_submitted_a_job_are_not_its_own():
     assert "left over" in origins(found)["hosts"].instead_of[0]
 
 
-def test_a_leftover_step_on_the_jobs_own_node_is_pointed_at():
+@pytest.mark.parametrize(
+    ("job", "both"),
+    [
+        ({"SLURM_NNODES": "2"}, ("SLURM_STEP_NUM_NODES='1'", "SLURM_NNODES='2'")),
+        ({"SLURM_NNODES": "1", "SLURM_NTASKS": "4"}, ("SLURM_STEP_NUM_TASKS='1'", "SLURM_NTASKS='4'")),
+        ({"SLURM_NNODES": "1", "SLURM_TASKS_PER_NODE": "4"}, ("SLURM_STEP_TASKS_PER_NODE='1'", "PER_NODE='4'")),
+    ],
+)
+def test_a_leftover_step_on_a_node_of_the_job_is_an_error_that_says_what_to_unset(job, both):
     step = {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0"}
-    found = find(BATCH, **step, SLURM_STEP_TASKS_PER_NODE="1", SLURM_NNODES="2")
-    assert "unset SLURM_STEP_NODELIST" in found.notes[0]
+    with pytest.raises(ConfigError) as raised:
+        find(BATCH, **step, SLURM_STEP_TASKS_PER_NODE="1", **job)
+    assert all(name in raised.value.message for name in both)
+    assert "unset SLURM_STEP_NODELIST" in raised.value.message
 
 
 def test_the_shell_of_srun_pty_on_several_nodes_is_warned_of():
