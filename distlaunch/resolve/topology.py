@@ -79,7 +79,11 @@ class _Slots:
         """Give a host with as many slots as filters can number on it: the devices, or workers on CPUs."""
         host = self._request.allocation.hosts[place]
         slots = self._numbered(host, self._seen if place == self._here else None)
-        return host if slots == host.slots else replace(host, slots=slots)
+        if slots == host.slots:
+            return host
+        return replace(
+            host, slots=slots, unit="workers" if host.slots is None else host.unit
+        )  # ours, granted by nobody
 
     def _numbered(self, host: Host, seen: int | None) -> int | None:
         request, options = self._request, self._request.options
@@ -163,7 +167,7 @@ class _Builder:
         """Put all together."""
         self._check_picked()
         options = self._options
-        on_gpus = asks_for_gpus(options) or all(place.host.unit == "gpus" for place, _ in self._planned)
+        on_gpus = asks_for_gpus(options) or all(p.host.unit == "gpus" and p.host.slots for p, _ in self._planned)
         device = "cpu" if on_cpus(options) else "cuda" if on_gpus else "auto"
         here: int | None = None
         nodes: list[Node] = []

@@ -64,6 +64,11 @@ def test_granted_gpus_say_nothing_of_workers_on_cpus_nor_cores_of_workers_on_gpu
     assert sizes(plan(make_facts, "x", **cores)) == {"a": 4, "b": None}
 
 
+def test_gpus_of_which_nobody_told_the_number_may_be_none(make_facts):
+    topology = plan(make_facts, "x", source="skypilot", here=1, allocation=slotted("gpus", None, None))
+    assert (sizes(topology), topology.device) == ({"a": None, "b": 1}, "auto")
+
+
 def test_more_tasks_than_gpus_are_refused_with_what_helps(make_facts):
     error = refused(make_facts, "x", source="kubernetes", here=0, seen=2, allocation=slotted("workers", 4))
     assert "--gpus-per-node 2" in error.hint
