@@ -81,9 +81,7 @@ class _Slots:
         slots = self._numbered(host, self._seen if place == self._here else None)
         if slots == host.slots:
             return host
-        return replace(
-            host, slots=slots, unit="workers" if host.slots is None else host.unit
-        )  # ours, granted by nobody
+        return replace(host, slots=slots, unit="workers" if host.slots is None else host.unit)  # nobody granted them
 
     def _numbered(self, host: Host, seen: int | None) -> int | None:
         request, options = self._request, self._request.options
