@@ -67,6 +67,8 @@ class Allocation(Record):
     """Smallest and largest number of nodes of an elastic job, if the source says so."""
     master_addr: str | None = None
     master_port: int | None = None
+    cpus: int | None = None
+    """CPUs that it grants on the node that we run on, where it may not enforce them."""
     job_id: str | None = None
     origins: tuple[Origin, ...] = ()
     notes: tuple[str, ...] = ()

@@ -6,6 +6,8 @@ Sources: the manuals of OpenPBS and Torque (PBS_NODEFILE, PBS_GPUFILE), IBM's of
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.resolve.allocation import Allocation, Host
@@ -92,7 +94,15 @@ def _pbs(environ: Environ, texts: Texts) -> Allocation | None:
         Host(name=node, slots=len(ids) or None, unit="gpus", devices=tuple(ids)) for node, ids in devices.items()
     )
     job = job_id(text(environ, "PBS_JOBID"))
-    return Allocation(source="pbs", hosts=hosts, job_id=job, origins=found.all())
+    return Allocation(source="pbs", hosts=hosts, cpus=_cpus(environ, "pbs", ()), job_id=job, origins=found.all())
+
+
+def _cpus(environ: Environ, system: str, slots: Collection[int]) -> int | None:
+    """Read the CPUs granted on the node of the script: PBS says it, of the others only a single host's slots tell."""
+    if system == "pbs":
+        name = "NCPUS" if text(environ, "NCPUS") is not None else "PBS_NUM_PPN"
+        return number(environ, name, least=1, most=_MOST_SLOTS)
+    return next(iter(slots)) if len(slots) == 1 else None
 
 
 def _own_file(environ: Environ, system: str, variable: str) -> str | None:
@@ -182,4 +192,5 @@ def _counted(
         notes = (*notes, _SLOTS_NOTE.format(source))
     hosts = tuple(Host(name=node, slots=count if several else None, unit="cores") for node, count in slots.items())
     job = job_id(text(environ, _JOBS[system]))
-    return Allocation(source=system, hosts=hosts, job_id=job, origins=found.all(), notes=notes)
+    cpus = _cpus(environ, system, slots.values())
+    return Allocation(source=system, hosts=hosts, cpus=cpus, job_id=job, origins=found.all(), notes=notes)

@@ -93,6 +93,37 @@ def test_lsfs_launch_host_runs_no_workers():
     assert found.notes[0].startswith("batch5 runs this script")
 
 
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        "batch01 1 batch02 1",  # a cluster that calls its nodes so
+        "batch01 1 batch02 4",
+        "login1 1 n1 1",
+        "n1 1 n2 4",
+        "batch01 2 n2 4",
+        "batch01 1",
+    ],
+)
+def test_a_host_that_may_be_one_of_the_nodes_is_kept(pairs):
+    found = batch.find({"LSB_JOBID": "9", "LSB_MCPU_HOSTS": pairs}, {}, "lsf")
+    assert [host.name for host in found.hosts] == pairs.split()[::2]
+
+
+def test_slots_are_cores_and_gpus_are_gpus():
+    assert {host.unit for host in pbs("n1\nn1\n").hosts} == {"cores"}
+    assert {host.unit for host in pbs("n1\nn1\n", "n1-gpu0\n").hosts} == {"gpus"}
+    lsf = batch.find({"LSB_JOBID": "9", "LSB_MCPU_HOSTS": "n1 4"}, {}, "lsf")
+    assert {host.unit for host in lsf.hosts} == {"cores"}
+
+
+def test_cpus_are_known_where_the_system_tells_those_of_one_node():
+    assert pbs("n1\nn2\n", NCPUS="8", PBS_NUM_PPN="4").cpus == 8
+    assert pbs("n1\nn2\n", "n1-gpu0\n", PBS_NUM_PPN="4").cpus == 4
+    assert pbs("n1\nn1\n").cpus is None
+    assert batch.find({"LSB_JOBID": "9", "LSB_MCPU_HOSTS": "n1 4"}, {}, "lsf").cpus == 4
+    assert batch.find({"LSB_JOBID": "9", "LSB_MCPU_HOSTS": "n1 4 n2 4"}, {}, "lsf").cpus is None
+
+
 def test_lsf_without_hosts_is_not_used():
     with pytest.raises(IncompleteError):
         batch.find({"LSB_JOBID": "9"}, {}, "lsf")

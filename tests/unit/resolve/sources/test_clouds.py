@@ -103,6 +103,27 @@ def test_a_platform_tells_its_nodes_which_they_are(system, environ, hosts, slots
     assert all(origin.source for origin in found.origins)
 
 
+@pytest.mark.parametrize(
+    ("system", "environ", "unit", "known"),
+    [
+        ("sagemaker", SAGEMAKER, "gpus", [True, True]),
+        ("skypilot", SKYPILOT, "gpus", [True, True]),
+        ("dstack", DSTACK, "gpus", [True, True]),
+        ("azureml", AZURE, "workers", [True, False]),
+        ("pai-dlc", PAI, "workers", [True, False]),
+    ],
+)
+def test_a_platforms_gpus_are_gpus_and_hosts_that_it_does_not_name_are_unknown(system, environ, unit, known):
+    found = find(system, environ)
+    assert {host.unit for host in found.hosts} == {unit}
+    assert [host.known for host in found.hosts] == known
+
+
+def test_a_master_that_is_not_the_first_host_is_an_error_that_quotes_both():
+    with pytest.raises(ConfigError, match=r"DSTACK_MASTER_NODE_IP='10\.0\.0\.2' and DSTACK_NODES_IPS"):
+        find("dstack", DSTACK, DSTACK_MASTER_NODE_IP="10.0.0.2")
+
+
 @pytest.mark.parametrize("system", [*clouds.SYSTEMS, "vertex", "determined"])
 def test_a_shell_elsewhere_is_no_platform(system):
     assert find(system, {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "PATH": "/bin"}) is None

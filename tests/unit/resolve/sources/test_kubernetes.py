@@ -249,6 +249,26 @@ def test_a_contradiction_quotes_both_variables(environ, both):
     assert all(each in caught.value.message for each in both)
 
 
+def test_an_index_within_one_of_several_jobs_may_be_lower_than_the_rank_and_never_higher():
+    found = kubernetes.find(TRAINER_V2 | {"PET_NODE_RANK": "2"}, {})
+    assert found.node_rank == 2
+    lost = [line for origin in found.origins for line in origin.instead_of]
+    assert "JOB_COMPLETION_INDEX='1': it counts within one Job" in lost
+    with pytest.raises(ConfigError, match="PET_NODE_RANK='1' and JOB_COMPLETION_INDEX='2'"):
+        kubernetes.find(TRAINER_V2 | {"JOB_COMPLETION_INDEX": "2"}, {})
+
+
+def test_other_controllers_are_named_as_losers_and_a_larger_group_is_a_contradiction():
+    found = kubernetes.find(LWS | {"PET_NNODES": "3", "PET_NODE_RANK": "2"}, {})
+    lost = [line for origin in found.origins for line in origin.instead_of]
+    assert [line for line in lost if line.startswith("LWS_")] == [
+        "LWS_GROUP_SIZE='3': PET_NNODES comes first",
+        "LWS_WORKER_INDEX='2': PET_NNODES comes first",
+    ]
+    with pytest.raises(ConfigError, match="PET_NNODES='1' and LWS_GROUP_SIZE='3'"):
+        kubernetes.find(LWS | {"PET_NNODES": "1"}, {})
+
+
 def test_a_torchrun_worker_in_the_pod_does_not_contradict_it():
     inside = {"RANK": "13", "LOCAL_RANK": "5", "WORLD_SIZE": "24", "TORCHELASTIC_RUN_ID": "none"}
     assert find(PYTORCHJOB | inside).node_rank == 1

@@ -240,6 +240,26 @@ def test_the_mask_wins_over_the_list_and_the_number():
     assert len(origins(found)["slots of this node"].instead_of) == 2
 
 
+@pytest.mark.parametrize(
+    ("more", "devices"),
+    [
+        ({"SLURM_JOB_GPUS": "0,1", "SLURM_GPUS_ON_NODE": "2"}, ("4", "5")),  # behind a device cgroup, ids differ
+        ({"SLURM_GPUS_ON_NODE": "2"}, ("4", "5")),
+        ({"SLURM_JOB_GPUS": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4"}, None),
+        ({"SLURM_GPUS_ON_NODE": "1"}, None),
+    ],
+)
+def test_a_mask_that_slurm_has_not_set_is_not_taken_for_its_grant(more, devices):
+    here = find(BATCH, CUDA_VISIBLE_DEVICES="4,5", **more).hosts[0]
+    assert (here.slots, here.unit, here.devices) == (2, "gpus", devices)
+
+
+def test_gpus_are_gpus_and_tasks_are_workers():
+    assert {host.unit for host in find(BATCH, SLURM_GPUS_PER_NODE="4").hosts} == {"gpus"}
+    tasks = find(BATCH, SLURM_TASKS_PER_NODE="2(x2)", SLURM_NTASKS="4")
+    assert [(host.slots, host.unit) for host in tasks.hosts] == [(2, "workers")] * 2
+
+
 def test_a_mask_outside_of_slurms_grant_is_the_nodes_own_business():
     assert find(BATCH, CUDA_VISIBLE_DEVICES="0,1").hosts[0].devices is None
 
