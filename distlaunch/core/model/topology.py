@@ -23,6 +23,8 @@ class Node(Record):
     """Further mask variables, set outside, that workers on CPUs must not follow."""
     devices: tuple[str, ...] | None = ()
     """For people: the node's selected devices, in LOCAL_RANK order; None where only the node knows."""
+    devices_from: str = ""
+    """For people: who says which devices these are, where somebody does."""
     gpus: tuple[Gpu | None, ...] = ()
     """The physical GPU behind each of ``devices``, where it is known."""
     numa: tuple[int | None, ...] = ()
@@ -46,6 +48,8 @@ class Topology(Record):
     """Who said which nodes there are: ``flags``, ``slurm``, ...; ``local``: nobody, it is this machine."""
     here: int | None = 0
     """The node whose devices and CPUs the facts tell of; None if it is none of them."""
+    cpus: int | None = None
+    """CPUs of this machine that a scheduler grants the job, where it may not enforce them."""
     bounds: tuple[int, int] | None = None
     """Smallest and largest number of nodes, if the job is elastic."""
     master_addr: str | None = None
