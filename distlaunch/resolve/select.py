@@ -127,7 +127,7 @@ def rivals(environ: Mapping[str, str], why: str) -> tuple[str, ...]:
 
 
 def _with_options(environ: Mapping[str, str], num_nodes: str | None, node_rank: int | None) -> Mapping[str, str]:
-    given = {"DISTLAUNCH_NUM_NODES": num_nodes, "DISTLAUNCH_NODE_RANK": None if node_rank is None else str(node_rank)}
+    given = {"--num-nodes": num_nodes, "--node-rank": None if node_rank is None else str(node_rank)}
     given = {name: value for name, value in given.items() if value is not None}
     return {**environ, **cast("dict[str, str]", given)} if given else environ
 

@@ -15,8 +15,8 @@ Texts = Mapping[str, str | None]
 
 MOST_HOSTS = 1 << 17
 """Hosts of one job: a larger number is a mistake, and would only fill memory."""
-NUM_NODES, NODE_RANK = "DISTLAUNCH_NUM_NODES", "DISTLAUNCH_NODE_RANK"
-"""The options --num-nodes and --node-rank as the environment has them: where a system tells less than is needed."""
+NUM_NODES, NODE_RANK = "--num-nodes", "--node-rank"
+"""The options, by names that no variable has, beside a system's variables: where these tell less than is needed."""
 IGNORE_HINT = (
     "if it is left over from something else, unset it, or give --source flags to read nothing from the environment"
 )

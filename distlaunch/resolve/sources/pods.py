@@ -65,13 +65,11 @@ def find(environ: Environ, texts: Texts) -> Allocation | None:
     rank = _rank(environ, pod, full, indexed=indexed)
     if rank is None:
         return None
+    source = NODE_RANK if NODE_RANK in environ else "JOB_COMPLETION_INDEX" if indexed else "HOSTNAME"
     if rank >= size:
-        source = "JOB_COMPLETION_INDEX" if indexed else "HOSTNAME"
         raise contradiction(environ, source, NUM_NODES, f"ranks of {counted(size, 'node')} go to {size - 1}")
     found.add("nodes", size, "--num-nodes")
-    found.add(
-        "node rank", rank, NODE_RANK if NODE_RANK in environ else ("JOB_COMPLETION_INDEX" if indexed else "HOSTNAME")
-    )
+    found.add("node rank", rank, source)
     naming = _naming(pod, full, rank)
     hosts = numbered_hosts(naming(0) if naming else None, size, name=naming)
     if full is None:  # without a subdomain a pod's name leads nowhere
@@ -143,6 +141,9 @@ def _full_name(pod: str | None, hosts_file: str | None) -> str | None:
 def _rank(environ: Environ, pod: str | None, full: str | None, *, indexed: bool) -> int | None:
     told = number(environ, NODE_RANK)
     if told is not None:
+        index = number(environ, "JOB_COMPLETION_INDEX")
+        if index is not None and index > told:
+            raise contradiction(environ, NODE_RANK, "JOB_COMPLETION_INDEX", "two pods would have the same rank")
         return told
     if not indexed:
         # A Deployment's pod may end in digits by chance; a StatefulSet's has a Service behind it.

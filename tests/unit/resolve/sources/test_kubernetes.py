@@ -44,7 +44,7 @@ ELASTIC = POD | {
     "WORLD_SIZE": "32",
 }
 # Kubernetes' documentation of Indexed Jobs; kubelet's /etc/hosts for a pod with a subdomain.
-INDEXED = POD | {"HOSTNAME": "train-2", "JOB_COMPLETION_INDEX": "2", "DISTLAUNCH_NUM_NODES": "4"}
+INDEXED = POD | {"HOSTNAME": "train-2", "JOB_COMPLETION_INDEX": "2", "--num-nodes": "4"}
 HOSTS = (
     "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n"
     "10.244.0.7\t{pod}.{service}.default.svc.cluster.local\t{pod}\n"
@@ -126,7 +126,7 @@ def test_the_jobs_index_stands_in_for_a_missing_node_rank():
     environ = {name: value for name, value in TRAINER_V2.items() if name != "PET_NODE_RANK"}
     assert find(environ).node_rank == 1
     del environ["JOB_COMPLETION_INDEX"]
-    assert find(environ, DISTLAUNCH_NODE_RANK="2").node_rank == 2
+    assert find(environ, **{"--node-rank": "2"}).node_rank == 2
 
 
 def test_several_nodes_without_a_rank_are_not_trained_on_alone():
@@ -144,7 +144,7 @@ def test_an_indexed_jobs_pods_are_named_after_this_one():
 
 
 def test_an_indexed_job_does_not_say_of_how_many_pods_it_is():
-    environ = {name: value for name, value in INDEXED.items() if name != "DISTLAUNCH_NUM_NODES"}
+    environ = {name: value for name, value in INDEXED.items() if name != "--num-nodes"}
     with pytest.raises(ConfigError) as caught:
         find(environ)
     assert "JOB_COMPLETION_INDEX='2'" in caught.value.message
@@ -152,7 +152,7 @@ def test_an_indexed_job_does_not_say_of_how_many_pods_it_is():
 
 
 def test_each_pod_of_an_indexed_job_may_train_alone():
-    assert find(INDEXED, DISTLAUNCH_NUM_NODES="1") is None
+    assert find(INDEXED, **{"--num-nodes": "1"}) is None
 
 
 def test_without_a_subdomain_pods_cannot_find_each_other_and_that_is_said():
@@ -176,14 +176,14 @@ def test_a_jobsets_pods_are_those_of_an_indexed_job():
 def test_the_second_replica_of_a_jobset_cannot_number_itself():
     with pytest.raises(ConfigError, match="replica 1 of a JobSet's job"):
         indexed("demo-workers-1-2", "demo")
-    assert indexed("demo-workers-1-2", "demo", DISTLAUNCH_NODE_RANK="3").node_rank == 3
+    assert indexed("demo-workers-1-2", "demo", **{"--node-rank": "3"}).node_rank == 3
 
 
 def test_a_statefulsets_pods_are_numbered_by_their_names():
     texts = {"/etc/hosts": HOSTS.format(pod="db-1", service="db")}
-    found = find(POD, texts, HOSTNAME="db-1", DISTLAUNCH_NUM_NODES="2")
+    found = find(POD, texts, HOSTNAME="db-1", **{"--num-nodes": "2"})
     assert (found.node_rank, names(found)[0]) == (1, "db-0.db.default.svc.cluster.local")
-    assert find(POD, {}, HOSTNAME="db-1", DISTLAUNCH_NUM_NODES="2") is None
+    assert find(POD, {}, HOSTNAME="db-1", **{"--num-nodes": "2"}) is None
 
 
 def test_a_leader_worker_sets_group_is_named_after_its_leader():
@@ -238,7 +238,7 @@ def test_an_mpijobs_worker_is_started_from_its_launcher():
         (PYTORCHJOB | {"RANK": "0"}, ("RANK='0'", "PET_NODE_RANK='1'")),
         (PYTORCHJOB | {"WORLD_SIZE": "5"}, ("WORLD_SIZE='5'", "PET_NNODES='3'")),
         (LWS | {"LWS_WORKER_INDEX": "3"}, ("LWS_WORKER_INDEX='3'", "LWS_GROUP_SIZE='3'")),
-        (INDEXED | {"JOB_COMPLETION_INDEX": "4"}, ("JOB_COMPLETION_INDEX='4'", "DISTLAUNCH_NUM_NODES='4'")),
+        (INDEXED | {"JOB_COMPLETION_INDEX": "4"}, ("JOB_COMPLETION_INDEX='4'", "--num-nodes='4'")),
         (VOLCANO | {"VC_WORKER_NUM": "3"}, ("VC_WORKER_HOSTS=", "VC_WORKER_NUM='3'")),
         (VOLCANO | {"RANK": "3", "WORLD_SIZE": "3"}, ("RANK='3'", "WORLD_SIZE='3'")),
     ],

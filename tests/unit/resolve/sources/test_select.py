@@ -228,6 +228,10 @@ def test_options_fill_in_what_an_indexed_job_does_not_tell():
     found, _, _ = select(INDEXED, {}, num_nodes="2:4", node_rank=3)
     assert (found.node_rank, len(found.hosts)) == (3, 4)
     assert select(INDEXED, {}, num_nodes="1")[0] is None
+    with pytest.raises(ConfigError, match="does not say of how many"):
+        select(INDEXED | {"DISTLAUNCH_NUM_NODES": "4"}, {})  # of an option, and the options are handed over
+    with pytest.raises(ConfigError, match="--node-rank='0' and JOB_COMPLETION_INDEX='1' contradict each other"):
+        select(INDEXED, {}, num_nodes="4", node_rank=0)
 
 
 def test_the_files_of_all_that_may_apply_are_asked_for():
