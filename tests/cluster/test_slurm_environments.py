@@ -81,6 +81,14 @@ STEPS = [(job, label) for job, (_, steps) in BATCH.items() for label in steps]
 STEPS += [(job, "step") for job in SRUN] + [("terminal", "step"), ("salloc", "step"), ("salloc", "one-task")]
 
 
+ALL_OF_A_NODE = [
+    *(("nodes-only", "step"), ("node-list", "step"), ("gpus-per-node", "one-task"), ("gpus-per-node", "task-per-node")),
+    *(("gres", "step"), ("gres", "second-node"), ("types", "step"), ("heterogeneous", "first-group")),
+    *(("three-components", "outer-two"),),
+]
+"""Steps with one task a node, which has all that the job has there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One job: what its processes saw, and what Slurm says of it."""
@@ -212,18 +220,23 @@ def test_a_task_knows_its_place(jobs, name, label):
             assert [host.slots for host in allocation.hosts] == [nodes.count(host) for host in hosts]
 
 
-@pytest.mark.parametrize(("name", "label"), STEPS)
-def test_the_only_task_of_a_node_has_the_devices_of_its_mask(jobs, name, label):
+@pytest.mark.parametrize(("name", "label"), ALL_OF_A_NODE)
+def test_the_only_task_of_a_node_has_the_gpus_that_slurm_granted_there(jobs, name, label):
     job = jobs[name]
-    for environ in job.environs[label]:
+    for node, environ in zip(job.nodes(label), job.environs[label], strict=True):
         allocation = source.find(environ, {})
-        if allocation.part != "node":
-            continue
-        mask = environ.get("CUDA_VISIBLE_DEVICES")
-        seen = tuple(mask.split(",")) if mask else None
+        assert allocation.part == "node"
         own = allocation.hosts[allocation.node_rank]
-        assert own.devices == seen
-        assert own.slots == (len(seen) if seen else None)
+        granted = tuple(job.gpus[node])
+        assert (own.name, own.devices, own.slots) == (node, granted or None, len(granted) or None)
+
+
+def test_a_task_with_one_of_its_nodes_gpus_has_that_one(jobs):
+    job = jobs["gpus-per-task"]
+    (environ,) = job.environs["one-task"]
+    own = source.find(environ, {}).hosts[0]
+    assert own.slots == 1
+    assert own.devices[0] in job.gpus[own.name]
 
 
 def test_all_launchers_of_a_step_agree_on_its_id(jobs):

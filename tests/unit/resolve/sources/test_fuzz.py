@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.resolve.select import NAMES, files, select
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
 
 FAMILIES = [
     [f"OMPI_COMM_WORLD_{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")] + ["OMPI_MCA_orte_num_nodes", "PMIX_RANK", "PMIX_HOSTNAME"],
@@ -28,14 +31,14 @@ FAMILIES = [
      "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPUS", "SLURM_GPUS_ON_NODE",
      "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "SLURM_HET_SIZE", "SLURM_JOB_NODELIST_HET_GROUP_0", "SLURM_JOB_NODELIST_HET_GROUP_1"],
     ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
-     "SLURM_NODEID", "SLURM_LOCALID", "SLURM_PROCID", "SLURMD_NODENAME", "SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES", "SLURM_PTY_PORT"],
+     "SLURM_NODEID", "SLURM_LOCALID", "SLURM_PROCID", "SLURMD_NODENAME", "SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES", "SLURM_PTY_PORT", "SLURM_NNODES"],
     ["PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_RDZV_ENDPOINT", "PET_RDZV_ID",
      "RANK", "WORLD_SIZE"],
     ["KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX", "HOSTNAME", "--num-nodes", "--node-rank", "MASTER_ADDR"],
     ["LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"],
     ["VC_TASK_INDEX", "VK_TASK_INDEX", "VC_MASTER_HOSTS", "VC_MASTER_NUM", "VC_WORKER_HOSTS", "VC_WORKER_NUM", "HOSTNAME", "RANK", "WORLD_SIZE"],
     ["K_MPI_JOB_ROLE", "OMPI_MCA_orte_default_hostfile"],
-    ["PBS_JOBID", "PBS_NODEFILE", "PBS_GPUFILE"],
+    ["PBS_JOBID", "PBS_NODEFILE", "PBS_GPUFILE", "NCPUS", "PBS_NUM_NODES"],
     ["LSB_JOBID", "LSB_DJOB_HOSTFILE", "LSB_MCPU_HOSTS", "LSB_HOSTS"],
     ["JOB_ID", "PE_HOSTFILE", "NHOSTS"],
 ]  # fmt: skip
@@ -92,6 +95,7 @@ def environments(draw):
     return environ
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(environments(), CONTENT, st.sampled_from(["auto"] * 4 + list(NAMES)))
 def test_whatever_the_environment_only_config_errors_come_out(environ, content, wanted):
     try:
