@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.ports import hold_port
@@ -18,6 +19,8 @@ from distlaunch.core.agent.spawner import start_spawner
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import printable
+from distlaunch.core.model.topology import Topology
 from distlaunch.core.wire.spawning import FromSpawner
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.policy import JobPolicy
@@ -30,14 +33,19 @@ from distlaunch.job.sink import Sink
 from distlaunch.job.transport.local import LocalTransport
 from distlaunch.planning import make_plan, needed_descriptors
 from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.select import hints
 
-_SCHEDULERS = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
+_SHOWN_HOSTS = 60
+_ALONE = "; --num-nodes 1 runs on this machine alone"
 _HOUSEKEEPING_S = 0.25
 CONSOLE_CLOSE_S = 10.0
 """How long a pipe may stand still at the end of a job that failed or was stopped, before its rest is given up."""
 _LATE_CLOSE_S = 1.0
 _STDERR = 2
 _PRUNE_S = 5.0
+
+if TYPE_CHECKING:
+    from distlaunch.resolve.location import Location
 
 OpenSink = Callable[[int], Sink]
 """Opens the console for a world size."""
@@ -56,7 +64,9 @@ def run_job(
     open_filters: OpenFilters | None = None,
 ) -> int:
     """Run a whole job on this machine; return the exit code of the launcher. Raises LaunchError before the start."""
-    planned = make_plan(options, environ, to_start=True)
+    planned = make_plan(options, environ)
+    if planned.location is not None:
+        refuse_others(planned.location, planned.topology)
     plan = planned.plan
     _check_proc()
     workers = len(plan.workers)
@@ -118,6 +128,46 @@ def run_job(
         code = runner.run()
         ended.append(code)
     return code
+
+
+def is_alone(location: Location, topology: Topology) -> bool:
+    """Tell whether all of the job is this launcher's: the only node is this machine, and every worker on it its own."""
+    if len(topology.nodes) != 1 or topology.here != 0:
+        return False
+    return location.allocation.part != "worker" or topology.world_size == 1
+
+
+def refuse_others(location: Location, topology: Topology) -> None:
+    """Refuse to start what is not this launcher's alone. Raises ConfigError that says what was found."""
+    if is_alone(location, topology):
+        return
+    from distlaunch.resolve.hostlist import fold_hosts
+
+    allocation, nodes = location.allocation, topology.nodes
+    who = location.who
+    folded = fold_hosts(node.host for node in nodes)
+    listed = folded if len(folded) <= _SHOWN_HOSTS else f"{folded[:_SHOWN_HOSTS]}..."
+    by_user = allocation.by_user
+    if allocation.part == "worker":
+        tasks = f"{topology.world_size} workers" if topology.world_size else "several workers"
+        raise ConfigError(
+            f"{who} starts a launcher for each of {tasks} on {listed}: joining them to one job is not built yet",
+            hint="start one launcher, on one node (srun -n 1, mpirun -n 1); --source flags reads nothing from the"
+            " environment, and makes each launcher a job of its own on its machine",
+        )
+    ignore = "" if by_user else "; --source flags reads nothing from the environment"
+    if len(nodes) > 1:
+        alone = location.here == 0 or (location.here is not None and not by_user)
+        raise ConfigError(
+            f"{who} names {len(nodes):,} nodes ({listed}): starting several nodes is not built yet",
+            hint=f"distlaunch plan shows what would run{_ALONE if alone else ''}{ignore}",
+        )
+    there = "; to run here, name localhost or no host" if by_user else "; run it there (srun -n 1, mpirun -n 1, ssh)"
+    raise ConfigError(
+        f"{who} names {listed}, and this machine is {printable(location.name)}:"
+        " starting workers elsewhere is not built yet",
+        hint=f"distlaunch plan shows what would run{there}",
+    )
 
 
 def _check_proc() -> None:
@@ -218,5 +268,5 @@ def _policy_settings(
         hang_timeout_s=options.hang_timeout,
         script_dir=_script_dir(options, plan),
         terminal=terminal,
-        repeated_term_kills=not any(name in environ for name in _SCHEDULERS),
+        repeated_term_kills=not hints(environ),
     )

@@ -143,9 +143,9 @@ def _job_id(options: TrainOptions, location: Location | None, topology: Topology
         run_id = options.run_id or new_job_id(time.time(), os.urandom(3))
         return folder_name(run_id, os.urandom(4))
     if options.job_id is None:
-        together = location is not None and location.allocation.part != "all" and len(topology.nodes) > 1
-        shared = location.allocation.job_id if location is not None and together else None  # by all its launchers
-        return shared or new_job_id(time.time(), os.urandom(3))
+        if location is not None and location.allocation.part != "all" and len(topology.nodes) > 1:
+            return location.allocation.job_id or ""  # of all its launchers, which settle it at the start
+        return new_job_id(time.time(), os.urandom(3))
     bad = next((letter for letter in options.job_id if not (letter.isalnum() or letter in "._-:+@=,")), None)
     unusable = not options.job_id.strip(".") or options.job_id == LATEST or options.job_id.startswith("-")
     if bad is not None or unusable or len(os.fsencode(options.job_id)) > _JOB_ID_BYTES:
@@ -160,14 +160,14 @@ class Planned(Record):
     """A plan, and with ``--explain`` where its values come from."""
 
     plan: LaunchPlan
+    topology: Topology
+    location: Location | None
+    """Among which nodes we are; None where only this machine is known."""
     explanation: Explanation | None
 
 
-def make_plan(options: TrainOptions, environ: Mapping[str, str], *, to_start: bool = False) -> Planned:
-    """Plan without touching anything: what ``plan`` and ``--dry-run`` show.
-
-    Raises ConfigError; with ``to_start`` also for what cannot be started from here.
-    """
+def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
+    """Plan without touching anything: what ``plan`` and ``--dry-run`` show. Raises ConfigError."""
     facts = read_facts(options, environ)
     backend = find_backend(options.backend)
     location, lost = _locate(options, facts)
@@ -176,18 +176,19 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, to_start: bo
     elif location is None:
         topology = local_topology(options, facts)
     else:
-        facts, topology = _among_others(location, options, facts, to_start=to_start)
+        facts, topology = _among_others(location, options, facts)
     needed_descriptors(0 if topology.here is None else topology.nodes[topology.here].slots or 0)
     job_id = _job_id(options, location, topology)
     base = log_base(options.log_dir, environ) or "a temporary directory"
-    plan = build_plan(options, facts, topology, backend, job_id=job_id, run_dir=os.path.join(base, job_id))
+    plan = build_plan(options, facts, topology, backend, job_id=job_id, run_dir=job_id and os.path.join(base, job_id))
     if plan.preload and options.setup is None:  # which may lead to others
         _check_modules(plan, options)
     if not options.explain:
-        return Planned(plan=plan, explanation=None)
+        return Planned(plan=plan, topology=topology, location=location, explanation=None)
     from distlaunch.resolve.explain import explain
 
-    return Planned(plan=plan, explanation=explain(options, facts, topology, plan, location=location, lost=lost))
+    told = explain(options, facts, topology, plan, location=location, lost=lost)
+    return Planned(plan=plan, topology=topology, location=location, explanation=told)
 
 
 def _check_modules(plan: LaunchPlan, options: TrainOptions) -> None:
@@ -213,16 +214,17 @@ def _locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple
     return locate(options, facts)
 
 
-def _among_others(location: Location, options: TrainOptions, facts: Facts, *, to_start: bool) -> tuple[Facts, Topology]:
-    """Decide where there may be several nodes; with ``to_start``, refuse what is not this launcher's alone."""
-    from distlaunch.resolve.location import refuse_others, trusting
+def _among_others(location: Location, options: TrainOptions, facts: Facts) -> tuple[Facts, Topology]:
+    """Decide where there may be several nodes."""
+    from distlaunch.resolve.masks import trusting
     from distlaunch.resolve.topology import build_topology
 
-    facts, notes = trusting(replace(facts, granted_cpus=location.cpus), location)
-    topology = build_topology(location.allocation, options, facts, here=location.here)
-    if to_start:
-        refuse_others(location, topology)
-    return facts, replace(topology, notes=(*notes, *topology.notes)) if topology.device != "cpu" else topology
+    allocation = location.allocation
+    facts, note = trusting(facts, allocation, here=location.here, who=location.who)
+    topology = replace(build_topology(allocation, options, facts, here=location.here), cpus=allocation.cpus)
+    if note is not None and topology.here is not None and topology.device != "cpu":
+        topology = replace(topology, notes=(note, *topology.notes))
+    return facts, topology
 
 
 def needed_descriptors(workers: int) -> int:

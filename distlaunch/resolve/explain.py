@@ -9,12 +9,10 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Topology
 from distlaunch.resolve.allocation import Allocation, Origin
-from distlaunch.resolve.devices import select_devices
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.hostlist import fold_counts, fold_hosts
 from distlaunch.resolve.location import Location
 from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.sources.local import on_cpus
 
 _LABEL = 16
 _OPTIONS = (
@@ -22,7 +20,6 @@ _OPTIONS = (
     *("include", "exclude", "spread", "job_id", "backend"),
 )
 """Fields that say something of the topology and have no line of their own."""
-_VARIABLES = {"job_id": "DISTLAUNCH_TRAIN_JOB_ID", "backend": "DISTLAUNCH_TRAIN_BACKEND"}
 _TOTALS = ("num_procs", "num_gpus")
 _EACH = ("procs_per_node", "gpus_per_node")
 _PARTS = {
@@ -75,7 +72,7 @@ def _values(
     options: TrainOptions, facts: Facts, topology: Topology, plan: LaunchPlan, location: Location | None
 ) -> Iterator[Origin]:
     allocation = None if location is None else location.allocation
-    yield _source(options, facts, allocation)
+    yield _source(options, location)
     if location is None or allocation is None:
         yield _value("hosts", facts.hostname, "this machine")
     else:
@@ -85,33 +82,16 @@ def _values(
         if all(origin.value != "part" for origin in allocation.origins):
             yield _value("part", _PARTS[allocation.part], allocation.source)
     for field in _OPTIONS:
-        if (source := option_source(options, facts, field)) is not None:
+        if (source := options.who_set(field)) is not None:
             yield _value(field.replace("_", "-"), _shown(getattr(options, field)), source)
-    yield _value("in the plan", _nodes(topology), _of_nodes(options, facts, allocation))
-    yield _workers(options, facts, topology, allocation)
-    yield from _devices(options, facts, topology)
-    yield _master(options, facts, topology, plan, allocation)
+    yield _value("in the plan", _nodes(topology), _of_nodes(options, allocation))
+    yield _workers(options, topology, allocation)
+    yield from _devices(options, topology)
+    yield _master(options, topology, plan, allocation)
+    yield _port(options, plan, allocation)
     if options.job_id is None:
         told = allocation is not None and plan.job_id == allocation.job_id
         yield _value("job-id", plan.job_id, allocation.source if told and allocation else "made for this job")
-
-
-def option_source(options: TrainOptions, facts: Facts, field: str) -> str | None:
-    """Name the option, or the variable, that set a field; None if nobody did."""
-    value = getattr(options, field)
-    if value == TrainOptions._defaults[field]:  # noqa: SLF001 - a record's own table
-        return None
-    variable = _VARIABLES.get(field, f"DISTLAUNCH_{field.upper()}")
-    told = facts.environ.get(variable, "")
-    if told.lstrip("0") == _shown(value) or (value is True and told):
-        return variable
-    return f"--{field.replace('_', '-')}"
-
-
-def _first(options: TrainOptions, facts: Facts, fields: tuple[str, ...]) -> str | None:
-    """Name who set the first of these fields that anybody set."""
-    named = (option_source(options, facts, field) for field in fields)
-    return next((each for each in named if each is not None), None)
 
 
 def _is_told_below(origin: Origin) -> bool:
@@ -126,15 +106,13 @@ def _shown(value: object) -> str:
     return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _source(options: TrainOptions, facts: Facts, allocation: Allocation | None) -> Origin:
-    chosen = option_source(options, facts, "source")
-    if allocation is None:
+def _source(options: TrainOptions, location: Location | None) -> Origin:
+    chosen = options.who_set("source")
+    if location is None or (location.allocation.source == "local" and not options.who_set("include", "exclude")):
         why = f"{chosen} reads nothing from the environment" if chosen else "no option and no system names other nodes"
         return _value("source", "local", why)
-    by = _first(options, facts, ("hosts", "hostfile", "discover")) or chosen
-    if by is None and option_source(options, facts, "node_rank") and allocation.source == "flags":
-        by = "--node-rank"
-    return _value("source", allocation.source, by or "found in the environment")
+    by = location.who if location.allocation.by_user else chosen or "found in the environment"
+    return _value("source", location.allocation.source, by)
 
 
 def _nodes(topology: Topology) -> str:
@@ -142,18 +120,17 @@ def _nodes(topology: Topology) -> str:
     return f"{len(topology.nodes)} ({fold_hosts(node.host for node in topology.nodes)}){elastic}"
 
 
-def _of_nodes(options: TrainOptions, facts: Facts, allocation: Allocation | None) -> str:
-    fields = ("num_nodes", "include", "exclude")
-    by = [each for field in fields if (each := option_source(options, facts, field)) is not None]
+def _of_nodes(options: TrainOptions, allocation: Allocation | None) -> str:
+    by = [each for field in ("num_nodes", "include", "exclude") if (each := options.who_set(field)) is not None]
     return " and ".join(by) or (allocation.source if allocation is not None else "this machine alone")
 
 
-def _workers(options: TrainOptions, facts: Facts, topology: Topology, allocation: Allocation | None) -> Origin:
+def _workers(options: TrainOptions, topology: Topology, allocation: Allocation | None) -> Origin:
     """Say how many workers there are and whose number that is: the option's, the source's, or the devices'."""
     world = topology.world_size
     counts = fold_counts(node.slots for node in topology.nodes)
     shown = f"{'?' if world is None else world}, on the nodes {counts}" if len(topology.nodes) > 1 else counts
-    by = _first(options, facts, (*_TOTALS, *_EACH))
+    by = options.who_set(*_TOTALS, *_EACH)
     told = () if allocation is None else tuple(each for each in allocation.origins if each.value.startswith("slots"))
     if by is not None:
         lost = tuple(f"{each.shown} from {each.source}: {by} comes first" for each in told)
@@ -167,37 +144,42 @@ def _workers(options: TrainOptions, facts: Facts, topology: Topology, allocation
     return _value("workers", shown, "the GPUs here" if topology.device == "cuda" else "no GPU here: one on the CPU")
 
 
-def _devices(options: TrainOptions, facts: Facts, topology: Topology) -> Iterator[Origin]:
+def _devices(options: TrainOptions, topology: Topology) -> Iterator[Origin]:
     """Name the devices of this machine, the only one whose devices are known."""
     if topology.here is None:
         return
-    devices = topology.nodes[topology.here].devices or ()
-    if devices:
-        yield _value(
-            "devices here",
-            ",".join(devices),
-            select_devices(facts.gpus, facts.environ, requested=options.gpus).source,
-        )
-    elif on_cpus(options):
-        by = _first(options, facts, (*_TOTALS, *_EACH, "device"))
-        yield _value("devices here", "none", by or "CPU workers")
-    else:
-        yield _value("devices here", "none", select_devices(facts.gpus, facts.environ).source)
+    node = topology.nodes[topology.here]
+    by = node.devices_from or options.who_set(*_TOTALS, *_EACH, "device") or "CPU workers"
+    yield _value("devices here", ",".join(node.devices or ()) or "none", by)
 
 
-def _master(
-    options: TrainOptions, facts: Facts, topology: Topology, plan: LaunchPlan, allocation: Allocation | None
-) -> Origin:
+def _master(options: TrainOptions, topology: Topology, plan: LaunchPlan, allocation: Allocation | None) -> Origin:
     """Say where workers meet, and why there."""
-    port = "a free port, held at the start" if plan.master_port is None else f"port {plan.master_port}"
     address = plan.master_addr if plan.master_addr is not None else "not known yet"
-    told = () if allocation is None else allocation.origins
-    system = next((each for each in told if each.value == "master address"), None)
-    if (by := option_source(options, facts, "master_addr")) is not None:
-        lost = () if system is None else (f"{system.shown} from {system.source}: {by} comes first",)
-        return _value("master", f"{address}, {port}", by, *lost)
+    system = _told(allocation, "master address")
+    if (by := options.who_set("master_addr")) is not None:
+        return _value("master", address, by, *_lost(system, by))
     if len(topology.nodes) == 1:
-        return _value("master", f"{address}, {port}", "on one node workers meet on it")
+        return _value("master", address, "on one node workers meet on it")
     if system is not None and system.shown == address:
-        return _value("master", f"{address}, {port}", system.source, *system.instead_of)
-    return _value("master", f"{address}, {port}", f"the first of {counted(len(topology.nodes), 'node')}")
+        return _value("master", address, system.source, *system.instead_of)
+    return _value("master", address, f"the first of {counted(len(topology.nodes), 'node')}")
+
+
+def _port(options: TrainOptions, plan: LaunchPlan, allocation: Allocation | None) -> Origin:
+    system = _told(allocation, "master port")
+    if (by := options.who_set("master_port")) is not None:
+        return _value("master port", str(options.master_port), by, *_lost(system, by))
+    if plan.master_port is None:
+        return _value("master port", "not known yet", "a free one, held at the start")
+    by = system.source if system is not None else allocation.source if allocation is not None else "free"
+    return _value("master port", str(plan.master_port), by, *(system.instead_of if system is not None else ()))
+
+
+def _told(allocation: Allocation | None, value: str) -> Origin | None:
+    """Find what the source says of a value."""
+    return next((each for each in (() if allocation is None else allocation.origins) if each.value == value), None)
+
+
+def _lost(origin: Origin | None, by: str) -> tuple[str, ...]:
+    return () if origin is None else (f"{origin.shown} from {origin.source}: {by} comes first",)

@@ -43,5 +43,3 @@ class Facts(Record, hide=("environ", "texts")):
     """Where PATH has each program that the options name; None if nowhere."""
     surroundings: Surroundings | None = None
     """None: nothing hints at other nodes, neither an option nor a variable."""
-    granted_cpus: int | None = None
-    """CPUs that the scheduler grants this job on this node, where it may not enforce them."""

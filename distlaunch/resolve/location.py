@@ -6,26 +6,13 @@ Loaded only where ``Facts`` have surroundings: an option or a variable that hint
 from __future__ import annotations
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
-from distlaunch.core.model.topology import Topology
 from distlaunch.resolve.allocation import Allocation, Host, Origin
-from distlaunch.resolve.devices import CUDA
 from distlaunch.resolve.facts import Facts, Surroundings
-from distlaunch.resolve.hostlist import fold_hosts
-from distlaunch.resolve.identity import is_this_machine
-from distlaunch.resolve.masks import MASK
+from distlaunch.resolve.identity import Identity, is_this_machine
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.resolve.select import rivals, select
-from distlaunch.resolve.sources import flags
-from distlaunch.resolve.sources.environment import number, numbered_hosts
-
-_USERS_OWN = frozenset({"flags", "hostfile", "discover", "local"})
-"""Sources that are the user's word; all others are a system's around us."""
-_CPUS = {"slurm": "SLURM_CPUS_ON_NODE"}
-_SHOWN_HOSTS = 60
-_ALONE = "; --num-nodes 1 runs on this machine alone"
 
 
 class Location(Record):
@@ -38,8 +25,8 @@ class Location(Record):
     """The place of this machine among the hosts; None if it is none of them."""
     by: str
     """How that is known: the name of a variable or an option, or what names this machine."""
-    cpus: int | None = None
-    """CPUs that the scheduler grants here."""
+    name: str
+    """This machine's own name."""
 
 
 def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[str, ...]]:
@@ -53,28 +40,27 @@ def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[
         return None, ()
     who, allocation, lost = _allocation(options, facts, around)
     if allocation is None and (options.include is not None or options.exclude is not None):
-        who, allocation = "--include" if options.include is not None else "--exclude", _this_machine(options, facts)
+        who, allocation = options.who_set("include", "exclude") or "", _this_machine(options, facts, around.identity)
     if allocation is None:
         return None, lost
     allocation = _with_node_rank(allocation, options, around)
     here, by = _here(allocation, options, around)
-    cpus = _CPUS.get(allocation.source)
-    granted = number(facts.environ, cpus, least=1) if cpus is not None and here is not None else None
-    return Location(allocation=allocation, who=who, here=here, by=by, cpus=granted), lost
+    return Location(allocation=allocation, who=who, here=here, by=by, name=around.identity.hostname), lost
 
 
 def check_lists(options: TrainOptions) -> str | None:
     """Name the option that lists the hosts, if one does. Raises ConfigError for two that do, or a system beside it."""
-    lists = {"--hosts": options.hosts, "--hostfile": options.hostfile, "--discover": options.discover}
-    named = [f"{name} {quoted(value)}" for name, value in lists.items() if value is not None]
+    lists = {"hosts": options.hosts, "hostfile": options.hostfile, "discover": options.discover}
+    who = next((options.named(field) for field, value in lists.items() if value is not None), None)
+    named = [f"{options.named(field)} {quoted(value)}" for field, value in lists.items() if value is not None]
     if named and options.source not in {"auto", "flags"}:
-        named.append(f"--source {quoted(options.source)}")
+        named.append(f"{options.named('source')} {quoted(options.source)}")
     if len(named) > 1:
         raise ConfigError(
             f"{' and '.join(named)} each say which nodes there are",
             hint="give one of them; --include and --exclude choose among its hosts",
         )
-    return named[0].partition(" ")[0] if named else None
+    return who
 
 
 def _allocation(
@@ -92,14 +78,17 @@ def _allocation(
             return found.source, replace(found, notes=(*found.notes, *notes)), lost
         found = _by_hand(options)
         if found is None and notes:
-            return "this machine", replace(_this_machine(options, facts), notes=notes), lost
-        return "--num-nodes", found, lost
+            return "this machine", replace(_this_machine(options, facts, around.identity), notes=notes), lost
+        return options.who_set("num_nodes") or "", found, lost
+    from distlaunch.resolve.sources import flags
+
     found = flags.find(
         hosts=options.hosts,
         hostfile=options.hostfile,
         discover=options.discover,
         texts=around.texts,
         discovered=around.discovered,
+        who=who,
     )
     return who, found, rivals(facts.environ, f"{who} comes first")
 
@@ -122,23 +111,29 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
             f"--node-rank {options.node_rank} of {counted(most, 'node')}, but nothing says where they meet",
             hint="give --master-addr HOST, that of node 0; or name all nodes by --hosts",
         )
+    from distlaunch.resolve.hostlist import fold_hosts
+    from distlaunch.resolve.sources.environment import numbered_hosts
+
     hosts = numbered_hosts(options.master_addr, most)
     names = [host.name for host in hosts]
+    said = f"{options.named('num_nodes')} and {options.named('master_addr')}"
     return Allocation(
         source="flags",
+        by_user=True,
         hosts=hosts,
         part="node",
         node_rank=options.node_rank,
         nodes=nodes if isinstance(nodes, tuple) else None,
-        origins=(Origin(value="hosts", shown=fold_hosts(names), source="--num-nodes and --master-addr"),),
+        origins=(Origin(value="hosts", shown=fold_hosts(names), source=said),),
     )
 
 
-def _this_machine(options: TrainOptions, facts: Facts) -> Allocation:
+def _this_machine(options: TrainOptions, facts: Facts, identity: Identity) -> Allocation:
     """Give the filters this machine alone to choose from, under the name by which they call it."""
-    text = f"{options.include or ''}@{options.exclude or ''}"
-    name = "localhost" if "localhost" in text else facts.hostname
-    return Allocation(source="local", hosts=(Host(name=name),))
+    words = f"{options.include or ''}@{options.exclude or ''}".split("@")
+    called = [word[1:].partition("]")[0] if word[:1] == "[" else word.partition(":")[0].strip() for word in words]
+    name = next((each for each in called if is_this_machine(each, identity)), facts.hostname)
+    return Allocation(source="local", by_user=True, hosts=(Host(name=name),))
 
 
 def _with_node_rank(allocation: Allocation, options: TrainOptions, around: Surroundings) -> Allocation:
@@ -166,11 +161,12 @@ def _with_node_rank(allocation: Allocation, options: TrainOptions, around: Surro
 def _here(allocation: Allocation, options: TrainOptions, around: Surroundings) -> tuple[int | None, str]:
     """Find this machine by its rank where that is told, else by names and addresses."""
     if allocation.node_rank is not None:
-        by = "--node-rank" if allocation.node_rank == options.node_rank else _source_of(allocation, "node rank")
+        told = _source_of(allocation, "node rank")
+        by = options.who_set("node_rank") if allocation.node_rank == options.node_rank else told
         return allocation.node_rank, by or allocation.source
     identity = around.identity
     ours = [place for place, host in enumerate(allocation.hosts) if is_this_machine(host.name, identity)]
-    if len(ours) > 1 and allocation.source in _USERS_OWN:
+    if len(ours) > 1 and allocation.by_user:
         one, other = (quoted(allocation.hosts[place].name) for place in ours[:2])
         raise ConfigError(f"{one} and {other} are both this machine", hint="name it once, with all its slots")
     if ours:
@@ -180,61 +176,3 @@ def _here(allocation: Allocation, options: TrainOptions, around: Surroundings) -
 
 def _source_of(allocation: Allocation, value: str) -> str | None:
     return next((origin.source for origin in allocation.origins if origin.value == value), None)
-
-
-def trusting(facts: Facts, location: Location) -> tuple[Facts, tuple[str, ...]]:
-    """Take a device mask at its word where no GPU was found here, but who names the nodes says the same as the mask.
-
-    Some devices have no driver that we know, and come with CUDA's mask; a plan may be made on another machine, too.
-    Beside the facts, what the user should hear of it.
-    """
-    mask = facts.environ.get(CUDA, "").strip()
-    entries = tuple(entry.strip() for entry in mask.split(","))
-    if location.here is None or facts.gpus.gpus or facts.gpus.problem or not all(map(_is_device, entries)):
-        return facts, ()
-    host = location.allocation.hosts[location.here]
-    named = location.allocation.source in _USERS_OWN and host.slots == len(entries)
-    if not named and host.devices != entries:
-        return facts, ()
-    note = f"no GPU was found here: {CUDA}={mask} is taken at its word, as {location.who} says the same"
-    return replace(facts, gpus=GpuInventory(source=MASK)), (printable(note),)
-
-
-def _is_device(entry: str) -> bool:
-    return entry.isdecimal() or entry.startswith(("GPU-", "MIG-"))
-
-
-def is_alone(location: Location, topology: Topology) -> bool:
-    """Tell whether all of the job is this launcher's: the only node is this machine, and every worker on it its own."""
-    if len(topology.nodes) != 1 or topology.here != 0:
-        return False
-    return location.allocation.part != "worker" or topology.world_size == 1
-
-
-def refuse_others(location: Location, topology: Topology) -> None:
-    """Refuse to start what is not this launcher's alone. Raises ConfigError that says what was found."""
-    if is_alone(location, topology):
-        return
-    allocation, nodes = location.allocation, topology.nodes
-    who = location.who
-    folded = fold_hosts(node.host for node in nodes)
-    listed = folded if len(folded) <= _SHOWN_HOSTS else f"{folded[:_SHOWN_HOSTS]}..."
-    by_user = allocation.source in _USERS_OWN
-    if allocation.part == "worker":
-        tasks = f"{topology.world_size} workers" if topology.world_size else "several workers"
-        raise ConfigError(
-            f"{who} starts a launcher for each of {tasks} on {listed}: joining them to one job is not built yet",
-            hint="start one launcher, on one node (srun -n 1, mpirun -n 1); --source flags reads nothing from the"
-            " environment, and makes each launcher a job of its own on its machine",
-        )
-    ignore = "" if by_user else "; --source flags reads nothing from the environment"
-    if len(nodes) > 1:
-        alone = location.here == 0 or (location.here is not None and not by_user)
-        raise ConfigError(
-            f"{who} names {len(nodes):,} nodes ({listed}): starting several nodes is not built yet",
-            hint=f"distlaunch plan shows what would run{_ALONE if alone else ''}{ignore}",
-        )
-    raise ConfigError(
-        f"{who} names {listed}, and {location.by}: starting workers elsewhere is not built yet",
-        hint=f"distlaunch plan shows what would run{ignore or '; to run here, name localhost or no host'}",
-    )

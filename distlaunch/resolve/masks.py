@@ -7,11 +7,17 @@ twice leaves nothing visible (CUDA C++ Programming Guide, "Environment variables
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.text import printable
 
+if TYPE_CHECKING:
+    from distlaunch.resolve.allocation import Allocation
+    from distlaunch.resolve.facts import Facts
+
+CUDA = "CUDA_VISIBLE_DEVICES"
 MASK: Literal["mask"] = "mask"
 """The source of an inventory of which nothing but the mask is known."""
 _UNCERTAIN = ("device files", MASK)
@@ -123,3 +129,24 @@ def through_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -
         notes.append(f"{variable}={mask} names a GPU twice, so the runtime shows none")
         return []
     return visible
+
+
+def trusting(facts: Facts, allocation: Allocation, *, here: int | None, who: str) -> tuple[Facts, str | None]:
+    """Take a mask at its word where no GPU was found here, but ``who`` names the nodes says the same of this one.
+
+    Some devices have no driver that we know, and come with CUDA's mask; a plan may be made on another machine, too.
+    Beside the facts, what the user should hear if this node takes part.
+    """
+    mask = facts.environ.get(CUDA, "").strip()
+    entries = tuple(entry.strip() for entry in mask.split(","))
+    if here is None or facts.gpus.gpus or facts.gpus.problem or not all(map(_is_device, entries)):
+        return facts, None
+    host = allocation.hosts[here]
+    if host.devices != entries and not (allocation.by_user and host.slots == len(entries)):
+        return facts, None
+    note = f"no GPU was found here: {CUDA}={mask} is taken at its word, as {who} says the same"
+    return replace(facts, gpus=GpuInventory(source=MASK)), printable(note)
+
+
+def _is_device(entry: str) -> bool:
+    return entry.isdecimal() or entry.startswith(("GPU-", "MIG-"))

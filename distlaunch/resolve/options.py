@@ -5,6 +5,7 @@ Every field that is an option on the command line has a row in ``ui/options.py``
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from distlaunch.core.model.layout import TORCHRUN, TRAIN, Layout
@@ -70,6 +71,18 @@ class TrainOptions(Record):
     format: OutputFormat | None = None
     quiet: bool = False
     dry_run: bool = False
+
+    given: Mapping[str, str] = {}
+    """By field: the option or variable that set it. The Python API may leave it out."""
+
+    def named(self, field: str) -> str:
+        """Name who set a field, for messages: the option, unless a variable did."""
+        return self.given.get(field) or f"--{field.replace('_', '-')}"
+
+    def who_set(self, *fields: str) -> str | None:
+        """Name who set the first of these fields that is not as by default; None if nobody did."""
+        default = type(self)._defaults  # noqa: SLF001 - a record's own table
+        return next((self.named(field) for field in fields if getattr(self, field) != default[field]), None)
 
     # what only another launcher's words can change
 

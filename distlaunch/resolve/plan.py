@@ -75,7 +75,7 @@ def build_plan(
         notes=(*topology.notes, *filter(None, [pinned_note(facts.cpus), _interpreter_note(options, facts)])),
     )
     # With what belongs to the first attempt at once: 131,072 workers are better made once than twice.
-    error_file = options.layout.error_files(run_dir, 0)
+    error_file = options.layout.error_files(run_dir, 0) if run_dir else None
     workers = tuple(_workers(options, facts, topology, argv, threads=threads, error_file=error_file))
     return _settled(plan, workers, attempt=0, master_port=port)
 
@@ -119,7 +119,7 @@ def _workers(
     argv: tuple[str, ...],
     *,
     threads: bool,
-    error_file: Callable[[int], str],
+    error_file: Callable[[int], str] | None,
 ) -> Iterator[WorkerPlan]:
     """Give the workers in rank order, up to the first node that has yet to tell how many it runs.
 
@@ -134,10 +134,12 @@ def _workers(
         near = [node.numa[index] if index < len(node.numa) else None for index in range(node.slots)] if here else []
         bound = bind_cpus(facts.cpus, node.slots, mode=options.bind if here else "none", gpu_numa=near)
         for local_rank, cpus in enumerate(bound):
-            env = {**shared, **v.worker_variables(node, local_rank, rank), _ERROR_FILE: error_file(rank)}
+            env = {**shared, **v.worker_variables(node, local_rank, rank)}
+            if error_file is not None:
+                env[_ERROR_FILE] = error_file(rank)
             if threads and here:
                 env["OMP_NUM_THREADS"] = str(
-                    threads_per_worker(facts.cpus, node.slots, bound=cpus, granted=facts.granted_cpus)
+                    threads_per_worker(facts.cpus, node.slots, bound=cpus, granted=topology.cpus)
                 )
             own = _own_argv(options, argv, local_rank)
             yield WorkerPlan(rank=rank, local_rank=local_rank, node_rank=node_rank, env=env, cpus=cpus, argv=own)

@@ -27,19 +27,18 @@ class BackendVariables(Protocol):
 def job_variables(
     topology: Topology, *, job_id: str, run_id: str, role: str, max_restarts: int, run_dir: str, backend: str
 ) -> dict[str, str]:
-    """Give what is the same for all workers and all attempts; the world size is missing until all nodes have told."""
+    """Give what is the same for all workers and all attempts; what is settled at the start is missing until then."""
     world = topology.world_size
     sizes = {} if world is None else {"WORLD_SIZE": str(world), "ROLE_WORLD_SIZE": str(world)}
+    ids = {"TORCHELASTIC_RUN_ID": run_id, "DISTLAUNCH_JOB_ID": job_id, "DISTLAUNCH_RUN_DIR": run_dir}
     return {
         **sizes,
         "GROUP_WORLD_SIZE": str(len(topology.nodes)),
         "ROLE_NAME": role,
-        "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "DISTLAUNCH_JOB_ID": job_id,
         "DISTLAUNCH_BACKEND": backend,
-        "DISTLAUNCH_RUN_DIR": run_dir,
+        **{name: value for name, value in ids.items() if value},
     }
 
 

@@ -95,9 +95,9 @@ def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[s
 def build(given: Given, rest: Sequence[str], environ: Mapping[str, str], options: Iterable[Option]) -> dict[str, Any]:
     """Convert and check what was given, add defaults from the environment, and settle what SCRIPT is.
 
-    Returns values by field, without the fields that nobody set. A size on the command line drops every size that the
-    environment has, and a list of hosts every other list: the two together would be a contradiction that the user did
-    not write.
+    Returns values by field, without the fields that nobody set, and as ``given`` who set each. A size on the command
+    line drops every size that the environment has, and a list of hosts every other list: the two together would be a
+    contradiction that the user did not write.
     """
     values: dict[str, Any] = {}
     source: dict[str, str] = {}
@@ -127,6 +127,7 @@ def build(given: Given, rest: Sequence[str], environ: Mapping[str, str], options
             raise UsageError("SCRIPT is an empty word")
         values["script"], arguments = arguments[0], arguments[1:]
     values["script_args"] = arguments
+    values["given"] = source
     return values
 
 

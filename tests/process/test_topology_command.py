@@ -150,6 +150,7 @@ def test_an_error_in_a_host_file_names_file_and_line(refused, distlaunch, text, 
         (["--hosts", "a:8,b:8", "--num-gpus", "9", "--num-nodes", "2"], ["--num-gpus 9", "2 nodes"]),
         (["--hosts", "a", "--num-nodes", "2"], ["--num-nodes 2", "1 host"]),
         (["--hosts", "a", "--hostfile", "f"], ["--hosts 'a' and --hostfile 'f' each say which nodes there are"]),
+        (["--hostfile", "-"], ["--hostfile '-': No such file", "/dev/stdin"]),
         (["--hosts", "a", "--discover", "touch ran"], ["--hosts 'a' and --discover 'touch ran' each"]),
         (["--hosts", "a", "--source", "slurm"], ["--hosts 'a' and --source 'slurm' each"]),
         (["--hosts", "localhost,127.0.0.1"], ["'localhost' and '127.0.0.1' are both this machine"]),
@@ -313,6 +314,29 @@ def test_lists_of_the_user_win_over_systems_and_that_is_explained(plan):
     assert all("--hosts comes first" in lost for lost in explained["lost"])
 
 
+@pytest.mark.parametrize(
+    ("words", "env", "value", "source"),
+    [
+        ([], {"DISTLAUNCH_HOSTS": "a:1,b:1"}, "source", "DISTLAUNCH_HOSTS"),
+        ([], {"DISTLAUNCH_HOSTS": "a:1,b:1"}, "hosts", "DISTLAUNCH_HOSTS"),
+        (["--num-procs", "2"], {"DISTLAUNCH_NUM_PROCS": "2"}, "workers", "--num-procs"),
+        ([], {"DISTLAUNCH_NUM_PROCS": "02"}, "workers", "DISTLAUNCH_NUM_PROCS"),
+        (["--num-nodes", "2", "--master-addr", "m"], {"DISTLAUNCH_NODE_RANK": "0"}, "this machine", "DISTLAUNCH_NODE_RANK"),
+        (["--num-nodes", "2", "--node-rank", "0"], {"DISTLAUNCH_MASTER_ADDR": "m"}, "hosts", "--num-nodes and DISTLAUNCH_MASTER_ADDR"),
+        (["--include", "localhost"], {}, "source", "--include"),
+        (["--include", "127.0.0.1:0", "--procs-per-node", "1"], {}, "source", "--include"),
+        ([], TRAINER, "source", "found in the environment"),
+        ([], TRAINER, "master port", "PET_MASTER_PORT"),
+        (["--master-port", "5"], TRAINER, "master port", "--master-port"),
+        (["--hosts", "a:1"], {}, "master port", "a free one, held at the start"),
+        (["--source", "kubernetes"], TRAINER, "source", "--source"),
+    ],
+)  # fmt: skip
+def test_who_said_it_is_known_and_not_guessed(plan, words, env, value, source):
+    explained = plan("--explain", *words, env=env)["explain"]
+    assert [each["source"] for each in explained["values"] if each["value"] == value] == [source]
+
+
 def test_people_read_the_explanation_after_the_table_and_before_the_job(distlaunch, train):
     result = distlaunch.run(["plan", "--hosts", "localhost:1", "--explain", "t.py"])
     table, _, explanation = result.stdout.partition("Where this comes from\n")
@@ -362,7 +386,7 @@ def test_several_nodes_are_refused_with_what_was_found_and_what_works(refused, w
         ([], slurm("types"), 4),
         (["--num-procs", "3"], slurm("types"), 3),
         ([], slurm("gres-second-node-0"), 2),
-        ([], slurm("srun-gpus-per-task-step-2") | {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n1"}, 1),
+        ([], slurm("srun-gpus-per-task-step-2") | {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NNODES": "1", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n1"}, 1),
         (["--num-nodes", "1"], slurm("uneven-gpus"), 3),
         (["--num-nodes", "1"], slurm("gpus-per-node-task-per-node-1"), 2),
         (["--num-nodes", "1", "--num-procs", "2"], TRAINER, 2),

@@ -115,7 +115,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
         """Give what the record says of the job as a whole."""
         fewest, most = self.bounds or (len(self.nodes), len(self.nodes))
         return {
-            "job_id": self.job_id,
+            "job_id": self.job_id or None,
             "source": self.source,
             "backend": self.backend,
             "device": self.device,
@@ -126,7 +126,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
             "master_addr": self.master_addr,
             "master_port": self.master_port,
             "workdir": self.workdir,
-            "run_dir": self.run_dir,
+            "run_dir": self.run_dir or None,
             "preload": list(self.preload),
             "env": {**_Mask()(self.env)},
             "env_given": sorted(self.given_env),

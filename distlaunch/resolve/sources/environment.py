@@ -213,6 +213,11 @@ class Origins:
         """Say of a variable why it lost; nothing if it is not set."""
         return (f"{shown(self._environ, name)}: {why}",) if name in self._environ else ()
 
+    def add_port(self, port: int | None, *names: str) -> None:
+        """Note the master's port, if there is one: it is of the first of these variables that is set."""
+        if port is not None:
+            self.add("master port", port, next(each for each in names if text(self._environ, each) is not None))
+
     def all(self) -> tuple[Origin, ...]:
         """Give all that was noted."""
         return tuple(self._found)

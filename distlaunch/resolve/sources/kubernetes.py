@@ -77,14 +77,17 @@ def _torch_job(environ: Environ) -> Allocation:
     if colon and endpoint is not None:
         found.add("master address", endpoint, "PET_RDZV_ENDPOINT", *found.lost("PET_MASTER_ADDR", "the job is elastic"))
         master, port = endpoint, endpoint_port
+        found.add_port(port, "PET_RDZV_ENDPOINT")
     elif master is not None:
         lost = (
             found.lost("MASTER_ADDR", "PET_MASTER_ADDR comes first") if text(environ, "MASTER_ADDR") != master else ()
         )
         found.add("master address", master, "PET_MASTER_ADDR", *lost)
+        found.add_port(port, "PET_MASTER_PORT", "PET_MASTER_ADDR")
     elif endpoint is not None:
         found.add("master address", endpoint, "PET_RDZV_ENDPOINT")
         master, port = endpoint, endpoint_port
+        found.add_port(port, "PET_RDZV_ENDPOINT")
     group = number(environ, "LWS_GROUP_SIZE")
     if group is not None and group > nodes:
         raise contradiction(environ, "PET_NNODES", "LWS_GROUP_SIZE", "the group has more nodes than the job")

@@ -167,9 +167,7 @@ def _cpu_workers(count: int, facts: Facts, source: str, notes: tuple[str, ...]) 
         raise _none_left(facts)
     hidden = tuple(name for name in (HIP, ROCR) if name in facts.environ)
     masks = ((),) * count
-    node = Node(
-        host=facts.hostname, slots=count, mask_variable=CUDA, masks=masks, hidden=hidden, devices_from=source
-    )
+    node = Node(host=facts.hostname, slots=count, mask_variable=CUDA, masks=masks, hidden=hidden, devices_from=source)
     return Topology(nodes=(node,), device="cpu", notes=notes)
 
 

@@ -76,6 +76,7 @@ def find(environ: Environ, texts: Texts) -> Allocation | None:
         hosts = tuple(replace(host, known=False) for host in hosts)
     address, port = host_and_port(environ, "MASTER_ADDR")
     port = number(environ, "MASTER_PORT", least=1, most=65535) or port
+    found.add_port(port, "MASTER_PORT", "MASTER_ADDR")
     notes: tuple[str, ...] = ()
     if address is not None:
         found.add("master address", address, "MASTER_ADDR")

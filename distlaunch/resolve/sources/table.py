@@ -275,5 +275,7 @@ def _master(environ: Environ, nodes: int, found: Origins) -> tuple[str | None, i
             found.add("master address", address, name)
             # The port in AZ_BATCH_MASTER_NODE is Batch's own, and taken.
             own = number(environ, "MASTER_PORT", least=1, most=65535)
-            return address, own or (port if name == "MASTER_ADDR" else None)
+            port = own or (port if name == "MASTER_ADDR" else None)
+            found.add_port(port, "MASTER_PORT", "MASTER_ADDR")
+            return address, port
     return None, None

@@ -77,6 +77,7 @@ def _by_rank(environ: Environ, tasks: dict[str, tuple[str, ...]], found: Origins
     found.add("node rank", rank, "RANK")
     address, port = host_and_port(environ, "MASTER_ADDR")
     port = number(environ, "MASTER_PORT", least=1, most=65535) or port
+    found.add_port(port, "MASTER_PORT", "MASTER_ADDR")
     listed = _in_order({task: hosts for task, hosts in tasks.items() if task in _TRAINING})
     hosts = same_slots(listed) if len(listed) == size else numbered_hosts(address, size)
     if address is not None:

@@ -46,13 +46,6 @@ def test_host_file_is_its_own_source():
     assert [host.slots for host in found.hosts] == [2, 2]
 
 
-@pytest.mark.parametrize("texts", [None, {}, {"hosts.txt": None}, {"other": "a"}])
-def test_missing_host_file_is_an_error_and_never_a_local_run(texts):
-    assert refused(hostfile="hosts.txt", texts=texts).message.startswith(
-        "--hostfile 'hosts.txt': there is no such file"
-    )
-
-
 def test_empty_host_file_is_an_error():
     assert refused(hostfile="h", texts={"h": "# nobody\n"}).message == "h: the file names no host"
 
@@ -73,14 +66,6 @@ def test_discovering_nobody_is_an_error_at_the_start_and_none_later(output):
 def test_error_in_discovered_hosts_names_command_and_line():
     error = refused(discover="./who.sh", discovered="a:2\nTraceback (most recent call last):\n")
     assert error.message.startswith("--discover './who.sh', line 2: 'Traceback (most recent call last):'")
-
-
-@pytest.mark.parametrize(
-    "given_", [{"hosts": "a", "hostfile": "h"}, {"hosts": "a", "discover": "c"}, {"hostfile": "h", "discover": "c"}]
-)
-def test_two_ways_to_name_the_hosts_contradict_each_other(given_):
-    message = refused(**given_).message
-    assert all(f"--{name} {value!r}" in message for name, value in given_.items())
 
 
 @given(st.text(max_size=40), st.text(max_size=20))

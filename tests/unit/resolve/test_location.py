@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import Gpu, GpuInventory
-from distlaunch.resolve.explain import explain, option_source
+from distlaunch.launch import is_alone, refuse_others
+from distlaunch.resolve.allocation import Allocation, Host
+from distlaunch.resolve.explain import explain
 from distlaunch.resolve.facts import Surroundings
 from distlaunch.resolve.identity import Identity
-from distlaunch.resolve.location import Location, check_lists, is_alone, locate, refuse_others, trusting
+from distlaunch.resolve.location import Location, check_lists, locate
+from distlaunch.resolve.masks import trusting
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.resolve.plan import build_plan
 from distlaunch.resolve.select import NAMES, SYSTEMS
@@ -97,8 +100,8 @@ def test_two_lists_contradict_each_other(pair):
 
 def test_the_cpus_that_slurm_grants_are_known_on_its_node(make_facts):
     environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "nodeA", "SLURM_CPUS_ON_NODE": "6"}
-    assert located(make_facts, environ).cpus == 6
-    assert located(make_facts, environ, hosts="nodeA").cpus is None
+    assert located(make_facts, environ).allocation.cpus == 6
+    assert located(make_facts, environ, hosts="nodeA").allocation.cpus is None
     with pytest.raises(ConfigError, match="SLURM_CPUS_ON_NODE='six'"):
         located(make_facts, {**environ, "SLURM_CPUS_ON_NODE": "six"})
 
@@ -122,14 +125,22 @@ def test_the_cpus_that_slurm_grants_are_known_on_its_node(make_facts):
 def test_a_mask_counts_without_gpus_only_where_the_hosts_say_the_same(make_facts, mask, hosts, gpus, trusted):
     facts = make_facts(environ={} if mask is None else {CUDA: mask}, gpus=gpus)
     location = located(make_facts, hosts=hosts)
-    changed, notes = trusting(facts, location)
-    assert bool(notes) == trusted
+    changed, note = trusting(facts, location.allocation, here=location.here, who=location.who)
+    assert bool(note) == trusted
     options = TrainOptions(hosts=hosts)
     if location.here is None or gpus.problem:
         assert changed == facts
         return
     (node,) = build_topology(location.allocation, options, changed, here=0).nodes
     assert (node.devices == tuple((mask or "").split(","))) == (trusted or bool(gpus.gpus))
+
+
+def test_where_devices_come_from_is_told_by_who_chose_them(make_facts):
+    facts = make_facts(gpus=GpuInventory(gpus=tuple(Gpu(index=index) for index in range(4)), source="nvml"))
+    host = Host(name="nodeA", slots=2, unit="gpus", devices=("2", "3"))
+    topology = build_topology(Allocation(source="pbs", hosts=(host,)), TrainOptions(), facts, here=0)
+    assert topology.nodes[0].devices == ("2", "3")
+    assert topology.nodes[0].devices_from.endswith("2,3 granted")
 
 
 def test_only_what_is_ours_alone_may_be_started(make_facts):
@@ -143,22 +154,6 @@ def test_only_what_is_ours_alone_may_be_started(make_facts):
         else:
             with pytest.raises(ConfigError, match="is not built yet"):
                 refuse_others(location, topology)
-
-
-@pytest.mark.parametrize(
-    ("values", "environ", "field", "source"),
-    [
-        ({"num_procs": 8}, {"DISTLAUNCH_NUM_PROCS": "08"}, "num_procs", "DISTLAUNCH_NUM_PROCS"),
-        ({"num_procs": 8}, {"DISTLAUNCH_NUM_PROCS": "4"}, "num_procs", "--num-procs"),
-        ({"num_procs": 8}, {}, "num_procs", "--num-procs"),
-        ({"num_nodes": (2, 4)}, {"DISTLAUNCH_NUM_NODES": "2:4"}, "num_nodes", "DISTLAUNCH_NUM_NODES"),
-        ({"job_id": "j"}, {"DISTLAUNCH_TRAIN_JOB_ID": "j", "DISTLAUNCH_JOB_ID": "i"}, "job_id", "DISTLAUNCH_TRAIN_JOB_ID"),
-        ({"spread": True}, {"DISTLAUNCH_SPREAD": "yes"}, "spread", "DISTLAUNCH_SPREAD"),
-        ({}, {"DISTLAUNCH_NUM_PROCS": "4"}, "num_procs", None),
-    ],
-)  # fmt: skip
-def test_who_gave_an_option_is_told(make_facts, values, environ, field, source):
-    assert option_source(TrainOptions(**values), make_facts(environ=environ), field) == source
 
 
 # --- whatever is around
@@ -195,7 +190,7 @@ def test_any_surroundings_give_a_plan_that_can_be_explained_or_an_error_of_one_l
         if location is None:
             topology = local_topology(options, facts)
         else:
-            facts, _ = trusting(facts, location)
+            facts, _ = trusting(facts, location.allocation, here=location.here, who=location.who)
             topology = build_topology(location.allocation, options, facts, here=location.here)
         plan = build_plan(options, facts, topology, Plain(), job_id="j", run_dir="/r")
         lines = explain(options, facts, topology, plan, location=location, lost=lost).lines()

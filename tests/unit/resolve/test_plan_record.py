@@ -16,11 +16,11 @@ from distlaunch.resolve.plan import bind, build_plan
 from distlaunch.resolve.sources.local import local_topology
 
 
-def plan(make_facts, *, topology=None, facts=None, **options) -> LaunchPlan:
+def plan(make_facts, *, topology=None, facts=None, job="job-1", **options) -> LaunchPlan:
     chosen = TrainOptions(**{"script": "train.py", "num_procs": 2, **options})
     facts = make_facts(**(facts or {}))
     topology = topology or local_topology(chosen, facts)
-    return build_plan(chosen, facts, topology, find_backend("pytorch-ddp"), job_id="job-1", run_dir="/r/job-1")
+    return build_plan(chosen, facts, topology, find_backend("pytorch-ddp"), job_id=job, run_dir=job and f"/r/{job}")
 
 
 def variables(planned: LaunchPlan, rank: int = 0) -> dict[str, str]:
@@ -120,7 +120,16 @@ def test_only_this_machines_cpus_are_shared_out(make_facts):
 
 
 def test_threads_are_a_share_of_what_the_scheduler_grants(make_facts):
-    assert variables(plan(make_facts, facts={"granted_cpus": 6}))["OMP_NUM_THREADS"] == "3"
+    topology = Topology(nodes=(Node(host="a", slots=2),), device="cpu", cpus=6)
+    assert variables(plan(make_facts, topology=topology))["OMP_NUM_THREADS"] == "3"
+
+
+def test_an_id_that_launchers_have_yet_to_agree_on_is_null(make_facts):
+    planned = plan(make_facts, job="")
+    assert planned.record()["job_id"] is None
+    assert planned.record()["run_dir"] is None
+    ids = {"TORCHELASTIC_RUN_ID", "DISTLAUNCH_JOB_ID", "DISTLAUNCH_RUN_DIR", "TORCHELASTIC_ERROR_FILE"}
+    assert not ids & variables(planned).keys()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.record import replace
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.ui.cli import run_app
 from distlaunch.ui.options import TRAIN_OPTIONS
@@ -15,7 +16,25 @@ from distlaunch.ui.torchrun import counterpart
 
 
 def parse(*words: str, **environ: str) -> TrainOptions:
-    return parse_train(words, environ)
+    return replace(parse_train(words, environ), given={})
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "given_by"),
+    [
+        (["--num-procs", "8"], {"NUM_PROCS": "08"}, {"num_procs": "--num-procs"}),
+        ([], {"NUM_PROCS": "08", "GPUS": ""}, {"num_procs": "DISTLAUNCH_NUM_PROCS"}),
+        (["--gpus-per-node", "2"], {"NUM_PROCS": "8"}, {"gpus_per_node": "--gpus-per-node"}),
+        ([], {"NODE_RANK": "0"}, {"node_rank": "DISTLAUNCH_NODE_RANK"}),
+        ([], {"TRAIN_JOB_ID": "j", "JOB_ID": "i"}, {"job_id": "DISTLAUNCH_TRAIN_JOB_ID"}),
+        (["--no-spread"], {"SPREAD": "yes"}, {"spread": "--spread"}),
+    ],
+)
+def test_who_set_an_option_is_kept(words, environ, given_by):
+    options = parse_train([*words, "s"], {f"DISTLAUNCH_{name}": value for name, value in environ.items()})
+    assert options.given == given_by
+    assert options.who_set("script", "grace", "spread") == "--script"
+    assert all(options.named(field) == by for field, by in given_by.items())
 
 
 def refused(*words: str, **environ: str) -> tuple[str, str | None]:
