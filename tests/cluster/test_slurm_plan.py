@@ -115,3 +115,15 @@ def test_several_nodes_are_refused_and_one_of_them_can_be_used_alone(slurm, laun
     assert "slurm names 2 nodes (n[1-2]): starting several nodes is not built yet" in done.output
     assert "ended with 2\n" in done.output
     assert "rank 0 of 1 0\n" in done.output
+
+
+def test_a_batch_script_that_was_submitted_in_a_step_says_which_of_its_variables_to_unset(slurm, launch):
+    commands = [f"{launch} train t.py", "echo ended with $?", "unset SLURM_STEP_NODELIST", f"{launch} plan t.py"]
+    (slurm.work / "inner").write_text("\n".join(["#!/bin/sh", *commands]))
+    told = slurm.srun(
+        "-N1", "-n1", "-w", "n1", "sh", "-c", "sbatch --wait -N2 -w n1,n2 -o inner.out inner; cat inner.out"
+    )
+    assert "SLURM_STEP_NUM_NODES='1' and SLURM_NNODES='2' contradict each other" in told
+    assert "unset SLURM_STEP_NODELIST" in told
+    assert "ended with 2\n" in told
+    assert re.search(r"on 2 nodes", told)

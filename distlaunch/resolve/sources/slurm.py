@@ -164,10 +164,15 @@ def _smaller_step(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
 
 
 def _terminal(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
-    """Warn of the shell of ``srun --pty``: nobody starts a launcher on the step's other nodes."""
+    """Warn of the shell of ``srun --pty``: nobody starts a launcher on the step's other nodes.
+
+    Steps that are started in such a shell inherit the variable, so it may be one of these.
+    """
     if "SLURM_PTY_PORT" not in environ or len(nodes) == 1:
         return ()
-    note = f"in a shell of srun --pty (SLURM_PTY_PORT is set) this launcher is the only one of {len(nodes)} nodes"
+    note = (
+        f"if this is a shell of srun --pty (SLURM_PTY_PORT is set), its launcher is the only one of {len(nodes)} nodes"
+    )
     return (f"{note}: start it with srun, or ask for the shell with salloc",)
 
 
