@@ -79,6 +79,8 @@ def find(environ: Environ, texts: Texts) -> Allocation | None:
     found.add_port(port, "MASTER_PORT", "MASTER_ADDR")
     notes: tuple[str, ...] = ()
     if address is not None:
+        if address in (host.name for host in hosts[1:]):
+            raise contradiction(environ, "MASTER_ADDR", source, f"rank 0 is {hosts[0].name}")
         found.add("master address", address, "MASTER_ADDR")
     elif naming is not None and full is not None:
         address = hosts[0].name

@@ -108,7 +108,7 @@ def _step(environ: Environ, nodes: list[str]) -> Allocation:
         cpus=number(environ, "SLURM_CPUS_ON_NODE", least=1),
         job_id=_step_id(environ),
         origins=found.all(),
-        notes=(*_smaller_step(environ, nodes), *_terminal(environ, nodes), *_renumbered(rank, tasks, node, local)),
+        notes=(*_smaller_step(environ, nodes), *_terminal(environ, sum(tasks)), *_renumbered(rank, tasks, node, local)),
     )
 
 
@@ -163,16 +163,14 @@ def _smaller_step(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
     return (f"this step has {len(nodes)} of the job's {int(job)} nodes{which}; srun -N {int(job)} would give it all",)
 
 
-def _terminal(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
-    """Warn of the shell of ``srun --pty``: nobody starts a launcher on the step's other nodes.
+def _terminal(environ: Environ, tasks: int) -> tuple[str, ...]:
+    """Warn of the shell of ``srun --pty``: nobody starts a launcher for the step's other tasks.
 
     Steps that are started in such a shell inherit the variable, so it may be one of these.
     """
-    if "SLURM_PTY_PORT" not in environ or len(nodes) == 1:
+    if "SLURM_PTY_PORT" not in environ or tasks == 1:
         return ()
-    note = (
-        f"if this is a shell of srun --pty (SLURM_PTY_PORT is set), its launcher is the only one of {len(nodes)} nodes"
-    )
+    note = f"if this is a shell of srun --pty (SLURM_PTY_PORT is set), its launcher is the only one of {tasks} tasks"
     return (f"{note}: start it with srun, or ask for the shell with salloc",)
 
 

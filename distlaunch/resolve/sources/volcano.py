@@ -81,6 +81,9 @@ def _by_rank(environ: Environ, tasks: dict[str, tuple[str, ...]], found: Origins
     listed = _in_order({task: hosts for task, hosts in tasks.items() if task in _TRAINING})
     hosts = same_slots(listed) if len(listed) == size else numbered_hosts(address, size)
     if address is not None:
+        if len(listed) == size and address in listed[1:]:
+            lists = next(f"VC_{task}_HOSTS" for task, names in tasks.items() if address in names)
+            raise contradiction(environ, "MASTER_ADDR", lists, f"rank 0 runs on {listed[0]}")
         found.add("master address", address, "MASTER_ADDR")
     return _allocation(hosts, rank, address or (listed[0] if len(listed) == size else None), port, found)
 

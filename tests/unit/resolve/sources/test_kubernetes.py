@@ -269,6 +269,15 @@ def test_other_controllers_are_named_as_losers_and_a_larger_group_is_a_contradic
         kubernetes.find(LWS | {"PET_NNODES": "1"}, {})
 
 
+def test_a_master_that_is_another_pod_than_rank_0_is_an_error():
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "VC_TASK_INDEX": "0", "VC_MASTER_HOSTS": "a.j", "VC_WORKER_HOSTS": "b.j"}
+    assert kubernetes.find(POD | ranks | {"MASTER_ADDR": "a.j"}, {}).master_addr == "a.j"
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR='b\.j' and VC_WORKER_HOSTS='b\.j' contradict"):
+        kubernetes.find(POD | ranks | {"MASTER_ADDR": "b.j"}, {})
+    with pytest.raises(ConfigError, match="MASTER_ADDR='train-2' and JOB_COMPLETION_INDEX='2' contradict"):
+        kubernetes.find(INDEXED | {"MASTER_ADDR": "train-2"}, {})
+
+
 def test_a_torchrun_worker_in_the_pod_does_not_contradict_it():
     inside = {"RANK": "13", "LOCAL_RANK": "5", "WORLD_SIZE": "24", "TORCHELASTIC_RUN_ID": "none"}
     assert find(PYTORCHJOB | inside).node_rank == 1
