@@ -43,7 +43,7 @@ def test_a_pbs_host_has_a_slot_for_each_of_its_lines_in_their_order():
     found = pbs("n2\r\nn2\nn1\nn2\n\n")
     assert (found.source, found.part, found.node_rank, found.job_id) == ("pbs", "all", None, "12-3-.server")
     assert hosts(found) == [("n2", 3), ("n1", 1)]
-    assert "--gpus-per-node" in found.notes[0]
+    assert "may be cores" in found.notes[0]
 
 
 def test_a_pbs_host_with_one_line_leaves_its_slots_open():

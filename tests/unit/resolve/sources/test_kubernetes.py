@@ -159,6 +159,7 @@ def test_without_a_subdomain_pods_cannot_find_each_other_and_that_is_said():
     found = find(INDEXED, {"/etc/hosts": "10.244.0.7\ttrain-2\n"})
     assert (names(found)[0], found.master_addr) == ("train-0", None)
     assert "subdomain" in found.notes[0]
+    assert not any(host.known for host in found.hosts)
 
 
 def test_a_master_address_in_the_pod_template_is_taken():
