@@ -43,7 +43,9 @@ _LAUNCH_HOSTS = ("batch", "login", "launch")
 """How sites name the host that only runs the script: LSF lists it first, alone with one slot."""
 _FILES = {"pbs": ("PBS_NODEFILE", "PBS_GPUFILE"), "lsf": ("LSB_DJOB_HOSTFILE",), "sge": ("PE_HOSTFILE",)}
 _JOBS = {"pbs": "PBS_JOBID", "lsf": "LSB_JOBID", "sge": "JOB_ID"}
-_SLOTS_NOTE = "the slots of {} may be cores: a node that has GPUs gets a worker for each GPU instead"
+_SLOTS_NOTE = (
+    "the slots of {} may be cores: if no size is asked for, a node that has GPUs gets a worker for each of these"
+)
 
 
 def files(environ: Environ, system: str) -> tuple[str, ...]:

@@ -162,7 +162,8 @@ def job_id(value: str | None) -> str | None:
     if value is None:
         return None
     safe = "".join(char if char.isascii() and (char.isalnum() or char in _JOB_PUNCTUATION) else "-" for char in value)
-    return safe[:_LONGEST_JOB_ID].lstrip(".-") or None
+    safe = safe[:_LONGEST_JOB_ID].lstrip(".-")
+    return f"{safe}-" if safe == "latest" else safe or None  # the link to the last job has that name
 
 
 def lines_of(texts: Texts, path: str, variable: str) -> list[tuple[str, str]]:

@@ -87,7 +87,7 @@ def find(environ: Environ, texts: Texts) -> Allocation | None:
         found.add("master address", address, f"HOSTNAME and {HOSTS_FILE}")
     else:
         notes = (
-            "pods cannot find each other: give the pod template a subdomain (a headless Service), or --master-addr",
+            "the pod template has no subdomain (a headless Service), so pods cannot find each other by their names",
         )
     return Allocation(
         source="kubernetes",

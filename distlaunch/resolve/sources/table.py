@@ -145,6 +145,8 @@ def _node_rank(system: NodeSystem, environ: Environ, listed: tuple[str, ...], co
     name = needed(environ, str(system.me), text, because, of_several=count > 1)
     if name not in listed:
         raise contradiction(environ, str(system.me), str(system.hosts), "this node is not in the list")
+    if listed.count(name) > 1:
+        raise contradiction(environ, str(system.me), str(system.hosts), "this node is in the list more than once")
     return listed.index(name)
 
 

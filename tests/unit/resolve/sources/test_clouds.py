@@ -119,6 +119,15 @@ def test_a_platforms_gpus_are_gpus_and_hosts_that_it_does_not_name_are_unknown(s
     assert [host.known for host in found.hosts] == known
 
 
+def test_a_node_that_is_listed_twice_cannot_tell_which_it_is():
+    with pytest.raises(ConfigError, match="SM_CURRENT_HOST='algo-2' and SM_HOSTS="):
+        find("sagemaker", SAGEMAKER, SM_HOSTS='["algo-1", "algo-2", "algo-2"]')
+
+
+def test_a_job_that_is_called_like_the_link_to_the_last_job_gets_another_folder():
+    assert find("sagemaker", SAGEMAKER, TRAINING_JOB_NAME="latest").job_id == "latest-"
+
+
 def test_a_master_that_is_not_the_first_host_is_an_error_that_quotes_both():
     with pytest.raises(ConfigError, match=r"DSTACK_MASTER_NODE_IP='10\.0\.0\.2' and DSTACK_NODES_IPS"):
         find("dstack", DSTACK, DSTACK_MASTER_NODE_IP="10.0.0.2")

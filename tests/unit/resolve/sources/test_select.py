@@ -194,6 +194,11 @@ def test_variables_that_mean_anything_are_named_where_the_source_does_not_read_t
     assert lost == ("RANK='1': openmpi decides",)
 
 
+def test_a_port_that_is_used_is_not_called_unused():
+    found, lost, _ = select(OPENMPI | {"OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "n1", "MASTER_PORT": "29501"}, {})
+    assert (found.master_addr, found.master_port, lost) == ("n1", 29501, ())
+
+
 def test_a_source_can_be_forced():
     assert source_of(SLURM | OPENMPI, wanted="slurm") == "slurm"
     assert select(SLURM | OPENMPI, {}, wanted="flags") == (None, (), ())
