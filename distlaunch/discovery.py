@@ -20,6 +20,7 @@ from distlaunch.core.agent.kernel import become_subreaper, die_with_parent
 from distlaunch.core.agent.remains import Remains
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import quoted
+from distlaunch.resolve.sources.flags import command_of
 
 DISCOVER_S = 60.0
 """How long the command may take."""
@@ -31,13 +32,15 @@ _KILL_S = 5.0
 """How long KILL may take to show."""
 
 
-def run_discover(command: str, environ: Mapping[str, str], *, patience_s: float = DISCOVER_S) -> str:
+def run_discover(
+    command: str, environ: Mapping[str, str], *, who: str = "--discover", patience_s: float = DISCOVER_S
+) -> str:
     """Run the command as Horovod does, by a shell; return what it printed.
 
-    Call it before the first thread is started. Raises ConfigError, with the command's own words, if it fails or takes
-    longer than ``patience_s`` seconds.
+    ``who`` set it: the option, or its variable. Call it before the first thread is started. Raises ConfigError, with
+    the command's own words, if it fails or takes longer than ``patience_s`` seconds.
     """
-    where = f"--discover {quoted(command)}"
+    where = command_of(command, who)
     if "\0" in command:
         raise ConfigError(f"{where}: a command has no NUL")
     try:

@@ -155,14 +155,18 @@ def refuse_others(location: Location, topology: Topology) -> None:
             hint="start one launcher, on one node (srun -n 1, mpirun -n 1); --source flags reads nothing from the"
             " environment, and makes each launcher a job of its own on its machine",
         )
-    ignore = "" if by_user else "; --source flags reads nothing from the environment"
     if len(nodes) > 1:
         alone = location.here == 0 or (location.here is not None and not by_user)
+        there = "; --source flags reads nothing from the environment"
+        if location.here is None:  # on a login node, where nobody wants to train
+            there = "; on one of them (srun -N 1 -n 1, ssh), --num-nodes 1 runs there alone"
         raise ConfigError(
             f"{who} names {len(nodes):,} nodes ({listed}): starting several nodes is not built yet",
-            hint=f"distlaunch plan shows what would run{_ALONE if alone else ''}{ignore}",
+            hint=f"distlaunch plan shows what would run{_ALONE if alone else ''}{'' if by_user else there}",
         )
-    there = "; to run here, name localhost or no host" if by_user else "; run it there (srun -n 1, mpirun -n 1, ssh)"
+    there = (
+        "; to run here, name localhost or no host" if by_user else "; run it there (srun -N 1 -n 1, mpirun -n 1, ssh)"
+    )
     raise ConfigError(
         f"{who} names {listed}, and this machine is {printable(location.name)}:"
         " starting workers elsewhere is not built yet",

@@ -144,7 +144,8 @@ def _job_id(options: TrainOptions, location: Location | None, topology: Topology
         return folder_name(run_id, os.urandom(4))
     if options.job_id is None:
         if location is not None and location.allocation.part != "all" and len(topology.nodes) > 1:
-            return location.allocation.job_id or ""  # of all its launchers, which settle it at the start
+            shared = location.allocation.job_id or ""  # of all its launchers, which settle it at the start
+            return f"job-{shared}" if shared == LATEST else shared
         return new_job_id(time.time(), os.urandom(3))
     bad = next((letter for letter in options.job_id if not (letter.isalnum() or letter in "._-:+@=,")), None)
     unusable = not options.job_id.strip(".") or options.job_id == LATEST or options.job_id.startswith("-")
@@ -224,6 +225,9 @@ def _among_others(location: Location, options: TrainOptions, facts: Facts) -> tu
     topology = replace(build_topology(allocation, options, facts, here=location.here), cpus=allocation.cpus)
     if note is not None and topology.here is not None and topology.device != "cpu":
         topology = replace(topology, notes=(note, *topology.notes))
+    if location.here is not None and topology.here is None and allocation.part != "worker":
+        note = f"this machine, {printable(allocation.hosts[location.here].name)}, is not in the plan"
+        topology = replace(topology, notes=(*topology.notes, note))
     return facts, topology
 
 

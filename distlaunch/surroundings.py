@@ -19,6 +19,7 @@ from distlaunch.resolve.options import TrainOptions
 
 _HOSTS_FILE = "/etc/hosts"
 _MOST_BYTES = 64 << 20
+_SYSTEM_FILE_S = 5.0
 PATIENCE_S = 60.0
 """How long a host file may take to end, which may also be a pipe: ``--hostfile <(my-hosts)``."""
 
@@ -32,7 +33,7 @@ def read_surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surr
     texts: dict[str, str | None] = {}
     by_user = check_lists(options)
     if options.hostfile is not None:
-        texts[options.hostfile] = _host_file(options.hostfile)
+        texts[options.hostfile] = _host_file(options.hostfile, by_user or "")
     if by_user is None:
         paths = select.files(environ, wanted=options.source)
         texts.update((path, _system_file(path)) for path in paths)
@@ -40,7 +41,7 @@ def read_surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surr
     if options.discover is not None:
         from distlaunch.discovery import run_discover
 
-        discovered = run_discover(options.discover, environ)
+        discovered = run_discover(options.discover, environ, who=by_user or "")
     return Surroundings(
         texts=texts,
         discovered=discovered,
@@ -55,33 +56,26 @@ def own_identity(hostname: str, hosts_file: str, addresses: tuple[str, ...]) -> 
     return Identity(hostname=hostname, fqdn=full, addresses=addresses, aliases=aliases)
 
 
-def _host_file(path: str) -> str:
+def _host_file(path: str, who: str) -> str:
     try:
         data = read_bounded(path, most=_MOST_BYTES, patience_s=PATIENCE_S)
     except OSError as exc:
         raise ConfigError(
-            f"--hostfile {quoted(path)}: {exc.strerror}",
+            f"{who} {quoted(path)}: {exc.strerror}",
             hint="/dev/stdin reads what is piped to us"
             if path == "-"
             else "without --hostfile, and outside of a scheduler, the workers run on this machine alone",
         ) from exc
     except ValueError as exc:
-        raise ConfigError(f"--hostfile {quoted(path)}: a name of a file has no NUL") from exc
+        raise ConfigError(f"{who} {quoted(path)}: a name of a file has no NUL") from exc
     return data.decode(errors="surrogateescape")
 
 
 def _system_file(path: str) -> str | None:
-    """Read a file that a variable names: plain files alone, since a pipe could keep us waiting."""
+    """Read a file that a variable names, if it is a plain one and can be read whole."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return None
+        return read_bounded(path, most=_MOST_BYTES, patience_s=_SYSTEM_FILE_S).decode(errors="surrogateescape")
     except (OSError, ValueError):
         return None
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
-        with open(fd, "rb", closefd=False) as file:
-            return file.read(_MOST_BYTES).decode(errors="surrogateescape")
-    except OSError:
-        return None
-    finally:
-        os.close(fd)

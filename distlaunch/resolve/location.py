@@ -52,15 +52,20 @@ def check_lists(options: TrainOptions) -> str | None:
     """Name the option that lists the hosts, if one does. Raises ConfigError for two that do, or a system beside it."""
     lists = {"hosts": options.hosts, "hostfile": options.hostfile, "discover": options.discover}
     who = next((options.named(field) for field, value in lists.items() if value is not None), None)
-    named = [f"{options.named(field)} {quoted(value)}" for field, value in lists.items() if value is not None]
+    named = [_said(options.named(field), value) for field, value in lists.items() if value is not None]
     if named and options.source not in {"auto", "flags"}:
-        named.append(f"{options.named('source')} {quoted(options.source)}")
+        named.append(_said(options.named("source"), options.source))
     if len(named) > 1:
         raise ConfigError(
             f"{' and '.join(named)} each say which nodes there are",
             hint="give one of them; --include and --exclude choose among its hosts",
         )
     return who
+
+
+def _said(who: str, value: str) -> str:
+    """Quote what was typed; a command in a variable may have secret words."""
+    return f"{who} {quoted(value)}" if who.startswith("-") else who
 
 
 def _allocation(

@@ -70,12 +70,16 @@ def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[s
             steps = [(_dashed(flag), value if equals else None)]
         else:
             steps = _short_steps(word, by_flag)
-        for flag, attached in steps:
-            if flag in HELP_FLAGS and attached is None:
-                raise HelpRequested
+        for number, (flag, attached) in enumerate(steps, 1):
+            if flag in HELP_FLAGS and attached is None and (word[1] == "-" or len(word) == number + 1):
+                raise HelpRequested  # the last letter, as in ``-mh``; not the first of ``-hostfile``
             option = by_flag.get(flag)
             if option is None:
-                refuse_unknown(flag, by_flag, script=given.get("script", [None])[-1])
+                refuse_unknown(
+                    word.partition("=")[0] if flag in HELP_FLAGS else flag,
+                    by_flag,
+                    script=given.get("script", [None])[-1],
+                )
             if option.kind == "flag":
                 if attached is not None:
                     raise UsageError(f"{flag} takes no value, and got {quoted(attached)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Literal
@@ -69,6 +70,8 @@ def plan(options: TrainOptions, fmt: Literal["table", "json"], *, expand: bool =
     from distlaunch.planning import make_plan
 
     planned = make_plan(options, os.environ)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding does not have
     explanation = planned.explanation
     if fmt == "json":
         more = {} if explanation is None else {"explain": explanation.record()}

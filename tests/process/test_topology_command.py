@@ -208,6 +208,32 @@ def test_a_launcher_that_is_stopped_while_hosts_are_discovered_leaves_nothing(di
     distlaunch.assert_no_survivors()
 
 
+@pytest.mark.parametrize("command", ["echo a:1", "echo a:x", "exit 3", "true", "echo a:1; echo b:1"])
+def test_a_command_from_a_variable_may_have_secret_words_and_is_never_shown(distlaunch, command):
+    (distlaunch.work / "t.py").touch()
+    env = {"DISTLAUNCH_DISCOVER": f"{command}; : sesame"}
+    if command.startswith("exit"):
+        env = {"DISTLAUNCH_DISCOVER": f": sesame; {command}"}
+    for words in (["plan", "--explain"], ["plan", "--explain", "--format", "json"], ["train", "--explain"]):
+        result = distlaunch.run([*words, "t.py"], env=env)
+        assert "DISTLAUNCH_DISCOVER" in result.stdout + result.stderr
+        assert "sesame" not in result.stdout + result.stderr
+
+
+def test_names_that_the_terminals_encoding_lacks_are_escaped(distlaunch):
+    folder = distlaunch.work / "é"
+    folder.mkdir()
+    (folder / "t.py").touch()
+    result = distlaunch.run(["plan", "--hosts", "a:1", "t.py"], env={"PYTHONIOENCODING": "ascii"}, cwd=folder)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "Workdir" in result.stdout
+
+
+def test_a_node_that_is_filtered_out_is_told_so(plan):
+    notes = plan("--exclude", "n1", env=slurm("gpus-per-node-task-per-node-0"))["notes"]
+    assert "this machine, n1, is not in the plan" in notes
+
+
 # --- systems around us
 
 
@@ -325,6 +351,7 @@ def test_lists_of_the_user_win_over_systems_and_that_is_explained(plan):
         (["--num-nodes", "2", "--node-rank", "0"], {"DISTLAUNCH_MASTER_ADDR": "m"}, "hosts", "--num-nodes and DISTLAUNCH_MASTER_ADDR"),
         (["--include", "localhost"], {}, "source", "--include"),
         (["--include", "127.0.0.1:0", "--procs-per-node", "1"], {}, "source", "--include"),
+        ([], {"DISTLAUNCH_DISCOVER": "echo a:1; : sesame"}, "hosts", "DISTLAUNCH_DISCOVER"),
         ([], TRAINER, "source", "found in the environment"),
         ([], TRAINER, "master port", "PET_MASTER_PORT"),
         (["--master-port", "5"], TRAINER, "master port", "--master-port"),
@@ -361,7 +388,7 @@ def test_people_read_the_explanation_after_the_table_and_before_the_job(distlaun
         ([], slurm("gpus-per-node-task-per-node-1"), ["slurm names 2 nodes (n[1-2])", "--num-nodes 1"]),
         ([], slurm("tasks-per-node-step-5"), ["slurm starts a launcher for each of 6 workers on n[1-2]", "srun -n 1"]),
         (["--num-nodes", "1"], slurm("tasks-per-node-step-5"), ["for each of 3 workers on n2"]),
-        ([], slurm("salloc"), ["slurm names 2 nodes", "--source flags"]),
+        ([], slurm("salloc"), ["slurm names 2 nodes", "srun -N 1 -n 1"]),
         ([], TRAINER, ["kubernetes names 2 nodes (job-node-0-[0-1].job)", "--num-nodes 1"]),
         ([], MPIRUN, ["openmpi starts a launcher for each of 2 workers", "--source flags"]),
     ],

@@ -26,7 +26,7 @@ def find(
     """Return what the one of the three options says that was given; None if none was.
 
     ``texts`` has the content of ``hostfile`` by its path; ``discovered`` is what the command ``discover`` printed.
-    ``who`` names the variable, if one set ``hosts``. Raises ConfigError for a file or a command that names no host, and
+    ``who`` set it: the option, or its variable. Raises ConfigError for a file or a command that names no host, and
     for what is no list of hosts.
     """
     if hosts is not None:
@@ -35,19 +35,25 @@ def find(
     if hostfile is not None:
         return _allocation("hostfile", read_hostfile((texts or {}).get(hostfile) or "", hostfile), hostfile)
     if discover is not None:
-        found = discovered_hosts(discovered or "", discover)
+        name = who or "--discover"
+        found = discovered_hosts(discovered or "", discover, name)
         if not found:
             raise ConfigError(
-                f"--discover {quoted(discover)}: the command names no host",
+                f"{command_of(discover, name)}: the command names no host",
                 hint="it has to print a line for each host: HOST or HOST:SLOTS",
             )
-        return _allocation("discover", found, f"--discover {discover}")
+        return _allocation("discover", found, name)
     return None
 
 
-def discovered_hosts(output: str, command: str) -> tuple[Host, ...]:
+def command_of(command: str, who: str) -> str:
+    """Name the command for errors: as it was typed, but not from a variable, where its words may be secret."""
+    return f"{who} {quoted(command)}" if who.startswith("-") else who
+
+
+def discovered_hosts(output: str, command: str, who: str = "--discover") -> tuple[Host, ...]:
     """Read what ``--discover``'s command printed: lines ``host[:slots]``, as Horovod has them, maybe none right now."""
-    return read_lines(output, f"--discover {quoted(command)}, line ")
+    return read_lines(output, f"{command_of(command, who)}, line ")
 
 
 def _allocation(name: str, hosts: tuple[Host, ...], origin: str) -> Allocation:

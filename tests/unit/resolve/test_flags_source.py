@@ -54,7 +54,7 @@ def test_discovered_hosts():
     found = find(discover="./who.sh --all", discovered="a:2\nb:4\n\n")
     assert found.source == "discover"
     assert [(host.name, host.slots) for host in found.hosts] == [("a", 2), ("b", 4)]
-    assert found.origins[0] == Origin(value="hosts", shown="a,b", source="--discover ./who.sh --all")
+    assert found.origins[0] == Origin(value="hosts", shown="a,b", source="--discover")
 
 
 @pytest.mark.parametrize("output", [None, "", "\n"])

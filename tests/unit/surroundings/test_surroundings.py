@@ -43,6 +43,13 @@ def test_a_host_file_that_cannot_be_read_is_an_error(path):
         read_surroundings(TrainOptions(hostfile=path), {})
 
 
+def test_a_systems_file_that_has_nothing_to_read_or_too_much_is_none(tmp_path):
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", (64 << 20) + 1)
+    path = str(tmp_path / "huge")
+    assert read_surroundings(TrainOptions(), {"PBS_JOBID": "1.s", "PBS_NODEFILE": path}).texts == {path: None}
+
+
 def test_a_host_file_may_be_a_pipe_but_has_to_end(tmp_path, monkeypatch):
     ours, theirs = os.pipe()
     os.write(theirs, b"a:1\n")

@@ -43,6 +43,12 @@ def refused(*words: str, **environ: str) -> tuple[str, str | None]:
     return caught.value.message, caught.value.hint
 
 
+def test_mpiruns_spelling_of_an_option_is_no_call_for_help():
+    message, hint = refused("-hostfile", "f", "s")
+    assert message == "unknown option '-hostfile'"
+    assert hint.startswith("did you mean --hostfile?")
+
+
 def run_app_train(words: list[str], environ: dict[str, str]) -> int:
     return run_app(["train", *words], environ)
 
