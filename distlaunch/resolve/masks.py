@@ -21,7 +21,7 @@ CUDA = "CUDA_VISIBLE_DEVICES"
 MASK: Literal["mask"] = "mask"
 """The source of an inventory of which nothing but the mask is known."""
 _UNCERTAIN = ("device files", MASK)
-_HIDES_ALL = ("", "-1", "NoDevFiles")
+HIDES_ALL = ("", "-1", "NoDevFiles")
 """Masks that mean "no GPU" on purpose; the last is what Slurm sets for a step without GPUs."""
 
 
@@ -110,7 +110,7 @@ def is_amd(inventory: GpuInventory) -> bool:
 
 def through_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -> list[Device]:
     """Return what the mask leaves visible, and note where that is less than its writer may have meant."""
-    if mask in _HIDES_ALL:
+    if mask in HIDES_ALL:
         return []
     if not catalog.numbered and catalog.certain:
         notes.append(f"{variable}={mask} names GPUs, but none can be used on this machine")

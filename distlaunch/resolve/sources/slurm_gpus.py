@@ -5,11 +5,10 @@ from __future__ import annotations
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record, replace
 from distlaunch.resolve.allocation import Host
+from distlaunch.resolve.masks import HIDES_ALL
 from distlaunch.resolve.sources.environment import IGNORE_HINT, Environ, Origins, number, shown, text
 
 _MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-_NO_DEVICE = ("", "-1", "NoDevFiles")
-"""Slurm sets the last for a step without GPUs."""
 _MOST_GPUS = 4096
 _REQUESTS = (
     *("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET"),
@@ -43,7 +42,7 @@ def granted_here(environ: Environ, found: Origins, *, in_step: bool) -> Granted:
     count = number(environ, "SLURM_GPUS_ON_NODE", most=_MOST_GPUS)
     if mask is not None:
         value = environ[mask].strip()
-        devices = () if value in _NO_DEVICE else _ids(value)
+        devices = () if value in HIDES_ALL else _ids(value)
         lost = tuple(_other(environ, own_list, len(ids), len(devices)))
         if count is not None and count != len(devices):
             lost += found.lost("SLURM_GPUS_ON_NODE", "the mask decides")
