@@ -169,6 +169,10 @@ class Planned(Record):
 
 def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
     """Plan without touching anything: what ``plan`` and ``--dry-run`` show. Raises ConfigError."""
+    if options.master_addr is not None:
+        from distlaunch.resolve.sources.environment import host_name
+
+        host_name(options.master_addr, options.named("master_addr"), hint="the name by which the other nodes reach it")
     facts = read_facts(options, environ)
     backend = find_backend(options.backend)
     location, lost = _locate(options, facts)

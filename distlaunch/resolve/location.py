@@ -102,6 +102,8 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
     """Make the nodes of one who starts a launcher on each, as torchrun's users do: only their number is known."""
     if options.node_rank is None:
         return None
+    from distlaunch.resolve.sources.environment import MOST_HOSTS, numbered_hosts
+
     nodes = options.num_nodes
     most = nodes[1] if isinstance(nodes, tuple) else nodes or 1
     if options.node_rank >= most:
@@ -111,13 +113,14 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
         )
     if most == 1:
         return None
+    if most > MOST_HOSTS:
+        raise ConfigError(f"{options.named('num_nodes')} {most:,}: there may be {MOST_HOSTS:,} nodes at most")
     if options.master_addr is None:
         raise ConfigError(
             f"--node-rank {options.node_rank} of {counted(most, 'node')}, but nothing says where they meet",
             hint="give --master-addr HOST, that of node 0; or name all nodes by --hosts",
         )
     from distlaunch.resolve.hostlist import fold_hosts
-    from distlaunch.resolve.sources.environment import numbered_hosts
 
     hosts = numbered_hosts(options.master_addr, most)
     names = [host.name for host in hosts]

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.layout import TORCHRUN, TRAIN, Layout
 from distlaunch.core.model.record import Record
 
 Bind = Literal["none", "cores", "numa"]
 Device = Literal["auto", "cuda", "cpu"]
 OutputFormat = Literal["rich", "plain", "jsonl"]
+
+USE_CPUS = "--num-procs N starts N workers without GPUs"
 
 
 class TrainOptions(Record):
@@ -130,3 +133,40 @@ class TorchrunOptions(TrainOptions):
         """Tell whether it matters which GPUs there are: to count or share them, or to wait for their memory."""
         counted = self.workers in ("auto", "gpu")
         return counted or self.gpus is not None or self.isolate_gpus or self.bind != "none" or self.max_restarts > 0
+
+
+# --- what sizes mean
+
+
+def check_kind(options: TrainOptions) -> None:
+    """Refuse options that want GPUs and CPUs at once. Raises ConfigError."""
+    gpus = options.num_gpus is not None or options.gpus_per_node is not None
+    if counts_processes(options) and gpus:
+        raise ConfigError(
+            "GPUs and CPU workers are asked for together", hint="give --num-gpus or --num-procs, not both"
+        )
+    if counts_processes(options) and options.gpus is not None and options.device != "cuda":
+        raise ConfigError("--gpus is given for CPU workers", hint="--device cuda lets them share these GPUs")
+    if options.device == "cpu" and (gpus or options.gpus is not None):
+        raise ConfigError("--device cpu and a choice of GPUs contradict each other", hint=USE_CPUS)
+
+
+def counts_processes(options: TrainOptions) -> bool:
+    """Tell whether the size is given in processes, not in GPUs."""
+    return options.num_procs is not None or options.procs_per_node is not None
+
+
+def on_cpus(options: TrainOptions) -> bool:
+    """Tell whether workers are to leave GPUs alone, whatever there is."""
+    return options.device == "cpu" or (counts_processes(options) and options.device != "cuda")
+
+
+def shares_gpus(options: TrainOptions) -> bool:
+    """Tell whether workers are counted as processes, but use GPUs."""
+    return counts_processes(options) and options.device == "cuda"
+
+
+def asks_for_gpus(options: TrainOptions) -> bool:
+    """Tell whether there is no doing without GPUs."""
+    counts = options.num_gpus is not None or options.gpus_per_node is not None
+    return counts or options.device == "cuda" or options.gpus is not None

@@ -14,9 +14,8 @@ from distlaunch.core.model.text import counted, printable
 from distlaunch.resolve.allocation import Allocation, Host
 from distlaunch.resolve.filters import Chosen
 from distlaunch.resolve.hostlist import fold_hosts
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.options import TrainOptions, counts_processes, shares_gpus
 from distlaunch.resolve.ranks import pack, spread
-from distlaunch.resolve.sources.local import counts_processes, shares_gpus
 
 _LONGEST = 80
 Bounds = tuple[int, int] | None

@@ -17,16 +17,9 @@ from distlaunch.resolve.devices import CUDA
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.filters import Chosen, apply_filters
 from distlaunch.resolve.identity import is_loopback
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.options import TrainOptions, asks_for_gpus, check_kind, on_cpus, shares_gpus
 from distlaunch.resolve.sizes import Place, Request, about_idle, names_of, workers_of
-from distlaunch.resolve.sources.local import (
-    asks_for_gpus,
-    check_kind,
-    on_cpus,
-    selection_here,
-    shares_gpus,
-    workers_here,
-)
+from distlaunch.resolve.sources.local import selection_here, workers_here
 
 
 def build_topology(allocation: Allocation, options: TrainOptions, facts: Facts, *, here: int | None) -> Topology:

@@ -90,11 +90,11 @@ def contradiction(environ: Environ, first: str, second: str, why: str) -> Config
     )
 
 
-def host_name(name: str, where: str) -> str:
+def host_name(name: str, where: str, *, hint: str = IGNORE_HINT) -> str:
     """Check a host name or address: it will stand in other programs' argument lists. Raises ConfigError."""
     usable = all(char.isascii() and (char.isalnum() or char in _HOST_PUNCTUATION) for char in name)
     if not usable or not name or name.startswith("-") or len(name) > _LONGEST_NAME:
-        raise ConfigError(f"{where}: {quoted(name)} is no host name or address", hint=IGNORE_HINT)
+        raise ConfigError(f"{where}: {quoted(name)} is no host name or address", hint=hint)
     return name
 
 

@@ -11,9 +11,7 @@ from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.resolve.devices import CUDA, HIP, ROCR, DeviceSelection, first_devices, select_devices, split_devices
 from distlaunch.resolve.facts import Facts
-from distlaunch.resolve.options import TrainOptions
-
-USE_CPUS = "--num-procs N starts N workers without GPUs"
+from distlaunch.resolve.options import USE_CPUS, TrainOptions, asks_for_gpus, check_kind, on_cpus, shares_gpus
 
 
 def local_topology(options: TrainOptions, facts: Facts) -> Topology:
@@ -35,40 +33,6 @@ def local_topology(options: TrainOptions, facts: Facts) -> Topology:
     if options.spread:
         notes.append("--spread changes nothing: there is one node")
     return replace(topology, notes=(*topology.notes, *notes)) if notes else topology
-
-
-def check_kind(options: TrainOptions) -> None:
-    """Refuse options that want GPUs and CPUs at once. Raises ConfigError."""
-    gpus = options.num_gpus is not None or options.gpus_per_node is not None
-    if counts_processes(options) and gpus:
-        raise ConfigError(
-            "GPUs and CPU workers are asked for together", hint="give --num-gpus or --num-procs, not both"
-        )
-    if counts_processes(options) and options.gpus is not None and options.device != "cuda":
-        raise ConfigError("--gpus is given for CPU workers", hint="--device cuda lets them share these GPUs")
-    if options.device == "cpu" and (gpus or options.gpus is not None):
-        raise ConfigError("--device cpu and a choice of GPUs contradict each other", hint=USE_CPUS)
-
-
-def counts_processes(options: TrainOptions) -> bool:
-    """Tell whether the size is given in processes, not in GPUs."""
-    return options.num_procs is not None or options.procs_per_node is not None
-
-
-def on_cpus(options: TrainOptions) -> bool:
-    """Tell whether workers are to leave GPUs alone, whatever there is."""
-    return options.device == "cpu" or (counts_processes(options) and options.device != "cuda")
-
-
-def shares_gpus(options: TrainOptions) -> bool:
-    """Tell whether workers are counted as processes, but use GPUs."""
-    return counts_processes(options) and options.device == "cuda"
-
-
-def asks_for_gpus(options: TrainOptions) -> bool:
-    """Tell whether there is no doing without GPUs."""
-    counts = options.num_gpus is not None or options.gpus_per_node is not None
-    return counts or options.device == "cuda" or options.gpus is not None
 
 
 def workers_here(
