@@ -15,6 +15,8 @@ from distlaunch.resolve.location import Location
 from distlaunch.resolve.options import TrainOptions
 
 _LABEL = 16
+_LONGEST = 400
+"""Of a value that people read: names that do not fold would fill screens. The data has all."""
 _OPTIONS = (
     *("num_gpus", "gpus_per_node", "num_procs", "procs_per_node", "num_nodes", "device", "gpus"),
     *("include", "exclude", "spread", "job_id", "backend"),
@@ -63,7 +65,8 @@ def explain(
 
 def _lines(values: tuple[Origin, ...]) -> Iterator[str]:
     for each in values:
-        yield f"{each.value:<{_LABEL}} {each.shown}  ({each.source})"
+        shown = each.shown if len(each.shown) <= _LONGEST else f"{each.shown[: _LONGEST - 3]}..."
+        yield f"{each.value:<{_LABEL}} {shown}  ({each.source})"
         for other in each.instead_of:
             yield f"{'':<{_LABEL}} not {other}"
 

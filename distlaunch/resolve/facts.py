@@ -1,4 +1,4 @@
-"""Layer resolve: all of the outside world that resolving and planning may know, read once by ``launch``."""
+"""Layer resolve: all of the outside world that resolving and planning may know, read once by ``planning``."""
 
 from __future__ import annotations
 

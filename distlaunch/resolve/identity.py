@@ -23,7 +23,7 @@ class Identity(Record):
     hostname: str
     """With or without domain, as the kernel has it."""
     fqdn: str | None = None
-    """The name with domain, if a resolver knows one."""
+    """The name with domain, if /etc/hosts has one: no resolver is asked."""
     addresses: tuple[str, ...] = ()
     """Of the machine's interfaces, IPv4 and IPv6; loopback need not be among them."""
     aliases: tuple[str, ...] = ()

@@ -148,7 +148,13 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         metavar="N|MIN:MAX",
     ),
     _row("--hosts", "text", "nodes", "The hosts, and how many workers each takes.", metavar="a:4,n[01-04]:8,..."),
-    _row("--hostfile", "text", "nodes", "The same from a file; every launcher's dialect is read.", metavar="FILE"),
+    _row(
+        "--hostfile",
+        "text",
+        "nodes",
+        "The same from a file of Open MPI, Horovod, DeepSpeed, MPICH or PBS.",
+        metavar="FILE",
+    ),
     _row(
         "--discover",
         "text",
