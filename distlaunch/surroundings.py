@@ -1,4 +1,4 @@
-"""Layer surroundings: reads what may name other nodes, once; ``planning`` loads it only where something hints at any."""
+"""Layer surroundings: reads what may name other nodes, once; loaded only where something hints at any."""
 
 from __future__ import annotations
 
