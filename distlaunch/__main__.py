@@ -51,11 +51,11 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
 
             return train(options)
         if argv[:1] == ["plan"]:
-            options, plan_format = quick.parse_plan(argv[1:], environ)
+            options, plan_format, expand = quick.parse_plan(argv[1:], environ)
             _warn(options, environ)
             from distlaunch.ui.run import plan
 
-            return plan(options, plan_format)
+            return plan(options, plan_format, expand=expand)
         if argv[:1] == ["torchrun"]:
             from distlaunch.ui.torchrun.command import torchrun
 

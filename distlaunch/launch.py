@@ -1,4 +1,4 @@
-"""Layer launch: the composition root. Facts are read here, once; then plan, run, exit code."""
+"""Layer launch: the composition root: plan, run, exit code."""
 
 from __future__ import annotations
 
@@ -7,51 +7,45 @@ import os
 import resource
 import select
 import signal
-import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
 
-from distlaunch.backends.registry import find_backend
 from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.ports import hold_port
 from distlaunch.core.agent.spawner import start_spawner
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.gpus import GpuInventory
-from distlaunch.core.model.layout import STDERR, STDOUT
+from distlaunch.core.model.layout import STDERR
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
-from distlaunch.core.model.text import counted, printable, quoted
+from distlaunch.core.model.text import printable
 from distlaunch.core.model.topology import Topology
-from distlaunch.core.probe.cpus import probe_cpus
 from distlaunch.core.wire.spawning import FromSpawner
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.policy import JobPolicy
 from distlaunch.job.records import EventLog, OutputFiles
-from distlaunch.job.rundir import LATEST, RunDir, folder_name, log_base, make_run_dir, new_job_id
+from distlaunch.job.rundir import RunDir, make_run_dir
 from distlaunch.job.runner import Clock, Runner, Terminal
 from distlaunch.job.settings import PolicySettings
 from distlaunch.job.signals import SignalPipe
 from distlaunch.job.sink import Sink
 from distlaunch.job.transport.local import LocalTransport
-from distlaunch.resolve.facts import Facts, PathKind
-from distlaunch.resolve.options import TorchrunOptions, TrainOptions
-from distlaunch.resolve.plan import build_plan, script_places
-from distlaunch.resolve.sources.local import local_topology
-from distlaunch.resolve.sources.torchrun import torchrun_topology
+from distlaunch.planning import make_plan, needed_descriptors
+from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.select import hints
 
-_DESCRIPTORS_PER_WORKER = 9  # at most, while one is being started; then 4, or 5 while stacks are taken
-_DESCRIPTORS_OF_OUR_OWN = 64
-_ENV_FILE_CHARS = 4 << 20
-_SCHEDULERS = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
-_JOB_ID_BYTES = 100
+_SHOWN_HOSTS = 60
+_ALONE = "; --num-nodes 1 runs on this machine alone"
 _HOUSEKEEPING_S = 0.25
 CONSOLE_CLOSE_S = 10.0
 """How long a pipe may stand still at the end of a job that failed or was stopped, before its rest is given up."""
 _LATE_CLOSE_S = 1.0
 _PRUNE_S = 5.0
+
+if TYPE_CHECKING:
+    from distlaunch.resolve.location import Location
 
 OpenSink = Callable[[int], Sink]
 """Opens the console for a world size."""
@@ -59,137 +53,6 @@ OpenTerminal = Callable[[], Terminal | None]
 """Gives the user's terminal if the one worker can have it."""
 OpenFilters = Callable[[int], Mapping[int, LineFilter]]
 """Gives for a world size what picks lines of stdout (1) and stderr (2) into a file."""
-
-
-def read_facts(options: TrainOptions, environ: Mapping[str, str]) -> Facts:
-    """Read what resolving may need of this machine. Raises ConfigError for a file that cannot be read."""
-    cwd = _cwd()
-    workdir = cwd if options.workdir is None else os.path.join(cwd, options.workdir)
-    wanted = {workdir}
-    programs: dict[str, str | None] = {}
-    if options.script is not None and not options.module:
-        places = script_places(options.script, cwd, workdir)
-        wanted |= {*places, os.path.join(places[0], "__main__.py")}
-        if options.no_python:
-            programs[options.script] = _find_program(options.script, workdir, environ)
-    if options.python is not None:
-        programs[options.python] = _find_program(options.python, workdir, environ)
-    return Facts(
-        environ=dict(environ),
-        cwd=cwd,
-        hostname=printable(socket.gethostname()) or "localhost",
-        python=sys.executable,
-        cpus=probe_cpus(topology=options.bind != "none"),
-        gpus=_gpus(options, environ),
-        columns=_columns(),
-        paths={path: _kind_of(path) for path in wanted},
-        texts={path: _read_text(path) for path in options.env_file},
-        programs=programs,
-    )
-
-
-def _cwd() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError as exc:
-        raise ConfigError("the current directory no longer exists", hint="cd to one that does") from exc
-
-
-def _columns() -> int | None:
-    """Give the width of the terminal that shows our output, if one does."""
-    try:
-        return os.get_terminal_size(STDOUT).columns or None
-    except OSError:
-        return None
-
-
-def _gpus(options: TrainOptions, environ: Mapping[str, str]) -> GpuInventory:
-    if not options.needs_gpus:
-        return GpuInventory()
-    from distlaunch.core.probe.gpus import probe_gpus
-
-    return probe_gpus(environ=environ)
-
-
-def _kind_of(path: str) -> PathKind:
-    try:
-        if os.path.isdir(path):
-            return "directory"
-        if not os.path.exists(path):
-            return "missing"
-    except ValueError:  # a NUL in the name
-        return "missing"
-    return "file" if os.access(path, os.R_OK) else "unreadable"
-
-
-def _find_program(name: str, workdir: str, environ: Mapping[str, str]) -> str | None:
-    if os.sep in name:
-        path = os.path.join(workdir, name)
-        return path if os.path.isfile(path) and os.access(path, os.X_OK) else None
-    import shutil
-
-    return shutil.which(name, path=environ.get("PATH"))
-
-
-def _read_text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            text = file.read(_ENV_FILE_CHARS + 1)
-    except OSError as exc:
-        raise ConfigError(f"--env-file {printable(path)}: {os.strerror(exc.errno or 0)}") from exc
-    if len(text) > _ENV_FILE_CHARS:
-        raise ConfigError(f"--env-file {printable(path)}: over 4 MiB, which is more than an environment can be")
-    return text
-
-
-def _job_id(options: TrainOptions) -> str:
-    if isinstance(options, TorchrunOptions):
-        run_id = options.dialect.run_id or new_job_id(time.time(), os.urandom(3))
-        return folder_name(run_id, os.urandom(4))
-    if options.job_id is None:
-        return new_job_id(time.time(), os.urandom(3))
-    bad = next((letter for letter in options.job_id if not (letter.isalnum() or letter in "._-:+@=,")), None)
-    unusable = not options.job_id.strip(".") or options.job_id == LATEST or options.job_id.startswith("-")
-    if bad is not None or unusable or len(os.fsencode(options.job_id)) > _JOB_ID_BYTES:
-        why = f"{bad!r} is not allowed" if bad else "not usable as a folder's name"
-        raise ConfigError(
-            f"--job-id {options.job_id!r}: {why}", hint="letters, digits and ._-:+@=, (at most 100 bytes)"
-        )
-    return options.job_id
-
-
-def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> LaunchPlan:
-    """Plan without touching anything: what ``plan`` and ``--dry-run`` show."""
-    facts = read_facts(options, environ)
-    backend = find_backend(options.backend)
-    topology = _topology(options, facts)
-    _check_descriptors(topology.world_size)
-    job_id = _job_id(options)
-    base = log_base(options.log_dir, environ) or "a temporary directory"
-    plan = build_plan(options, facts, topology, backend, job_id=job_id, run_dir=os.path.join(base, job_id))
-    if plan.preload and options.setup is None:  # which may lead to others
-        _check_modules(plan, options)
-    return plan
-
-
-def _check_modules(plan: LaunchPlan, options: TrainOptions) -> None:
-    """Refuse ``--preload`` of what is not there. Raises ConfigError."""
-    from distlaunch.core.probe.modules import is_importable, nearest_module
-
-    script = os.path.join(plan.workdir, plan.argv[1])
-    first = plan.workdir if options.module else script if os.path.isdir(script) else os.path.dirname(script)
-    path = [first, *filter(None, {**plan.base_env, **plan.given_env}.get("PYTHONPATH", "").split(os.pathsep))]
-    for name in plan.preload:
-        top = name.partition(".")[0]
-        if not is_importable(top, path):
-            near = nearest_module(top, path)
-            hint = f"did you mean {near}?" if near else f"{plan.argv[0]} -m pip install {quoted(top)}"
-            raise ConfigError(f"preload {quoted(name)}: {plan.argv[0]} has no such module", hint=hint)
-
-
-def _topology(options: TrainOptions, facts: Facts) -> Topology:
-    """Decide how many workers run where, by the rules of the command that asks."""
-    return torchrun_topology(options, facts) if isinstance(options, TorchrunOptions) else local_topology(options, facts)
 
 
 def run_job(
@@ -201,11 +64,17 @@ def run_job(
     open_filters: OpenFilters | None = None,
 ) -> int:
     """Run a whole job on this machine; return the exit code of the launcher. Raises LaunchError before the start."""
-    plan = make_plan(options, environ)
+    planned = make_plan(options, environ)
+    if planned.location is not None:
+        refuse_others(planned.location, planned.topology)
+    plan = planned.plan
     _check_proc()
-    terminal = open_terminal() if plan.world_size == 1 else None
-    sink = open_sink(plan.world_size)
-    nofile = _allow_descriptors(plan.world_size)
+    workers = len(plan.workers)
+    terminal = open_terminal() if workers == 1 else None
+    sink = open_sink(workers)
+    if planned.explanation is not None:
+        sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
+    nofile = _allow_descriptors(workers)
     port = hold_port(plan.wanted_port, owner=plan.job_id)  # refused before anything is made
     run_dir = make_run_dir(options.log_dir, plan.job_id, environ)
     if run_dir.path != plan.run_dir:
@@ -216,8 +85,8 @@ def run_job(
         sink,
         lambda text: sink.say(text, level="warning"),
         layout=plan.layout,
-        ranks=range(plan.world_size),
-        filters=open_filters(plan.world_size) if open_filters else None,
+        ranks=range(workers),
+        filters=open_filters(workers) if open_filters else None,
     )
     with ExitStack() as stack:
         stack.callback(run_dir.close)
@@ -262,6 +131,50 @@ def run_job(
     return code
 
 
+def is_alone(location: Location, topology: Topology) -> bool:
+    """Tell whether all of the job is this launcher's: the only node is this machine, and every worker on it its own."""
+    if len(topology.nodes) != 1 or topology.here != 0:
+        return False
+    return location.allocation.part != "worker" or topology.world_size == 1
+
+
+def refuse_others(location: Location, topology: Topology) -> None:
+    """Refuse to start what is not this launcher's alone. Raises ConfigError that says what was found."""
+    if is_alone(location, topology):
+        return
+    from distlaunch.resolve.hostlist import fold_hosts
+
+    allocation, nodes = location.allocation, topology.nodes
+    who = location.who
+    folded = fold_hosts(node.host for node in nodes)
+    listed = folded if len(folded) <= _SHOWN_HOSTS else f"{folded[:_SHOWN_HOSTS]}..."
+    by_user = allocation.by_user
+    if allocation.part == "worker":
+        tasks = f"{topology.world_size} workers" if topology.world_size else "several workers"
+        raise ConfigError(
+            f"{who} starts a launcher for each of {tasks} on {listed}: joining them to one job is not built yet",
+            hint="start one launcher, on one node (srun -n 1, mpirun -n 1); --source flags reads nothing from the"
+            " environment, and makes each launcher a job of its own on its machine",
+        )
+    if len(nodes) > 1:
+        alone = location.here == 0 or (location.here is not None and not by_user)
+        there = "; --source flags reads nothing from the environment"
+        if location.here is None:  # on a login node, where nobody wants to train
+            there = "; on one of them (srun -N 1 -n 1, ssh), --num-nodes 1 runs there alone"
+        raise ConfigError(
+            f"{who} names {len(nodes):,} nodes ({listed}): starting several nodes is not built yet",
+            hint=f"distlaunch plan shows what would run{_ALONE if alone else ''}{'' if by_user else there}",
+        )
+    there = (
+        "; to run here, name localhost or no host" if by_user else "; run it there (srun -N 1 -n 1, mpirun -n 1, ssh)"
+    )
+    raise ConfigError(
+        f"{who} names {listed}, and this machine is {printable(location.name)}:"
+        " starting workers elsewhere is not built yet",
+        hint=f"distlaunch plan shows what would run{there}",
+    )
+
+
 def _check_proc() -> None:
     """Refuse to run on a /proc that is missing or another PID namespace's: we would look for, and kill, strangers."""
     try:
@@ -300,20 +213,9 @@ def _closed_console(sink: Sink, signal_pipe: SignalPipe) -> Iterator[list[int]]:
             signal.raise_signal(late[0])
 
 
-def _check_descriptors(workers: int) -> int:
-    """Give how many open files we need. Raises ConfigError if that is over the hard limit."""
-    needed = workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS_OF_OUR_OWN
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise ConfigError(
-            f"{counted(workers, 'worker')} would need {needed} open files, the limit is {hard}", hint="see ulimit -Hn"
-        )
-    return needed
-
-
 def _allow_descriptors(workers: int) -> int:
     """Raise our own limit of open files as far as the job needs; give the soft limit that we found."""
-    needed = _check_descriptors(workers)
+    needed = needed_descriptors(workers)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
@@ -360,7 +262,7 @@ def _policy_settings(
     return PolicySettings(
         hosts=tuple(node.host for node in plan.nodes),
         first_ranks=plan.first_ranks,
-        world_size=plan.world_size,
+        world_size=len(plan.workers),
         python=None if options.no_python else options.python or sys.executable,
         master_port=plan.wanted_port,
         max_restarts=options.max_restarts,
@@ -372,5 +274,5 @@ def _policy_settings(
         script_dir=_script_dir(options, plan),
         terminal=terminal,
         dialect=options.dialect,
-        repeated_term_kills=not any(name in environ for name in _SCHEDULERS),
+        repeated_term_kills=not hints(environ),
     )

@@ -3,11 +3,15 @@
 from multiprocessing.process import BaseProcess
 
 from distlaunch.core.probe import nvml
+from distlaunch.resolve import ranks
 from distlaunch.ui import cli
 
 _ = (
     # called by the interpreter
     nvml.__getattr__,
+    # for the horovod backend, whose workers get CROSS_RANK and CROSS_SIZE
+    ranks.cross_ranks,
+    ranks.cross_sizes,
 )
 
 # read by typer and click, by name

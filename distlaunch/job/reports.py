@@ -46,7 +46,7 @@ class Reporter:
         text = render_report(
             diagnosis,
             job_id=plan.job_id,
-            world_size=plan.world_size,
+            world_size=len(plan.workers),
             attempt=action.attempt,
             max_restarts=self._max_restarts,
             elapsed_s=time.monotonic() - self._started_s,

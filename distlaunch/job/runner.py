@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -141,11 +140,11 @@ class Runner:
     def run(self) -> int:
         """Run the job; give the exit code."""
         plan = self._plan
-        workers = counted(plan.world_size, "worker")
+        workers = counted(len(plan.workers), "worker")
         self._sink.say(f"job {plan.job_id}: {workers} on {plan.nodes[0].host}; logs: {plan.run_dir}")
         for note in plan.notes:
             self._sink.say(note)
-        fields = {"job_id": plan.job_id, "world_size": plan.world_size, "backend": plan.backend}
+        fields = {"job_id": plan.job_id, "world_size": len(plan.workers), "backend": plan.backend}
         self._events.write("job_started", fields)
         self._transport.start()
         self._take_terminal()
@@ -276,7 +275,7 @@ class Runner:
             os.mkdir(self._plan.layout.attempt_dir(self._plan.run_dir, attempt), 0o700)
             descriptor = os.open(plan_path(self._plan.run_dir, attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(json.dumps(self._plan.record(), indent=1) + "\n")
+                file.writelines(self._plan.json_chunks())
         except OSError as exc:
             self._sink.say(f"the plan was not written: {os.strerror(exc.errno or 0)}", level="warning")
 

@@ -1,15 +1,28 @@
-"""Layer resolve: all of the outside world that resolving and planning may know, read once by ``launch``."""
+"""Layer resolve: all of the outside world that resolving and planning may know, read once by ``planning``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import Record
 
+if TYPE_CHECKING:
+    from distlaunch.resolve.identity import Identity
+
 PathKind = Literal["file", "directory", "missing", "unreadable"]
+
+
+class Surroundings(Record, hide=("texts", "discovered")):
+    """What only matters where other nodes may take part."""
+
+    texts: Mapping[str, str | None]
+    """By path: the host file, and files that the systems around us name; None for one that cannot be read."""
+    discovered: str | None
+    """What the command of --discover printed."""
+    identity: Identity
 
 
 class Facts(Record, hide=("environ", "texts")):
@@ -28,3 +41,5 @@ class Facts(Record, hide=("environ", "texts")):
     """Width of the user's terminal, if output goes to one."""
     programs: Mapping[str, str | None]
     """Where PATH has each program that the options name; None if nowhere."""
+    surroundings: Surroundings | None = None
+    """None: nothing hints at other nodes, neither an option nor a variable."""

@@ -7,11 +7,21 @@ twice leaves nothing visible (CUDA C++ Programming Guide, "Environment variables
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.text import printable
 
-_HIDES_ALL = ("", "-1", "NoDevFiles")
+if TYPE_CHECKING:
+    from distlaunch.resolve.allocation import Allocation
+    from distlaunch.resolve.facts import Facts
+
+CUDA = "CUDA_VISIBLE_DEVICES"
+MASK: Literal["mask"] = "mask"
+"""The source of an inventory of which nothing but the mask is known."""
+_UNCERTAIN = ("device files", MASK)
+HIDES_ALL = ("", "-1", "NoDevFiles")
 """Masks that mean "no GPU" on purpose; the last is what Slurm sets for a step without GPUs."""
 
 
@@ -33,7 +43,7 @@ class Catalog(Record):
     named: dict[str, list[Device]]
     """By UUID in lower case."""
     certain: bool
-    """What is not listed does not exist; False where only device files were counted."""
+    """What is not listed does not exist; False where only device files were counted, or a mask is all there is."""
 
     def devices(self) -> list[Device]:
         """List everything; by UUID if there are MIG slices, since CUDA takes no mixture of indices and UUIDs."""
@@ -78,7 +88,7 @@ def catalog_of(inventory: GpuInventory, environ: Mapping[str, str]) -> Catalog:
         named.update({each.uuid.lower(): [each] for each in slices if each.uuid})
         if gpu.uuid:
             named[gpu.uuid.lower()] = meant
-    return Catalog(numbered=numbered, named=named, certain=inventory.source != "device files")
+    return Catalog(numbered=numbered, named=named, certain=inventory.source not in _UNCERTAIN)
 
 
 def unknown_device(entry: str) -> Device:
@@ -100,9 +110,9 @@ def is_amd(inventory: GpuInventory) -> bool:
 
 def through_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -> list[Device]:
     """Return what the mask leaves visible, and note where that is less than its writer may have meant."""
-    if mask in _HIDES_ALL:
+    if mask in HIDES_ALL:
         return []
-    if not catalog.numbered:
+    if not catalog.numbered and catalog.certain:
         notes.append(f"{variable}={mask} names GPUs, but none can be used on this machine")
         return []
     visible: list[Device] = []
@@ -119,3 +129,24 @@ def through_mask(catalog: Catalog, variable: str, mask: str, notes: list[str]) -
         notes.append(f"{variable}={mask} names a GPU twice, so the runtime shows none")
         return []
     return visible
+
+
+def trusting(facts: Facts, allocation: Allocation, *, here: int | None, who: str) -> tuple[Facts, str | None]:
+    """Take a mask at its word where no GPU was found here, but ``who`` names the nodes says the same of this one.
+
+    Some devices have no driver that we know, and come with CUDA's mask; a plan may be made on another machine, too.
+    Beside the facts, what the user should hear if this node takes part.
+    """
+    mask = facts.environ.get(CUDA, "").strip()
+    entries = tuple(entry.strip() for entry in mask.split(","))
+    if here is None or facts.gpus.gpus or facts.gpus.problem or not all(map(_is_device, entries)):
+        return facts, None
+    host = allocation.hosts[here]
+    if host.devices != entries and not (allocation.by_user and host.slots == len(entries)):
+        return facts, None
+    note = f"no GPU was found here: {CUDA}={mask} is taken at its word, as {who} says the same"
+    return replace(facts, gpus=GpuInventory(source=MASK)), printable(note)
+
+
+def _is_device(entry: str) -> bool:
+    return entry.isdecimal() or entry.startswith(("GPU-", "MIG-"))

@@ -5,8 +5,10 @@ Every field that is an option on the command line has a row in ``ui/options.py``
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
+from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.layout import TORCHRUN
 from distlaunch.core.model.record import Record
 from distlaunch.resolve.dialect import Dialect
@@ -14,6 +16,8 @@ from distlaunch.resolve.dialect import Dialect
 Bind = Literal["none", "cores", "numa"]
 Device = Literal["auto", "cuda", "cpu"]
 OutputFormat = Literal["rich", "plain", "jsonl"]
+
+USE_CPUS = "--num-procs N starts N workers without GPUs"
 
 
 class TrainOptions(Record):
@@ -29,9 +33,20 @@ class TrainOptions(Record):
     gpus_per_node: int | None = None
     num_procs: int | None = None
     procs_per_node: int | None = None
-    num_nodes: int | None = None
     device: Device = "auto"
     gpus: str | None = None
+    # nodes
+    num_nodes: int | tuple[int, int] | None = None
+    """``(2, 4)``: smallest and largest number of an elastic job."""
+    hosts: str | None = None
+    hostfile: str | None = None
+    discover: str | None = None
+    include: str | None = None
+    exclude: str | None = None
+    spread: bool = False
+    node_rank: int | None = None
+    source: str = "auto"
+    explain: bool = False
     # rendezvous
     master_addr: str | None = None
     master_port: int | None = None
@@ -60,6 +75,18 @@ class TrainOptions(Record):
     format: OutputFormat | None = None
     quiet: bool = False
     dry_run: bool = False
+
+    given: Mapping[str, str] = {}
+    """By field: the option or variable that set it. The Python API may leave it out."""
+
+    def named(self, field: str) -> str:
+        """Name who set a field, for messages: the option, unless a variable did."""
+        return self.given.get(field) or f"--{field.replace('_', '-')}"
+
+    def who_set(self, *fields: str) -> str | None:
+        """Name who set the first of these fields that is not as by default; None if nobody did."""
+        default = type(self)._defaults  # noqa: SLF001 - a record's own table
+        return next((self.named(field) for field in fields if getattr(self, field) != default[field]), None)
 
     @property
     def dialect(self) -> Dialect:
@@ -91,3 +118,40 @@ class TorchrunOptions(TrainOptions):
         """Tell whether it matters which GPUs there are: to count or share them, or to wait for their memory."""
         counted = self.workers in ("auto", "gpu")
         return counted or self.gpus is not None or self.isolate_gpus or self.bind != "none" or self.max_restarts > 0
+
+
+# --- what sizes mean
+
+
+def check_kind(options: TrainOptions) -> None:
+    """Refuse options that want GPUs and CPUs at once. Raises ConfigError."""
+    gpus = options.num_gpus is not None or options.gpus_per_node is not None
+    if counts_processes(options) and gpus:
+        raise ConfigError(
+            "GPUs and CPU workers are asked for together", hint="give --num-gpus or --num-procs, not both"
+        )
+    if counts_processes(options) and options.gpus is not None and options.device != "cuda":
+        raise ConfigError("--gpus is given for CPU workers", hint="--device cuda lets them share these GPUs")
+    if options.device == "cpu" and (gpus or options.gpus is not None):
+        raise ConfigError("--device cpu and a choice of GPUs contradict each other", hint=USE_CPUS)
+
+
+def counts_processes(options: TrainOptions) -> bool:
+    """Tell whether the size is given in processes, not in GPUs."""
+    return options.num_procs is not None or options.procs_per_node is not None
+
+
+def on_cpus(options: TrainOptions) -> bool:
+    """Tell whether workers are to leave GPUs alone, whatever there is."""
+    return options.device == "cpu" or (counts_processes(options) and options.device != "cuda")
+
+
+def shares_gpus(options: TrainOptions) -> bool:
+    """Tell whether workers are counted as processes, but use GPUs."""
+    return counts_processes(options) and options.device == "cuda"
+
+
+def asks_for_gpus(options: TrainOptions) -> bool:
+    """Tell whether there is no doing without GPUs."""
+    counts = options.num_gpus is not None or options.gpus_per_node is not None
+    return counts or options.device == "cuda" or options.gpus is not None

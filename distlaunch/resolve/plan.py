@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os.path
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from distlaunch.core.errors import ConfigError, UsageError
@@ -22,6 +23,7 @@ _SETUP = (
     'exec "$@"'
 )
 LOOPBACK = "127.0.0.1"
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def build_plan(
@@ -49,19 +51,24 @@ def build_plan(
     notes = [*topology.notes, pinned_note(facts.cpus), _interpreter_note(options, facts)]
     defaults = unless_set({**v.DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)
     env = {**defaults, **job, **backend.job_variables(topology)}
+    port = options.master_port or topology.master_port
+    threads = not any("OMP_NUM_THREADS" in layer for layer in (base, given))
     plan = LaunchPlan(
         job_id=job_id,
         backend=backend.name,
         nodes=topology.nodes,
-        workers=tuple(_workers(options, facts, topology, argv, counted="OMP_NUM_THREADS" not in {**base, **given})),
+        workers=(),
         argv=argv,
         workdir=workdir,
         env=env,
         base_env=base,
         given_env=given,
         run_dir=run_dir,
-        master_addr=options.master_addr or LOOPBACK,
-        wanted_port=options.master_port or 0,
+        master_addr=options.master_addr or topology.master_addr or (LOOPBACK if len(topology.nodes) == 1 else None),
+        wanted_port=port or 0,
+        source=topology.source,
+        device=topology.device,
+        bounds=topology.bounds,
         signal_group=options.no_python,
         preload=preload,
         hang_timeout_s=options.hang_timeout,
@@ -70,19 +77,23 @@ def build_plan(
         layout=dialect.layout,
         notes=tuple(map(dialect.spelt, filter(None, notes))),
     )
-    return bind(plan, attempt=0, master_port=options.master_port)
+    # With what belongs to the first attempt at once: 131,072 workers are better made once than twice.
+    error_file = options.dialect.layout.error_files(run_dir, 0) if run_dir else None
+    workers = tuple(_workers(options, facts, topology, argv, threads=threads, error_file=error_file))
+    return _settled(plan, workers, attempt=0, master_port=port)
 
 
 def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None) -> LaunchPlan:
     """Fill in what an attempt settles: its number, the port that rank 0's node holds, the workers' error files."""
-    settled = v.attempt_variables(attempt=attempt, master_addr=plan.master_addr, master_port=master_port)
+    error_file = plan.layout.error_files(plan.run_dir, attempt)
     workers = tuple(
-        replace(
-            worker,
-            env={**worker.env, "TORCHELASTIC_ERROR_FILE": plan.layout.error_file(plan.run_dir, attempt, worker.rank)},
-        )
-        for worker in plan.workers
+        replace(worker, env={**worker.env, _ERROR_FILE: error_file(worker.rank)}) for worker in plan.workers
     )
+    return _settled(plan, workers, attempt=attempt, master_port=master_port)
+
+
+def _settled(plan: LaunchPlan, workers: tuple[WorkerPlan, ...], *, attempt: int, master_port: int | None) -> LaunchPlan:
+    settled = v.attempt_variables(attempt=attempt, master_addr=plan.master_addr, master_port=master_port)
     return replace(plan, attempt=attempt, master_port=master_port, env={**plan.env, **settled}, workers=workers)
 
 
@@ -105,23 +116,37 @@ def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
 
 
 def _workers(
-    options: TrainOptions, facts: Facts, topology: Topology, argv: tuple[str, ...], *, counted: bool
-) -> list[WorkerPlan]:
-    workers: list[WorkerPlan] = []
+    options: TrainOptions,
+    facts: Facts,
+    topology: Topology,
+    argv: tuple[str, ...],
+    *,
+    threads: bool,
+    error_file: Callable[[int], str] | None,
+) -> Iterator[WorkerPlan]:
+    """Give the workers in rank order, up to the first node that has yet to tell how many it runs.
+
+    CPUs and threads are told for this machine alone: what the others have is theirs to tell.
+    """
+    rank = 0
     for node_rank, node in enumerate(topology.nodes):
-        near = [node.numa[index] if index < len(node.numa) else None for index in range(node.slots)]
-        bound = bind_cpus(facts.cpus, node.slots, mode=options.bind, gpu_numa=near)
-        for local_rank in range(node.slots):
-            rank = len(workers)
-            env = v.worker_variables(topology, node_rank, local_rank, rank)
-            cpus = bound[local_rank]
-            if counted:
-                env["OMP_NUM_THREADS"] = str(threads_per_worker(facts.cpus, node.slots, bound=cpus, granted=None))
+        if node.slots is None:
+            return
+        shared = v.node_variables(topology, node_rank)
+        here = node_rank == topology.here
+        near = [node.numa[index] if index < len(node.numa) else None for index in range(node.slots)] if here else []
+        bound = bind_cpus(facts.cpus, node.slots, mode=options.bind if here else "none", gpu_numa=near)
+        for local_rank, cpus in enumerate(bound):
+            env = {**shared, **v.worker_variables(node, local_rank, rank)}
+            if error_file is not None:
+                env[_ERROR_FILE] = error_file(rank)
+            if threads and here:
+                env["OMP_NUM_THREADS"] = str(
+                    threads_per_worker(facts.cpus, node.slots, bound=cpus, granted=topology.cpus)
+                )
             own = _own_argv(options, argv, local_rank)
-            workers.append(
-                WorkerPlan(rank=rank, local_rank=local_rank, node_rank=node_rank, env=env, cpus=cpus, argv=own)
-            )
-    return workers
+            yield WorkerPlan(rank=rank, local_rank=local_rank, node_rank=node_rank, env=env, cpus=cpus, argv=own)
+            rank += 1
 
 
 def _own_argv(options: TrainOptions, argv: tuple[str, ...], local_rank: int) -> tuple[str, ...] | None:

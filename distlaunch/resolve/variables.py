@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from distlaunch.core.model.topology import Topology
+from distlaunch.core.model.topology import Node, Topology
 
 _LEAST_COLUMNS = 20
 
@@ -27,19 +27,18 @@ class BackendVariables(Protocol):
 def job_variables(
     topology: Topology, *, job_id: str, run_id: str, role: str, max_restarts: int, run_dir: str, backend: str
 ) -> dict[str, str]:
-    """Give what is the same for all workers and all attempts."""
-    world = str(topology.world_size)
+    """Give what is the same for all workers and all attempts; what is settled at the start is missing until then."""
+    world = topology.world_size
+    sizes = {} if world is None else {"WORLD_SIZE": str(world), "ROLE_WORLD_SIZE": str(world)}
+    ids = {"TORCHELASTIC_RUN_ID": run_id, "DISTLAUNCH_JOB_ID": job_id, "DISTLAUNCH_RUN_DIR": run_dir}
     return {
-        "WORLD_SIZE": world,
+        **sizes,
         "GROUP_WORLD_SIZE": str(len(topology.nodes)),
-        "ROLE_WORLD_SIZE": world,
         "ROLE_NAME": role,
-        "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "DISTLAUNCH_JOB_ID": job_id,
         "DISTLAUNCH_BACKEND": backend,
-        "DISTLAUNCH_RUN_DIR": run_dir,
+        **{name: value for name, value in ids.items() if value},
     }
 
 
@@ -59,34 +58,32 @@ def terminal_variables(topology: Topology, columns: int | None, *, in_front: int
     if columns is None:
         return {}
     if in_front is None:
-        in_front = len(f"[{topology.world_size - 1}] ")
+        in_front = len(f"[{(topology.world_size or 1) - 1}] ")
     return {"COLUMNS": str(max(_LEAST_COLUMNS, columns - in_front))}
 
 
-def attempt_variables(*, attempt: int, master_addr: str, master_port: int | None) -> dict[str, str]:
-    """Give what changes from attempt to attempt; the port is missing until it is settled."""
-    variables = {
-        "TORCHELASTIC_RESTART_COUNT": str(attempt),
-        "DISTLAUNCH_ATTEMPT": str(attempt),
-        "MASTER_ADDR": master_addr,
-    }
+def attempt_variables(*, attempt: int, master_addr: str | None, master_port: int | None) -> dict[str, str]:
+    """Give what changes from attempt to attempt; address and port are missing until they are settled."""
+    variables = {"TORCHELASTIC_RESTART_COUNT": str(attempt), "DISTLAUNCH_ATTEMPT": str(attempt)}
+    if master_addr is not None:
+        variables["MASTER_ADDR"] = master_addr
     if master_port is not None:
         variables["MASTER_PORT"] = str(master_port)
     return variables
 
 
-def worker_variables(topology: Topology, node_rank: int, local_rank: int, rank: int) -> dict[str, str]:
-    """Give what only this worker has."""
+def node_variables(topology: Topology, node_rank: int) -> dict[str, str]:
+    """Give what is the same for all workers of a node."""
     node = topology.nodes[node_rank]
-    variables = {
-        "RANK": str(rank),
-        "ROLE_RANK": str(rank),
-        "LOCAL_RANK": "0" if node.isolated else str(local_rank),
-        "LOCAL_WORLD_SIZE": str(node.slots),
-        "NODE_RANK": str(node_rank),
-        "GROUP_RANK": str(node_rank),
-    }
+    variables = {"LOCAL_WORLD_SIZE": str(node.slots), "NODE_RANK": str(node_rank), "GROUP_RANK": str(node_rank)}
     variables.update(dict.fromkeys(node.hidden, "-1"))  # an empty one counts as unset in ROCm
+    return variables
+
+
+def worker_variables(node: Node, local_rank: int, rank: int) -> dict[str, str]:
+    """Give what only this worker has."""
+    number = str(rank)
+    variables = {"RANK": number, "ROLE_RANK": number, "LOCAL_RANK": "0" if node.isolated else str(local_rank)}
     if node.mask_variable is not None:
         variables[node.mask_variable] = ",".join(node.masks[local_rank])
     return variables

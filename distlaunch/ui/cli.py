@@ -25,7 +25,7 @@ from distlaunch.ui.errors import EXIT_INTERRUPTED
 from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS, Option
 
 Train = Callable[[TrainOptions], int]
-Plan = Callable[[TrainOptions, quick.PlanFormat], int]
+Plan = Callable[[TrainOptions, quick.PlanFormat, bool], int]
 
 
 def main_train(options: TrainOptions) -> int:
@@ -35,11 +35,11 @@ def main_train(options: TrainOptions) -> int:
     return train(options)
 
 
-def main_plan(options: TrainOptions, fmt: quick.PlanFormat) -> int:
+def main_plan(options: TrainOptions, fmt: quick.PlanFormat, expand: bool) -> int:  # noqa: FBT001 - as it is parsed
     """Print the plan; returns the exit code."""
     from distlaunch.ui.run import plan
 
-    return plan(options, fmt)
+    return plan(options, fmt, expand=expand)
 
 
 def run_app(

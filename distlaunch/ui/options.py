@@ -14,12 +14,13 @@ from distlaunch.core.model.record import Record, defaults_of
 from distlaunch.core.model.text import quoted
 from distlaunch.resolve.options import TrainOptions
 
-Kind = Literal["text", "count", "count or auto", "whole", "port", "seconds", "choice", "flag"]
-Group = Literal["script", "size", "rendezvous", "backend", "workers", "failure", "output"]
+Kind = Literal["text", "count", "count or auto", "count or range", "whole", "port", "seconds", "choice", "flag"]
+Group = Literal["script", "size", "nodes", "rendezvous", "backend", "workers", "failure", "output"]
 
 GROUP_TITLES: dict[Group, str] = {
     "script": "What runs",
     "size": "Size",
+    "nodes": "Nodes",
     "rendezvous": "Rendezvous",
     "backend": "Backend",
     "workers": "Workers",
@@ -143,9 +144,42 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         metavar="N",
     ),
     _row("--procs-per-node", "count", "size", "CPU workers on each node.", metavar="N"),
-    _row("--num-nodes", "count", "size", "Nodes that take part.", metavar="N"),
     _row("--device", "choice", "size", "What the workers compute on.", choices=("auto", "cuda", "cpu")),
     _row("--gpus", "text", "size", "Which GPUs: indices or UUIDs, in this order.", metavar="0,2|UUID,..."),
+    _row(
+        "--num-nodes",
+        "count or range",
+        "nodes",
+        "Nodes that take part; MIN:MAX lets nodes come and go.",
+        metavar="N|MIN:MAX",
+    ),
+    _row("--hosts", "text", "nodes", "The hosts, and how many workers each takes.", metavar="a:4,n[01-04]:8,..."),
+    _row(
+        "--hostfile",
+        "text",
+        "nodes",
+        "The same from a file of Open MPI, Horovod, DeepSpeed, MPICH or PBS.",
+        metavar="FILE",
+    ),
+    _row(
+        "--discover",
+        "text",
+        "nodes",
+        "The same from a command that prints HOST or HOST:SLOTS lines.",
+        metavar="COMMAND",
+    ),
+    _row("--include", "text", "nodes", "Only these hosts, or slots of them.", metavar="w0@w1:0,2"),
+    _row("--exclude", "text", "nodes", "All but these hosts, or slots of them.", metavar="w0@w1:0,2"),
+    _row("--spread", "flag", "nodes", "Deal workers out to the nodes in turn, instead of filling each."),
+    _row("--node-rank", "whole", "nodes", "Which of the nodes this machine is, counted from 0.", metavar="N"),
+    _row(
+        "--source",
+        "text",
+        "nodes",
+        "Who says which nodes there are; flags reads nothing from the environment.",
+        metavar="auto|flags|slurm|...",
+    ),
+    _row("--explain", "flag", "nodes", "Say for each value where it came from, and why others lost."),
     _row("--master-addr", "text", "rendezvous", "Address of rank 0's node for the workers.", metavar="HOST"),
     _row(
         "--master-port",
@@ -268,6 +302,15 @@ PLAN_OPTIONS: tuple[Option, ...] = (
         metavar="table|json",
         choices=("table", "json"),
     ),
+    Option(
+        flags=("--expand",),
+        field="expand",
+        kind="flag",
+        default=False,
+        help="With json, repeat for each worker what is the same for all.",
+        group="output",
+        variable=None,
+    ),
 )
 """Every option of ``plan``: those of ``train``, with a ``--format`` of its own."""
 
@@ -289,6 +332,8 @@ def convert(option: Option, text: str, source: str) -> object:
             return _whole(text, source, least=1, most=MOST_COUNTED)
         case "count or auto":
             return "auto" if text == "auto" else _whole(text, source, least=1, most=MOST_COUNTED, also=" or 'auto'")
+        case "count or range":
+            return _count_or_range(text, source)
         case "whole":
             return _whole(text, source, least=0, most=MOST_COUNTED)
         case "port":
@@ -317,6 +362,17 @@ def _whole(text: str, source: str, *, least: int, most: int, also: str = "") -> 
     if int(digits) < least:
         raise option_error(source, f"takes a whole number >= {least}{also}, not {quoted(text)}")
     return int(digits)
+
+
+def _count_or_range(text: str, source: str) -> int | tuple[int, int]:
+    """Read ``4`` or ``2:4``; of the latter both ends, or one number if they are the same."""
+    least, colon, most = text.partition(":")
+    if not colon:
+        return _whole(text, source, least=1, most=MOST_COUNTED, also=" or MIN:MAX")
+    ends = [_whole(end, source, least=1, most=MOST_COUNTED, also=" on both sides of MIN:MAX") for end in (least, most)]
+    if ends[0] > ends[1]:
+        raise option_error(source, f"takes MIN:MAX, and in {quoted(text)} the first is the larger")
+    return ends[0] if ends[0] == ends[1] else (ends[0], ends[1])
 
 
 def _seconds(text: str, source: str, *, least_s: float) -> float:

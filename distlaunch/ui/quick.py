@@ -20,6 +20,7 @@ Given = dict[str, list[str]]
 
 _GPU_SIZES = ("num_gpus", "gpus_per_node")
 _PROC_SIZES = ("num_procs", "procs_per_node")
+_HOST_LISTS = ("hosts", "hostfile", "discover")
 _OTHER_VARIABLES = ("DISTLAUNCH_TOKEN", "DISTLAUNCH_TEST")
 """First letters of variables that are neither an option's nor the workers'."""
 
@@ -34,16 +35,20 @@ def parse_train(argv: Sequence[str], environ: Mapping[str, str]) -> TrainOptions
     return TrainOptions(**build(given, rest, environ, TRAIN_OPTIONS))
 
 
-def parse_plan(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[TrainOptions, PlanFormat]:
-    """Parse what follows ``plan``: the options of ``train`` but for ``--format``. Raises as ``parse_train``."""
+def parse_plan(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[TrainOptions, PlanFormat, bool]:
+    """Parse what follows ``plan``: the options of ``train`` but for ``--format``. Raises as ``parse_train``.
+
+    Returned beside them: the plan's own format, and whether ``--expand`` was given.
+    """
     given, rest = scan(argv, PLAN_OPTIONS)
     return split_plan(build(given, rest, environ, PLAN_OPTIONS))
 
 
-def split_plan(values: dict[str, Any]) -> tuple[TrainOptions, PlanFormat]:
-    """Take the plan's own format out of the values that ``build`` made of the plan's options."""
+def split_plan(values: dict[str, Any]) -> tuple[TrainOptions, PlanFormat, bool]:
+    """Take what only ``plan`` has out of the values that ``build`` made of the plan's options."""
     plan_format = cast("PlanFormat", values.pop("plan_format", "table"))
-    return TrainOptions(**values), plan_format
+    expand = bool(values.pop("expand", False))
+    return TrainOptions(**values), plan_format, expand
 
 
 def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[str, ...]]:
@@ -65,12 +70,16 @@ def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[s
             steps = [(_dashed(flag), value if equals else None)]
         else:
             steps = _short_steps(word, by_flag)
-        for flag, attached in steps:
-            if flag in HELP_FLAGS and attached is None:
-                raise HelpRequested
+        for number, (flag, attached) in enumerate(steps, 1):
+            if flag in HELP_FLAGS and attached is None and (word[1] == "-" or len(word) == number + 1):
+                raise HelpRequested  # the last letter, as in ``-mh``; not the first of ``-hostfile``
             option = by_flag.get(flag)
             if option is None:
-                refuse_unknown(flag, by_flag, script=given.get("script", [None])[-1])
+                refuse_unknown(
+                    word.partition("=")[0] if flag in HELP_FLAGS else flag,
+                    by_flag,
+                    script=given.get("script", [None])[-1],
+                )
             if option.kind == "flag":
                 if attached is not None:
                     raise UsageError(f"{flag} takes no value, and got {quoted(attached)}")
@@ -90,12 +99,13 @@ def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[s
 def build(given: Given, rest: Sequence[str], environ: Mapping[str, str], options: Iterable[Option]) -> dict[str, Any]:
     """Convert and check what was given, add defaults from the environment, and settle what SCRIPT is.
 
-    Returns values by field, without the fields that nobody set. A size on the command line drops every size that the
-    environment has: the two together would be a contradiction that the user did not write.
+    Returns values by field, without the fields that nobody set, and as ``given`` who set each. A size on the command
+    line drops every size that the environment has, and a list of hosts every other list: the two together would be a
+    contradiction that the user did not write.
     """
     values: dict[str, Any] = {}
     source: dict[str, str] = {}
-    sized = any(field in given for field in (*_GPU_SIZES, *_PROC_SIZES))
+    dropped = _dropped(given)
     for option in options:
         field = option.field
         if field in given:
@@ -103,7 +113,7 @@ def build(given: Given, rest: Sequence[str], environ: Mapping[str, str], options
             converted = [convert(option, text, option.name) for text in given[field]]
             values[field] = tuple(converted) if option.repeatable else converted[-1]
         elif option.variable is not None and environ.get(option.variable):
-            if sized and field in (*_GPU_SIZES, *_PROC_SIZES):
+            if field in dropped:
                 continue
             source[field] = option.variable
             text = environ[option.variable]
@@ -121,7 +131,20 @@ def build(given: Given, rest: Sequence[str], environ: Mapping[str, str], options
             raise UsageError("SCRIPT is an empty word")
         values["script"], arguments = arguments[0], arguments[1:]
     values["script_args"] = arguments
+    values["given"] = source
     return values
+
+
+def _dropped(given: Given) -> set[str]:
+    """Name the fields whose variables the command line has made void."""
+    dropped: set[str] = set()
+    if any(field in given for field in (*_GPU_SIZES, *_PROC_SIZES)):
+        dropped.update(_GPU_SIZES, _PROC_SIZES)
+    if any(field in given for field in _HOST_LISTS):
+        dropped.update(_HOST_LISTS, ("source",))
+    elif given.get("source", ["auto"])[-1] not in {"auto", "flags"}:
+        dropped.update(_HOST_LISTS)
+    return dropped
 
 
 def _dashed(flag: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Literal
@@ -64,18 +65,21 @@ class Front:
         )
 
 
-def plan(options: TrainOptions, fmt: Literal["table", "json"]) -> int:
+def plan(options: TrainOptions, fmt: Literal["table", "json"], *, expand: bool = False) -> int:
     """Print the plan that would be bound and run; nothing is started, nothing written."""
-    from distlaunch.launch import make_plan
+    from distlaunch.planning import make_plan
 
-    record = make_plan(options, os.environ).record()
+    planned = make_plan(options, os.environ)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding does not have
+    explanation = planned.explanation
     if fmt == "json":
-        import json
+        more = {} if explanation is None else {"explain": explanation.record()}
+        sys.stdout.writelines(planned.plan.json_chunks(expand=expand, more=more))
+        return 0
+    from distlaunch.ui.tables import plan_table
 
-        json.dump(record, sys.stdout, indent=1)
-        sys.stdout.write("\n")
-    else:
-        from distlaunch.ui.tables import plan_table
-
-        plan_table(record)
+    plan_table(planned.plan.record(expand=expand))
+    if explanation is not None:
+        sys.stdout.write("\nWhere this comes from\n" + "".join(f"  {line}\n" for line in explanation.lines()))
     return 0

@@ -84,6 +84,17 @@ def test_a_local_train_that_goes_well_loads_no_diagnosis_and_no_typer(distlaunch
     }
 
 
+def test_a_local_train_looks_for_no_other_node(distlaunch):
+    modules = modules_of(distlaunch, "train", "--num-procs", "2", "--num-nodes", "1", "--no-python", "/bin/true")
+    around = {"surroundings", "core.probe.interfaces"} | {
+        f"resolve.{name}"
+        for name in ("location", "allocation", "identity", "hostlist", "hostfile", "filters", "explain")
+    }
+    sources = {name for name in modules if name.startswith("distlaunch.resolve.sources.")}
+    assert unwanted(modules, {f"distlaunch.{name}" for name in around}) == set()
+    assert sources <= {"distlaunch.resolve.sources.local", "distlaunch.resolve.sources.torchrun"}
+
+
 def test_a_failing_train_loads_nothing_heavy_to_explain_it(distlaunch):
     modules = modules_of(distlaunch, "train", "--num-procs", "2", "--no-python", "/bin/false", code=1)
     assert unwanted(modules, NOT_ON_THE_START_PATH) == set()
@@ -107,4 +118,7 @@ def test_help_loads_the_command_line_framework_and_no_part_of_a_job(distlaunch, 
     assert "typer" in modules
     # typer 0.29 loads pydantic itself when the root command runs its own options.
     assert unwanted(modules, HEAVY) == set()
-    assert unwanted(modules, {"distlaunch.core.agent", "distlaunch.job", "distlaunch.launch"}) == set()
+    assert (
+        unwanted(modules, {"distlaunch.core.agent", "distlaunch.job", "distlaunch.launch", "distlaunch.planning"})
+        == set()
+    )

@@ -55,11 +55,23 @@ def test_what_is_settled_at_the_start_is_null(distlaunch):
     assert record["master_port"] is None
     assert record["master_addr"] == "127.0.0.1"
     assert record["world_size"] == 2
-    assert [worker["rank"] for worker in record["workers"]] == [0, 1]
-    for worker in record["workers"]:
+    assert "MASTER_PORT" not in record["env"]
+    (node,) = record["nodes"]
+    assert [worker["rank"] for worker in node["workers"]] == [0, 1]
+    for worker in node["workers"]:
         assert "MASTER_PORT" not in worker["env"]
         assert worker["argv"][1:] == ["train.py", "--epochs", "3"]
     assert record["run_dir"] == str(distlaunch.jobs / record["job_id"])
+
+
+def test_what_all_workers_share_is_repeated_only_with_expand(distlaunch):
+    words = ["--num-procs", "2", "--job-id", "j", script(distlaunch)]
+    short, long = plan(distlaunch, *words), plan(distlaunch, "--expand", *words)
+    assert short["env"] == long["env"]
+    assert short["env"]["WORLD_SIZE"] == "2"
+    for brief, full in zip(short["nodes"][0]["workers"], long["nodes"][0]["workers"], strict=True):
+        assert brief["env"].keys().isdisjoint(short["env"])
+        assert full["env"] == {**short["env"], **brief["env"]}
 
 
 def test_an_explicit_port_is_in_the_plan_though_it_is_taken(distlaunch):
@@ -73,7 +85,7 @@ def test_an_explicit_port_is_in_the_plan_though_it_is_taken(distlaunch):
         )
 
 
-@pytest.mark.parametrize("words", [["plan"], ["plan", "--format", "json"], ["train", "--dry-run"], ["train", "--dry-run", "--format", "jsonl"]])  # fmt: skip
+@pytest.mark.parametrize("words", [["plan"], ["plan", "--format", "json"], ["plan", "--hosts", "localhost:2,a:2"], ["train", "--dry-run"], ["train", "--dry-run", "--format", "jsonl"]])  # fmt: skip
 def test_nothing_is_written_and_nothing_started(distlaunch, words):
     name = script(distlaunch, "open('started', 'w')")
     before = files_below(distlaunch.tmp_path)
@@ -139,8 +151,7 @@ def test_the_plan_that_ran_is_the_plan_that_was_shown_and_bound(distlaunch):
     ran = json.loads((result.run_dir / "plan-0.json").read_text())
     port = ran["master_port"]
     assert 0 < port < 65536
-    for worker in ran["workers"]:
-        assert worker["env"].pop("MASTER_PORT") == str(port)
+    assert ran["env"].pop("MASTER_PORT") == str(port)
     assert {**ran, "master_port": None} == shown
 
 

@@ -141,8 +141,8 @@ def test_the_same_job_id_again_overwrites_nothing(distlaunch):
     assert logs == ["first\n", "second\n", "third\n"]
     plan = json.loads((distlaunch.jobs / "same-2" / "plan-0.json").read_text())
     assert plan["run_dir"] == str(distlaunch.jobs / "same-2")
-    assert plan["workers"][0]["env"]["TORCHELASTIC_ERROR_FILE"].startswith(plan["run_dir"] + "/")
-    assert plan["workers"][0]["env"]["DISTLAUNCH_RUN_DIR"] == plan["run_dir"]
+    assert plan["nodes"][0]["workers"][0]["env"]["TORCHELASTIC_ERROR_FILE"].startswith(plan["run_dir"] + "/")
+    assert plan["env"]["DISTLAUNCH_RUN_DIR"] == plan["run_dir"]
 
 
 def old_runs(jobs, count: int) -> None:

@@ -58,8 +58,9 @@ def test_every_byte_is_filed_in_torchruns_layout_with_the_run_id_in_front(torchr
         f"attempt_0/{rank}/std{stream}.log": f"{stream} {rank}.0\n" for rank in (0, 1) for stream in ("out", "err")
     }
     assert files.keys() >= {"events.jsonl", "plan-0.json", ".distlaunch-run"}
-    worker = json.loads(files["plan-0.json"])["workers"][1]["env"]
-    assert worker["TORCHELASTIC_RUN_ID"] == "run/7 é"
+    plan = json.loads(files["plan-0.json"])
+    assert plan["env"]["TORCHELASTIC_RUN_ID"] == "run/7 é"
+    worker = plan["nodes"][0]["workers"][1]["env"]
     assert worker["TORCHELASTIC_ERROR_FILE"] == str(result.run_dir / "attempt_0" / "1" / "error.json")
 
 

@@ -133,7 +133,7 @@ OUTER = {
 
 
 def test_what_an_outer_launcher_set_does_not_leak(distlaunch):
-    for env in environments(distlaunch, env=OUTER):
+    for env in environments(distlaunch, "--source", "flags", env=OUTER):
         for name, value in OUTER.items():
             assert env.get(name) != value, name
         assert not [name for name in env if name.startswith(("PET_", "OMPI_", "PMI", "HOROVOD_", "TF_"))]

@@ -32,5 +32,5 @@ class GpuInventory(Record):
     """What was found and how; ``problem`` says why there may be more than could be listed (driver broken)."""
 
     gpus: tuple[Gpu, ...] = ()
-    source: Literal["nvml", "nvidia-smi", "device files", "kfd", "none"] = "none"
+    source: Literal["nvml", "nvidia-smi", "device files", "kfd", "mask", "none"] = "none"
     problem: str | None = None

@@ -7,6 +7,7 @@ for it. All else in a run directory has the same name everywhere.
 from __future__ import annotations
 
 import os.path
+from collections.abc import Callable
 
 from distlaunch.core.model.record import Record
 
@@ -51,9 +52,11 @@ class Layout(Record):
         name = self.stdout if stream == STDOUT else self.stderr
         return os.path.join(self.rank_dir(run_dir, attempt, rank), name.format(rank=rank))
 
-    def error_file(self, run_dir: str, attempt: int, rank: int) -> str:
-        """Name the file that torch's ``@record`` writes a worker's exception to."""
-        return os.path.join(self.rank_dir(run_dir, attempt, rank), self.error.format(rank=rank))
+    def error_files(self, run_dir: str, attempt: int) -> Callable[[int], str]:
+        """Say by rank to what file torch's ``@record`` writes a worker's exception."""
+        folder = self.attempt_dir(run_dir, attempt).replace("{", "{{").replace("}", "}}")
+        path = os.path.join(folder, self.folder, self.error)
+        return lambda rank: path.format(rank=rank)
 
     def stacks_path(self, run_dir: str, attempt: int, rank: int) -> str:
         """Name the file of a rank's stacks, taken when the job hung."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distlaunch.core.model.gpus import Gpu
 from distlaunch.core.model.record import Record
 
 
@@ -9,15 +10,29 @@ class Node(Record):
     """One node in topology order. ``masks`` has one entry per worker: what its device mask is to say."""
 
     host: str
-    slots: int
+    """Its name or address; a label where that is not ``known``."""
+    slots: int | None
+    """How many workers it runs; None where only the node knows, from its devices."""
+    known: bool = True
+    user: str | None = None
+    port: int | None = None
+    """Of SSH, as ``user``."""
     mask_variable: str | None = None
     masks: tuple[tuple[str, ...], ...] = ()
     hidden: tuple[str, ...] = ()
     """Further mask variables, set outside, that workers on CPUs must not follow."""
-    devices: tuple[str, ...] = ()
-    """For people: the node's selected devices, in LOCAL_RANK order."""
+    devices: tuple[str, ...] | None = ()
+    """For people: the node's selected devices, in LOCAL_RANK order; None where only the node knows."""
+    devices_from: str = ""
+    """For people: who says which devices these are, where somebody does."""
+    gpus: tuple[Gpu | None, ...] = ()
+    """The physical GPU behind each of ``devices``, where it is known."""
     numa: tuple[int | None, ...] = ()
     """The NUMA node of each of ``devices``, where it is known."""
+    chosen: tuple[int, ...] | None = None
+    """Which of its slots a filter left, where the node itself is to find the devices for them."""
+    without: tuple[int, ...] = ()
+    """Which of its slots a filter took away, where the node itself is to count them."""
     isolated: bool = False
     """Each worker sees one device, as LOCAL_RANK 0."""
 
@@ -27,10 +42,32 @@ class Topology(Record):
 
     nodes: tuple[Node, ...]
     device: str
-    """``cuda`` or ``cpu``: what the workers compute on."""
+    """``cuda`` or ``cpu``: what the workers compute on; ``auto`` where the nodes decide."""
     notes: tuple[str, ...] = ()
+    source: str = "local"
+    """Who said which nodes there are: ``flags``, ``slurm``, ...; ``local``: nobody, it is this machine."""
+    here: int | None = 0
+    """The node whose devices and CPUs the facts tell of; None if it is none of them."""
+    cpus: int | None = None
+    """CPUs of this machine that a scheduler grants the job, where it may not enforce them."""
+    bounds: tuple[int, int] | None = None
+    """Smallest and largest number of nodes, if the job is elastic."""
+    master_addr: str | None = None
+    """Where rank 0's node can be reached; None if that is not known yet, or needs nothing but loopback."""
+    master_port: int | None = None
+    """The port that the source names for it."""
 
     @property
-    def world_size(self) -> int:
-        """Number of workers over all nodes."""
-        return sum(node.slots for node in self.nodes)
+    def world_size(self) -> int | None:
+        """Number of workers over all nodes; None while one of the nodes has to say how many it runs."""
+        return total_slots(self.nodes)
+
+
+def total_slots(nodes: tuple[Node, ...]) -> int | None:
+    """Count the workers of all nodes; None if one of the nodes has to say how many it runs."""
+    total = 0
+    for node in nodes:
+        if node.slots is None:
+            return None
+        total += node.slots
+    return total

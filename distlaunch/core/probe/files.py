@@ -1,10 +1,15 @@
-"""Layer core.probe: read small kernel files below a root that tests can move."""
+"""Layer core.probe: read files: the kernel's small ones, below a root that tests can move, and a user's, in bounds."""
 
 from __future__ import annotations
 
+import errno
 import os
+import select
+import time
+from contextlib import suppress
 
 _LONGEST = 1 << 16
+_STEP_S = 0.01
 
 
 def read_text(path: str) -> str | None:
@@ -23,6 +28,34 @@ def read_text(path: str) -> str | None:
     finally:
         os.close(fd)
     return b"".join(chunks).decode(errors="replace")
+
+
+def read_bounded(path: str, *, most: int, patience_s: float) -> bytes:
+    """Return what the user's file holds, which may also be a pipe (``<(command)``) that is still being written.
+
+    Raises OSError: EFBIG for more than ``most`` bytes, ETIMEDOUT if no end has come within ``patience_s`` seconds (a
+    FIFO that nobody writes to); and ValueError for a NUL in the name.
+    """
+    until_s = time.monotonic() + patience_s
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # of a FIFO, the opening itself would wait
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        data = bytearray()
+        while len(data) <= most:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or not poll.poll(left_s * 1000):
+                raise OSError(errno.ETIMEDOUT, f"no end of it came within {patience_s:g} s")
+            with suppress(BlockingIOError):
+                chunk = os.read(fd, _LONGEST)
+                data += chunk
+                if not chunk:
+                    return bytes(data)
+                continue
+            time.sleep(_STEP_S)
+        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB")
+    finally:
+        os.close(fd)
 
 
 def read_int(path: str) -> int | None:

@@ -1,43 +1,74 @@
-"""Layer resolve: a topology of this one machine, from the sizes asked for and the devices it has."""
+"""Layer resolve: this one machine: its workers from the sizes asked for and the devices it has."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.ids import format_ranks
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.resolve.devices import CUDA, HIP, ROCR, DeviceSelection, first_devices, select_devices, split_devices
 from distlaunch.resolve.facts import Facts
-from distlaunch.resolve.options import TrainOptions
-
-_USE_CPUS = "--num-procs N starts N workers without GPUs"
+from distlaunch.resolve.options import USE_CPUS, TrainOptions, asks_for_gpus, check_kind, on_cpus, shares_gpus
 
 
 def local_topology(options: TrainOptions, facts: Facts) -> Topology:
     """Decide how many workers this machine runs, and on what. Raises ConfigError; nothing is guessed silently."""
-    if (options.num_nodes or 1) > 1:
+    fewest = options.num_nodes[0] if isinstance(options.num_nodes, tuple) else options.num_nodes or 1
+    if fewest > 1:
         raise ConfigError(
-            f"--num-nodes {options.num_nodes}: only this machine is known",
-            hint="leave --num-nodes out, or give --num-nodes 1",
+            f"--num-nodes {fewest}: only this machine is known",
+            hint="name the others by --hosts or --hostfile; or leave --num-nodes out",
         )
     processes = _one_of(options.num_procs, options.procs_per_node, "--num-procs", "--procs-per-node")
     gpus = _one_of(options.num_gpus, options.gpus_per_node, "--num-gpus", "--gpus-per-node")
-    if processes is not None and gpus is not None:
-        raise ConfigError(
-            "GPUs and CPU workers are asked for together", hint="give --num-gpus or --num-procs, not both"
-        )
-    if processes is not None and options.gpus is not None and options.device != "cuda":
-        raise ConfigError("--gpus is given for CPU workers", hint="--device cuda lets them share these GPUs")
-    if options.device == "cpu" and (gpus is not None or options.gpus is not None):
-        raise ConfigError("--device cpu and a choice of GPUs contradict each other", hint=_USE_CPUS)
-    if (processes is not None and options.device != "cuda") or options.device == "cpu":
-        return _cpu_workers(1 if processes is None else processes, facts, ())
-    selection = select_devices(facts.gpus, facts.environ, requested=options.gpus)
+    check_kind(options)
+    asked = processes if gpus is None else gpus
+    topology = workers_here(options, facts, count=None if asked is None or asked == "auto" else int(asked))
+    notes = []
+    if isinstance(options.num_nodes, tuple) and options.num_nodes[1] > 1:
+        notes.append(f"--num-nodes {fewest}:{options.num_nodes[1]}: only this machine is known, so one node it is")
+    if options.spread:
+        notes.append("--spread changes nothing: there is one node")
+    return replace(topology, notes=(*topology.notes, *notes)) if notes else topology
+
+
+def workers_here(
+    options: TrainOptions,
+    facts: Facts,
+    *,
+    count: int | None,
+    only: Sequence[int] | None = None,
+    without: Sequence[int] = (),
+    granted: Sequence[str] = (),
+) -> Topology:
+    """Give this machine ``count`` workers (None: as many as it has GPUs; one, if it has none).
+
+    ``only`` and ``without`` choose among the GPUs that can be seen, by place; ``granted`` by id, where no mask does.
+    Raises ConfigError if GPUs are asked for and there are fewer.
+    """
+    if on_cpus(options):
+        return _cpu_workers(_counted(count, without), facts, "", ())
+    selection = selection_here(options, facts, granted=granted)
     if not selection.ids:
-        asked = gpus is not None or options.device == "cuda" or options.gpus is not None
-        return _without_gpus(asked, gpus if isinstance(gpus, int) else 1, facts, selection)
-    if processes is not None:
-        return _gpu_workers(int(processes), selection, facts, options, shared=True)
-    wanted = len(selection.ids) if gpus is None or gpus == "auto" else int(gpus)
+        return _without_gpus(asks_for_gpus(options), count, without, facts, selection)
+    shared = shares_gpus(options)
+    selection = _chosen(selection, only, without, facts, shared=shared)
+    if shared:
+        return _gpu_workers(count or len(selection.ids), selection, facts, options, shared=True)
+    wanted = len(selection.ids) if count is None else count
     return _gpu_workers(wanted, first_devices(selection, wanted), facts, options, shared=False)
+
+
+def selection_here(options: TrainOptions, facts: Facts, *, granted: Sequence[str] = ()) -> DeviceSelection:
+    """Find the GPUs that workers may use: what mask and --gpus leave, and of that what was ``granted``."""
+    selection = select_devices(facts.gpus, facts.environ, requested=options.gpus)
+    if granted and len(granted) < len(selection.ids) and set(granted) <= set(selection.ids):
+        places = [place for place, each in enumerate(selection.ids) if each in granted]
+        return _at(selection, places, f"{selection.source}; {','.join(granted)} granted")
+    return selection
 
 
 def _one_of(total: int | str | None, per_node: int | None, name: str, per_node_name: str) -> int | str | None:
@@ -46,18 +77,61 @@ def _one_of(total: int | str | None, per_node: int | None, name: str, per_node_n
     return per_node if total is None else total
 
 
-def _without_gpus(asked: bool, count: int, facts: Facts, selection: DeviceSelection) -> Topology:  # noqa: FBT001 - private
+def _chosen(
+    selection: DeviceSelection, only: Sequence[int] | None, without: Sequence[int], facts: Facts, *, shared: bool
+) -> DeviceSelection:
+    """Narrow the selection to the slots that filters left. Raises ConfigError for one that is not there."""
+    have = range(len(selection.ids))
+    if only is not None and list(only) == list(range(len(only))) and not (shared and len(only) < len(have)):
+        return selection  # no filter, or one for the first: how many there are is checked by their number
+    beyond = next((place for place in (*(only or ()), *without) if place not in have), None)
+    if beyond is not None:
+        raise ConfigError(
+            f"{printable(facts.hostname)} has no GPU {beyond} to include or exclude ({selection.source})",
+            hint=f"it has {format_ranks(have)}, counted from 0 within what is visible",
+        )
+    left = [place for place in (have if only is None else only) if place not in without]
+    if not left:
+        raise _none_left(facts)
+    return selection if len(left) == len(selection.ids) else _at(selection, left, selection.source)
+
+
+def _at(selection: DeviceSelection, places: Sequence[int], source: str) -> DeviceSelection:
+    ids, gpus = tuple(selection.ids[p] for p in places), tuple(selection.gpus[p] for p in places)
+    return replace(selection, ids=ids, gpus=gpus, source=source)
+
+
+def _none_left(facts: Facts) -> ConfigError:
+    return ConfigError(f"--exclude leaves no slot of {printable(facts.hostname)}", hint="leave the host out as a whole")
+
+
+def _counted(count: int | None, without: Sequence[int]) -> int:
+    """Give the number of CPU workers, where nothing else says it: one, unless a filter takes that away."""
+    return count if count is not None else 0 if 0 in without else 1
+
+
+def _without_gpus(
+    asked: bool,  # noqa: FBT001 - private
+    count: int | None,
+    without: Sequence[int],
+    facts: Facts,
+    selection: DeviceSelection,
+) -> Topology:
     if facts.gpus.problem is not None:
-        raise ConfigError(f"the GPUs here cannot be used: {facts.gpus.problem}", hint=_USE_CPUS)
+        raise ConfigError(f"the GPUs here cannot be used: {facts.gpus.problem}", hint=USE_CPUS)
     if asked:
-        first_devices(selection, count)
-    return _cpu_workers(1, facts, (f"{selection.source}: one CPU worker; {_USE_CPUS}",))
+        first_devices(selection, count or 1)
+    number = _counted(count, without)
+    workers = "one CPU worker" if number == 1 else counted(number, "CPU worker")
+    return _cpu_workers(number, facts, selection.source, (f"{selection.source}: {workers}; {USE_CPUS}",))
 
 
-def _cpu_workers(count: int | str, facts: Facts, notes: tuple[str, ...]) -> Topology:
-    number = int(count)
+def _cpu_workers(count: int, facts: Facts, source: str, notes: tuple[str, ...]) -> Topology:
+    if not count:
+        raise _none_left(facts)
     hidden = tuple(name for name in (HIP, ROCR) if name in facts.environ)
-    node = Node(host=facts.hostname, slots=number, mask_variable=CUDA, masks=((),) * number, hidden=hidden)
+    masks = ((),) * count
+    node = Node(host=facts.hostname, slots=count, mask_variable=CUDA, masks=masks, hidden=hidden, devices_from=source)
     return Topology(nodes=(node,), device="cpu", notes=notes)
 
 
@@ -73,6 +147,8 @@ def _gpu_workers(
         mask_variable=selection.mask_variable,
         masks=split_devices(selection, count, isolate=isolate),
         devices=tuple(selection.ids[place] for place in places) if shared else selection.ids,
+        gpus=tuple(selection.gpus[place] for place in places),
+        devices_from=selection.source,
         isolated=isolate,
         numa=tuple(gpu.numa_node if (gpu := selection.gpus[place]) else None for place in places),
     )

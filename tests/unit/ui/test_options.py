@@ -20,7 +20,7 @@ OPTION_VARIABLES = {option.variable for option in TRAIN_OPTIONS if option.variab
 
 
 def test_every_field_that_is_an_option_has_exactly_one_row():
-    fields = [field for field in fields_of(TrainOptions) if field != "script_args"]
+    fields = [field for field in fields_of(TrainOptions) if field not in {"script_args", "given"}]
     assert sorted(option.field for option in TRAIN_OPTIONS) == sorted(fields)
 
 
@@ -36,6 +36,7 @@ def test_plan_has_the_options_of_train_and_a_format_of_its_own():
     assert {option.field for option in PLAN_OPTIONS} ^ {option.field for option in TRAIN_OPTIONS} == {
         "format",
         "plan_format",
+        "expand",
     }
     flags = [flag for option in PLAN_OPTIONS for flag in option.all_flags]
     assert len(flags) == len(set(flags))
@@ -61,7 +62,7 @@ def test_every_option_but_what_runs_and_dry_run_has_a_variable_named_after_it():
 
 def test_every_switch_that_a_variable_can_set_has_a_flag_that_undoes_it():
     negations = {option.negation for option in TRAIN_OPTIONS} - {None}
-    assert negations == {"--no-quiet", "--no-isolate-gpus"}
+    assert negations == {"--no-quiet", "--no-isolate-gpus", "--no-spread", "--no-explain"}
     assert all(option.kind == "flag" and option.variable for option in TRAIN_OPTIONS if option.negation)
 
 
@@ -101,6 +102,10 @@ def test_every_row_can_be_explained():
         ("--restart-window", "2h", 7200.0),
         ("--device", "cpu", "cpu"),
         ("--workdir", "a\udcff b", "a\udcff b"),
+        ("--num-nodes", "4", 4),
+        ("--num-nodes", "2:4", (2, 4)),
+        ("--num-nodes", "4:4", 4),
+        ("--node-rank", "0", 0),
     ],
 )
 def test_values_are_read(name: str, text: str, value: object):
@@ -127,6 +132,10 @@ def test_values_are_read(name: str, text: str, value: object):
         ("--hang-timeout", "0", "--hang-timeout takes a time of at least 1.5 seconds, not '0'"),
         ("--hang-timeout", "1s", "--hang-timeout takes a time of at least 1.5 seconds, not '1s'"),
         ("--device", "gpu", "--device takes auto, cuda or cpu, not 'gpu'"),
+        ("--num-nodes", "0", "--num-nodes takes a whole number >= 1 or MIN:MAX, not '0'"),
+        ("--num-nodes", "2:", "--num-nodes takes a whole number >= 1 on both sides of MIN:MAX, not ''"),
+        ("--num-nodes", "2:3:4", "--num-nodes takes a whole number >= 1 on both sides of MIN:MAX, not '3:4'"),
+        ("--num-nodes", "4:2", "--num-nodes takes MIN:MAX, and in '4:2' the first is the larger"),
         ("--workdir", "", "--workdir needs a value (DIR), and got an empty one"),
     ],
 )

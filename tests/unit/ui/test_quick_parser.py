@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.record import replace
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.ui.cli import run_app
 from distlaunch.ui.counterparts import counterpart
@@ -15,13 +16,37 @@ from distlaunch.ui.quick import HelpRequested, parse_plan, parse_train, unknown_
 
 
 def parse(*words: str, **environ: str) -> TrainOptions:
-    return parse_train(words, environ)
+    return replace(parse_train(words, environ), given={})
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "given_by"),
+    [
+        (["--num-procs", "8"], {"NUM_PROCS": "08"}, {"num_procs": "--num-procs"}),
+        ([], {"NUM_PROCS": "08", "GPUS": ""}, {"num_procs": "DISTLAUNCH_NUM_PROCS"}),
+        (["--gpus-per-node", "2"], {"NUM_PROCS": "8"}, {"gpus_per_node": "--gpus-per-node"}),
+        ([], {"NODE_RANK": "0"}, {"node_rank": "DISTLAUNCH_NODE_RANK"}),
+        ([], {"TRAIN_JOB_ID": "j", "JOB_ID": "i"}, {"job_id": "DISTLAUNCH_TRAIN_JOB_ID"}),
+        (["--no-spread"], {"SPREAD": "yes"}, {"spread": "--spread"}),
+    ],
+)
+def test_who_set_an_option_is_kept(words, environ, given_by):
+    options = parse_train([*words, "s"], {f"DISTLAUNCH_{name}": value for name, value in environ.items()})
+    assert options.given == given_by
+    assert options.who_set("script", "grace", "spread") == "--script"
+    assert all(options.named(field) == by for field, by in given_by.items())
 
 
 def refused(*words: str, **environ: str) -> tuple[str, str | None]:
     with pytest.raises(ConfigError) as caught:
         parse_train(words, environ)
     return caught.value.message, caught.value.hint
+
+
+def test_mpiruns_spelling_of_an_option_is_no_call_for_help():
+    message, hint = refused("-hostfile", "f", "s")
+    assert message == "unknown option '-hostfile'"
+    assert hint.startswith("did you mean --hostfile?")
 
 
 def run_app_train(words: list[str], environ: dict[str, str]) -> int:
@@ -203,7 +228,6 @@ def test_words_of_torchrun_are_answered_with_what_stands_for_them(parser, words,
         "--redirects",
         "--nproc-per-node",
         "--nnodes",
-        "--node-rank",
         "--rdzv-id",
         "--rdzv-backend",
         "--rdzv-conf",
@@ -284,7 +308,23 @@ def test_messages_stay_one_printable_line(word: str):
 
 
 def test_plan_takes_its_own_format_and_ignores_that_of_train():
-    assert parse_plan(["s"], {"DISTLAUNCH_FORMAT": "jsonl"}) == (TrainOptions(script="s"), "table")
-    assert parse_plan(["--format", "json", "s"], {})[1] == "json"
+    assert parse_plan(["s"], {"DISTLAUNCH_FORMAT": "jsonl"}) == (TrainOptions(script="s"), "table", False)
+    assert parse_plan(["--format", "json", "--expand", "s"], {})[1:] == ("json", True)
     with pytest.raises(UsageError, match=r"^--format takes table or json, not 'rich'$"):
         parse_plan(["--format", "rich", "s"], {})
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "values"),
+    [
+        ((), {"HOSTS": "a,b", "SOURCE": "flags"}, {"hosts": "a,b", "source": "flags"}),
+        (("--hosts", "c"), {"HOSTFILE": "f", "SOURCE": "slurm", "NODE_RANK": "1"}, {"hosts": "c", "node_rank": 1}),
+        (("--discover", "./d"), {"HOSTS": "a"}, {"discover": "./d"}),
+        (("--source", "slurm"), {"HOSTS": "a"}, {"source": "slurm"}),
+        (("--source", "flags"), {"HOSTS": "a"}, {"hosts": "a", "source": "flags"}),
+        (("--hosts", "c", "--source", "slurm"), {}, {"hosts": "c", "source": "slurm"}),
+    ],
+)
+def test_a_list_of_hosts_on_the_command_line_drops_every_other_one_of_the_environment(words, environ, values):
+    named = {f"DISTLAUNCH_{name}": value for name, value in environ.items()}
+    assert parse(*words, "s", **named) == TrainOptions(script="s", **values)

@@ -1,0 +1,241 @@
+"""Layer planning: facts are read here, once, and become a plan or an error; nothing is touched."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from distlaunch.backends.registry import find_backend
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.gpus import GpuInventory
+from distlaunch.core.model.layout import STDOUT
+from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.text import counted, printable, quoted
+from distlaunch.core.model.topology import Topology
+from distlaunch.core.probe.cpus import probe_cpus
+from distlaunch.core.probe.files import read_bounded
+from distlaunch.job.rundir import LATEST, folder_name, log_base, new_job_id
+from distlaunch.resolve import select as systems
+from distlaunch.resolve.facts import Facts, PathKind, Surroundings
+from distlaunch.resolve.options import TorchrunOptions, TrainOptions
+from distlaunch.resolve.plan import build_plan, script_places
+from distlaunch.resolve.sources.local import local_topology
+from distlaunch.resolve.sources.torchrun import torchrun_topology
+
+if TYPE_CHECKING:
+    from distlaunch.resolve.explain import Explanation
+    from distlaunch.resolve.location import Location
+
+_DESCRIPTORS_PER_WORKER = 9  # at most, while one is being started; then 4, or 5 while stacks are taken
+_DESCRIPTORS_OF_OUR_OWN = 64
+_ENV_FILE_BYTES = 4 << 20
+_ENV_FILE_S = 60.0
+_JOB_ID_BYTES = 100
+
+
+def read_facts(options: TrainOptions, environ: Mapping[str, str]) -> Facts:
+    """Read what resolving may need of this machine. Raises ConfigError for a file that cannot be read."""
+    cwd = _cwd()
+    workdir = cwd if options.workdir is None else os.path.join(cwd, options.workdir)
+    wanted = {workdir}
+    programs: dict[str, str | None] = {}
+    if options.script is not None and not options.module:
+        places = script_places(options.script, cwd, workdir)
+        wanted |= {*places, os.path.join(places[0], "__main__.py")}
+        if options.no_python:
+            programs[options.script] = _find_program(options.script, workdir, environ)
+    if options.python is not None:
+        programs[options.python] = _find_program(options.python, workdir, environ)
+    return Facts(
+        environ=dict(environ),
+        cwd=cwd,
+        hostname=printable(socket.gethostname()) or "localhost",
+        python=sys.executable,
+        cpus=probe_cpus(topology=options.bind != "none"),
+        gpus=_gpus(options, environ),
+        columns=_columns(),
+        paths={path: _kind_of(path) for path in wanted},
+        texts={path: _read_text(path) for path in options.env_file},
+        programs=programs,
+        surroundings=_surroundings(options, environ),
+    )
+
+
+def _surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surroundings | None:
+    """Read what may name other nodes, if anything hints at them; under torchrun's name its own options are all."""
+    if isinstance(options, TorchrunOptions):
+        return None
+    named = (options.hosts, options.hostfile, options.discover, options.include, options.exclude, options.node_rank)
+    asked = options.explain or any(each is not None for each in named)
+    if not asked and (options.source == "flags" or (options.source == "auto" and not systems.hints(environ))):
+        return None
+    from distlaunch.surroundings import read_surroundings
+
+    return read_surroundings(options, environ)
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as exc:
+        raise ConfigError("the current directory no longer exists", hint="cd to one that does") from exc
+
+
+def _columns() -> int | None:
+    """Give the width of the terminal that shows our output, if one does."""
+    try:
+        return os.get_terminal_size(STDOUT).columns or None
+    except OSError:
+        return None
+
+
+def _gpus(options: TrainOptions, environ: Mapping[str, str]) -> GpuInventory:
+    if not options.needs_gpus:
+        return GpuInventory()
+    from distlaunch.core.probe.gpus import probe_gpus
+
+    return probe_gpus(environ=environ)
+
+
+def _kind_of(path: str) -> PathKind:
+    try:
+        if os.path.isdir(path):
+            return "directory"
+        if not os.path.exists(path):
+            return "missing"
+    except ValueError:  # a NUL in the name
+        return "missing"
+    return "file" if os.access(path, os.R_OK) else "unreadable"
+
+
+def _find_program(name: str, workdir: str, environ: Mapping[str, str]) -> str | None:
+    if os.sep in name:
+        path = os.path.join(workdir, name)
+        return path if os.path.isfile(path) and os.access(path, os.X_OK) else None
+    import shutil
+
+    return shutil.which(name, path=environ.get("PATH"))
+
+
+def _read_text(path: str) -> str:
+    try:
+        data = read_bounded(path, most=_ENV_FILE_BYTES, patience_s=_ENV_FILE_S)
+    except OSError as exc:
+        raise ConfigError(f"--env-file {printable(path)}: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise ConfigError(f"--env-file {printable(path)}: a name of a file has no NUL") from exc
+    return data.decode(errors="surrogateescape").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _job_id(options: TrainOptions, location: Location | None, topology: Topology) -> str:
+    if isinstance(options, TorchrunOptions):
+        run_id = options.dialect.run_id or new_job_id(time.time(), os.urandom(3))
+        return folder_name(run_id, os.urandom(4))
+    if options.job_id is None:
+        if location is not None and location.allocation.part != "all" and len(topology.nodes) > 1:
+            shared = location.allocation.job_id or ""  # of all its launchers, which settle it at the start
+            return f"job-{shared}" if shared == LATEST else shared
+        return new_job_id(time.time(), os.urandom(3))
+    bad = next((letter for letter in options.job_id if not (letter.isalnum() or letter in "._-:+@=,")), None)
+    unusable = not options.job_id.strip(".") or options.job_id == LATEST or options.job_id.startswith("-")
+    if bad is not None or unusable or len(os.fsencode(options.job_id)) > _JOB_ID_BYTES:
+        why = f"{bad!r} is not allowed" if bad else "not usable as a folder's name"
+        raise ConfigError(
+            f"--job-id {options.job_id!r}: {why}", hint="letters, digits and ._-:+@=, (at most 100 bytes)"
+        )
+    return options.job_id
+
+
+class Planned(Record):
+    """A plan, and with ``--explain`` where its values come from."""
+
+    plan: LaunchPlan
+    topology: Topology
+    location: Location | None
+    """Among which nodes we are; None where only this machine is known."""
+    explanation: Explanation | None
+
+
+def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
+    """Plan without touching anything: what ``plan`` and ``--dry-run`` show. Raises ConfigError."""
+    if options.master_addr is not None:
+        from distlaunch.resolve.sources.environment import host_name
+
+        host_name(options.master_addr, options.named("master_addr"), hint="the name by which the other nodes reach it")
+    facts = read_facts(options, environ)
+    backend = find_backend(options.backend)
+    location, lost = _locate(options, facts)
+    if isinstance(options, TorchrunOptions):
+        topology = torchrun_topology(options, facts)
+    elif location is None:
+        topology = local_topology(options, facts)
+    else:
+        facts, topology = _among_others(location, options, facts)
+    needed_descriptors(0 if topology.here is None else topology.nodes[topology.here].slots or 0)
+    job_id = _job_id(options, location, topology)
+    base = log_base(options.log_dir, environ) or "a temporary directory"
+    plan = build_plan(options, facts, topology, backend, job_id=job_id, run_dir=job_id and os.path.join(base, job_id))
+    if plan.preload and options.setup is None:  # which may lead to others
+        _check_modules(plan, options)
+    if not options.explain:
+        return Planned(plan=plan, topology=topology, location=location, explanation=None)
+    from distlaunch.resolve.explain import explain
+
+    told = explain(options, facts, topology, plan, location=location, lost=lost)
+    return Planned(plan=plan, topology=topology, location=location, explanation=told)
+
+
+def _check_modules(plan: LaunchPlan, options: TrainOptions) -> None:
+    """Refuse ``--preload`` of what is not there. Raises ConfigError."""
+    from distlaunch.core.probe.modules import is_importable, nearest_module
+
+    script = os.path.join(plan.workdir, plan.argv[1])
+    first = plan.workdir if options.module else script if os.path.isdir(script) else os.path.dirname(script)
+    path = [first, *filter(None, {**plan.base_env, **plan.given_env}.get("PYTHONPATH", "").split(os.pathsep))]
+    for name in plan.preload:
+        top = name.partition(".")[0]
+        if not is_importable(top, path):
+            near = nearest_module(top, path)
+            hint = f"did you mean {near}?" if near else f"{plan.argv[0]} -m pip install {quoted(top)}"
+            raise ConfigError(f"preload {quoted(name)}: {plan.argv[0]} has no such module", hint=hint)
+
+
+def _locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[str, ...]]:
+    if facts.surroundings is None:
+        return None, ()
+    from distlaunch.resolve.location import locate
+
+    return locate(options, facts)
+
+
+def _among_others(location: Location, options: TrainOptions, facts: Facts) -> tuple[Facts, Topology]:
+    """Decide where there may be several nodes."""
+    from distlaunch.resolve.masks import trusting
+    from distlaunch.resolve.topology import build_topology
+
+    allocation = location.allocation
+    facts, note = trusting(facts, allocation, here=location.here, who=location.who)
+    topology = replace(build_topology(allocation, options, facts, here=location.here), cpus=allocation.cpus)
+    if note is not None and topology.here is not None and topology.device != "cpu":
+        topology = replace(topology, notes=(note, *topology.notes))
+    if location.here is not None and topology.here is None and allocation.part != "worker":
+        note = f"this machine, {printable(allocation.hosts[location.here].name)}, is not in the plan"
+        topology = replace(topology, notes=(*topology.notes, note))
+    return facts, topology
+
+
+def needed_descriptors(workers: int) -> int:
+    """Give how many open files we need. Raises ConfigError if that is over the hard limit."""
+    needed = workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS_OF_OUR_OWN
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"{counted(workers, 'worker')} would need {needed} open files, the limit is {hard}", hint="see ulimit -Hn"
+        )
+    return needed

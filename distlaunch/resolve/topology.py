@@ -1,0 +1,274 @@
+"""Layer resolve: the hosts that a source found, and the sizes asked for, become the nodes of a job; pure.
+
+A node that the user named and that is not needed is left out, and that is said; one that a scheduler granted is never
+left idle by accident. What only a node can tell (its devices, its CPUs, often its slots) stays open until it reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import counted, printable, quoted
+from distlaunch.core.model.topology import Node, Topology
+from distlaunch.resolve.allocation import Allocation, Host
+from distlaunch.resolve.devices import CUDA
+from distlaunch.resolve.facts import Facts
+from distlaunch.resolve.filters import Chosen, apply_filters
+from distlaunch.resolve.identity import is_loopback
+from distlaunch.resolve.options import TrainOptions, asks_for_gpus, check_kind, on_cpus, shares_gpus
+from distlaunch.resolve.sizes import Place, Request, about_idle, names_of, workers_of
+from distlaunch.resolve.sources.local import selection_here, workers_here
+
+
+def build_topology(allocation: Allocation, options: TrainOptions, facts: Facts, *, here: int | None) -> Topology:
+    """Decide how many workers each host runs, and on what.
+
+    ``here`` is the index of this machine in ``allocation.hosts``: only of this one do the facts tell devices and CPUs.
+    Raises ConfigError for sizes that contradict each other or what there is, and for a scheduler's node left idle.
+    """
+    check_kind(options)
+    bounds = allocation.nodes
+    if options.num_nodes is not None:
+        bounds = options.num_nodes if isinstance(options.num_nodes, tuple) else (options.num_nodes, options.num_nodes)
+    request = Request(allocation=allocation, options=options, bounds=bounds)
+    slots = _Slots(request, facts, here)
+    chosen = _filtered([slots.numbered(place) for place in range(len(allocation.hosts))], options)
+    kept = _first_nodes(chosen, request, here)
+    places = [slots.room(each) for each in kept]
+    counts = workers_of(places, request)
+    notes = list(allocation.notes)
+    if len(kept) < len(chosen):
+        ranks = {each.place for each in kept}
+        said = "the number of nodes" if options.num_nodes is None else f"--num-nodes {_written(bounds)}"
+        notes.append(f"not needed for {said}: {names_of([each.host for each in chosen if each.place not in ranks])}")
+    if idle := [place.host for place, count in zip(places, counts, strict=True) if count == 0]:
+        notes.append(about_idle(idle, len(places), request))
+    if options.spread and (request.total is None or request.per_node is not None or bounds is not None):
+        notes.append("--spread changes nothing: it deals a total (--num-gpus, --num-procs) where nothing else does")
+    planned = [(place, count) for place, count in zip(places, counts, strict=True) if count != 0]
+    return _Builder(request, facts, planned).topology(notes)
+
+
+# --- which hosts
+
+
+class _Slots:
+    """Counts the slots of hosts: what filters number, and what limits the workers."""
+
+    def __init__(self, request: Request, facts: Facts, here: int | None) -> None:
+        self._request, self._here, options = request, here, request.options
+        hosts = request.allocation.hosts
+        self._by_task = request.allocation.part == "worker"
+        # A launcher for each of several workers of a node sees what one worker has, not the node.
+        sees = here is not None and not (self._by_task and hosts[here].slots != 1) and not on_cpus(options)
+        granted = hosts[here].devices if here is not None else None
+        self._seen = len(selection_here(options, facts, granted=granted or ()).ids) if sees else None
+        picked = picked_gpus(options)
+        self._picked = None if picked is None else len(picked)
+
+    def numbered(self, place: int) -> Host:
+        """Give a host with as many slots as filters can number on it: the devices, or workers on CPUs."""
+        host = self._request.allocation.hosts[place]
+        slots = self._numbered(host, self._seen if place == self._here else None)
+        if slots == host.slots:
+            return host
+        return replace(host, slots=slots, unit="workers" if host.slots is None else host.unit)  # nobody granted them
+
+    def _numbered(self, host: Host, seen: int | None) -> int | None:
+        request, options = self._request, self._request.options
+        if on_cpus(options) or (seen == 0 and not asks_for_gpus(options) and not (host.unit == "gpus" and host.slots)):
+            slots = None if host.unit == "gpus" else host.slots
+            if request.per_node is not None and (slots is None or not request.by_user):
+                return request.per_node
+            return 1 if slots is None and request.total is None else slots
+        named = None if host.unit == "cores" or (shares_gpus(options) and host.unit != "gpus") else host.slots
+        if named is None and host.devices:
+            named = len(host.devices)
+        there = seen if seen is not None and (self._picked is not None or named is None) else self._picked
+        return min(named or there, there) if there else named
+
+    def room(self, chosen: Chosen) -> Place:
+        """Give a host that was chosen with the number of workers that it takes. Raises ConfigError."""
+        host, options = self._request.allocation.hosts[chosen.place], self._request.options
+        if chosen.without and on_cpus(options):
+            raise ConfigError(
+                f"--exclude takes slots of {printable(host.name)} away, but how many it has is not known here",
+                hint="say it: HOST:SLOTS, or --procs-per-node N",
+            )
+        room = None if chosen.slots is None else len(chosen.slots)
+        if shares_gpus(options):  # whose slots are GPUs, for any number of workers
+            room = None if host.unit == "gpus" else host.slots
+        tasks = host.slots if self._by_task else None
+        return Place(chosen=chosen, here=chosen.place == self._here, room=room, tasks=tasks)
+
+
+def _filtered(hosts: Sequence[Host], options: TrainOptions) -> Sequence[Chosen]:
+    if options.include is None and options.exclude is None:
+        slots = {host.slots: None if host.slots is None else tuple(range(host.slots)) for host in hosts}
+        return [Chosen(host=host, place=place, slots=slots[host.slots]) for place, host in enumerate(hosts)]
+    return apply_filters(hosts, options.include, options.exclude)
+
+
+def _first_nodes(hosts: Sequence[Chosen], request: Request, here: int | None) -> Sequence[Chosen]:
+    """Keep as many hosts as there are to be nodes; one node of a scheduler's job is the one that we run on."""
+    if request.bounds is None:
+        return hosts
+    fewest, most = request.bounds
+    if len(hosts) < fewest:
+        there = "there is only" if len(hosts) == 1 else "there are only"
+        raise ConfigError(
+            f"--num-nodes {_written(request.bounds)}: {there} {counted(len(hosts), 'host')},"
+            f" {names_of([each.host for each in hosts])} ({printable(request.allocation.source)})",
+            hint="ask for fewer nodes, or name more hosts",
+        )
+    if most == 1 and not request.by_user:
+        return [each for each in hosts if each.place == here] or hosts[:1]
+    return hosts[:most]
+
+
+def _written(bounds: tuple[int, int] | None) -> str:
+    fewest, most = bounds or (1, 1)
+    return str(most) if fewest == most else f"{fewest}:{most}"
+
+
+def picked_gpus(options: TrainOptions) -> tuple[str, ...] | None:
+    """Return what ``--gpus`` picks, on every node."""
+    return None if options.gpus is None else tuple(entry.strip() for entry in options.gpus.split(","))
+
+
+# --- what they run on
+
+
+class _Builder:
+    """Makes the nodes of the places that have workers."""
+
+    def __init__(self, request: Request, facts: Facts, planned: Sequence[tuple[Place, int | None]]) -> None:
+        self._request, self._facts, self._planned = request, facts, planned
+        self._allocation, self._options = request.allocation, request.options
+        self._picked = picked_gpus(request.options)
+        self._several = len(planned) > 1
+        self._by_task = request.allocation.part == "worker" and any(count != 1 for _, count in planned)
+        """A launcher for each of several workers of a node: what we see here is one worker's, not the node's."""
+        seen = self._by_task and not on_cpus(request.options) and len(selection_here(request.options, facts).ids)
+        self._isolated = seen == 1
+
+    def topology(self, notes: list[str]) -> Topology:
+        """Put all together."""
+        self._check_picked()
+        options = self._options
+        on_gpus = asks_for_gpus(options) or all(p.host.unit == "gpus" and p.host.slots for p, _ in self._planned)
+        device = "cpu" if on_cpus(options) else "cuda" if on_gpus else "auto"
+        here: int | None = None
+        nodes: list[Node] = []
+        for place, count in self._planned:
+            if place.here and not self._by_task:
+                here = len(nodes)
+                found = self._here(place, count)
+                notes += [note for note in found.notes if note not in notes]
+                device = device if self._several else found.device
+                nodes.append(found.nodes[0])
+            else:
+                nodes.append(self._elsewhere(place, count))
+        first, bounds = self._planned[0][0], self._request.bounds
+        master = self._master(first, notes) if self._several else None
+        told = self._several and first.chosen.place == 0  # the source's address is that of its first host
+        return Topology(
+            nodes=tuple(nodes),
+            device=device,
+            notes=tuple(notes),
+            source=self._allocation.source,
+            here=here,
+            bounds=bounds if bounds is not None and bounds[0] < bounds[1] else None,
+            master_addr=master,
+            master_port=self._allocation.master_port if told else None,
+        )
+
+    def _check_picked(self) -> None:
+        """Refuse UUIDs where they would have to hold on several machines, and GPUs not granted. Raises ConfigError."""
+        odd = next((entry for entry in self._picked or () if not entry.isdecimal()), None)
+        if odd is not None and self._several:
+            raise ConfigError(
+                f"--gpus {quoted(odd)} is a GPU of one machine, and there are {counted(len(self._planned), 'node')}",
+                hint="give indices, which hold for every node, or choose by --include HOST:0,2",
+            )
+        for place, _ in self._planned if self._picked else ():
+            granted = place.host.devices or ()
+            other = next((entry for entry in self._picked or () if entry not in granted), None)
+            if other is not None and granted and all(each.isdecimal() for each in (other, *granted)):
+                raise ConfigError(
+                    f"--gpus {other}: {printable(self._allocation.source)} grants {printable(place.host.name)}"
+                    f" {printable(','.join(granted))} only",
+                    hint=f"choose by place among them: --include {printable(place.host.name)}:0",
+                )
+
+    def _here(self, place: Place, count: int | None) -> Topology:
+        host, chosen = place.host, place.chosen
+        granted = host.devices or ()
+        if count is not None and not on_cpus(self._options) and not shares_gpus(self._options):
+            self._check_there(host, count, granted)
+        found = workers_here(self._options, self._facts, count=count, only=chosen.slots, granted=granted)
+        node = replace(found.nodes[0], host=host.name, known=host.known, user=host.user, port=host.port)
+        return replace(found, nodes=(node,))
+
+    def _check_there(self, host: Host, count: int, granted: Sequence[str]) -> None:
+        """Refuse workers for GPUs that others say are here, and that are not to be found. Raises ConfigError."""
+        request = self._request
+        asked = request.total is not None or request.per_node is not None
+        selection = selection_here(self._options, self._facts, granted=granted)
+        have, unit = len(selection.ids), "GPU" if host.unit == "gpus" else "worker"
+        if count <= have or asked or request.by_user or (unit == "worker" and not have):
+            return
+        why = "; ".join([selection.source, *selection.notes])
+        raise ConfigError(
+            f"{printable(self._allocation.source)} gives {printable(host.name)} {counted(host.slots or count, unit)},"
+            f" but {f'only {have}' if have else 'no GPU'} can be used here ({why})",
+            hint=(f"--gpus-per-node {have} takes what is here; " if have else "")
+            + "--num-procs N or --procs-per-node N starts workers without GPUs",
+        )
+
+    def _elsewhere(self, place: Place, count: int | None) -> Node:
+        """Make a node of which we see nothing: it finds its devices itself, unless they are named or not wanted."""
+        host, chosen = place.host, place.chosen
+        on_cpu, shared = on_cpus(self._options), shares_gpus(self._options)
+        first = chosen.slots is None or chosen.slots == tuple(range(len(chosen.slots)))
+        ids = () if on_cpu else None if shared else self._picked or host.devices or None
+        if ids and chosen.slots is not None:
+            ids = tuple(ids[slot] for slot in chosen.slots)[:count]
+        whole = place.whole if shared else first
+        return Node(
+            host=host.name,
+            known=host.known,
+            slots=count,
+            user=host.user,
+            port=host.port,
+            mask_variable=CUDA if on_cpu else None,
+            masks=((),) * (count or 0) if on_cpu else (),
+            devices=ids,
+            chosen=None if whole or ids is not None else chosen.slots,
+            without=chosen.without,
+            isolated=self._isolated or (self._options.isolate_gpus and not self._by_task and not on_cpu),
+        )
+
+    def _master(self, first: Place, notes: list[str]) -> str | None:
+        """Name where rank 0's node can be reached by the others; what may go wrong there is noted.
+
+        Raises ConfigError for a node that is said to be this machine, as any machine is to itself, and is not.
+        """
+        for place, _ in self._planned:
+            if not place.here and is_loopback(place.host.name):
+                raise ConfigError(
+                    f"{printable(place.host.name)} is one of several nodes, and not this machine: each is its own",
+                    hint="name it as the others reach it",
+                )
+        name = self._options.master_addr
+        if name is None and first.chosen.place == 0:
+            name = self._allocation.master_addr
+        if name is None and first.host.known:
+            return self._facts.hostname if first.here and is_loopback(first.host.name) else first.host.name
+        if name is None:
+            notes.append("where rank 0's node can be reached is not known: --master-addr HOST says it")
+        elif is_loopback(name):
+            notes.append(f"the master address {printable(name)} leads each of several machines to itself")
+        return name

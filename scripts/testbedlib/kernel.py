@@ -1,0 +1,63 @@
+"""The few calls that a sandbox needs and Python (3.10) has no function for: namespaces, mounts, death signals."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWPID = 0x20000000
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+_MNT_DETACH = 2
+_PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces that we share with others; a new pid namespace begins with the next child."""
+    _checked(_libc.unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
+    """Mount a file system in this process's mount namespace."""
+    result = _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode())
+    _checked(result, f"mount {kind} {data}".rstrip())
+
+
+def private_mounts() -> None:
+    """Give this process mounts of its own: only its children see what it mounts, and it goes with the last of them."""
+    unshare(CLONE_NEWNS)
+    mount("none", "/", "none", MS_REC | MS_PRIVATE)
+
+
+def unmount(target: str) -> None:
+    """Unmount even what is still in use."""
+    _checked(_libc.umount2(target.encode(), _MNT_DETACH), f"umount {target}")
+
+
+def die_with_parent() -> None:
+    """Have this process killed when its parent ends, in whatever way."""
+    _checked(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+
+
+def started_at(pid: int) -> int | None:
+    """Return when a process started, in clock ticks: with its pid that names it for good. None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in {b"Z", b"X"} else int(fields[19])

@@ -1,0 +1,129 @@
+"""``distlaunch plan`` and ``train`` inside jobs of a running Slurm: hosts and slots are those that Slurm itself granted."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = f"{shlex.quote(sys.executable)} -m distlaunch"
+SCRIPT = (
+    "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['CUDA_VISIBLE_DEVICES'])"
+)
+
+
+@pytest.fixture(scope="module")
+def launch(slurm):
+    """Write the script, and give the command that runs distlaunch in the shell of a job."""
+    (slurm.work / "t.py").write_text(SCRIPT)
+    state = slurm.work / "state"
+    state.mkdir(exist_ok=True)
+    root = Path(__file__).parents[2]
+    return f"env XDG_STATE_HOME={state} PYTHONPATH={root} {COMMAND}"
+
+
+def granted(slurm, told: str) -> dict[str, int]:
+    """Read from Slurm's own words how many GPUs each host of a job has."""
+    counts: dict[str, int] = {}
+    for nodes, gres in re.findall(r"\bNodes=(\S+) CPU_IDs=\S+ Mem=\d+ GRES=(\S*)", told):
+        numbers = re.findall(r"gpu(?::\w+)?:(\d+)", gres)
+        counts.update(dict.fromkeys(slurm.hostnames(nodes), sum(map(int, numbers))))
+    return counts
+
+
+def plans(text: str) -> list[dict]:
+    """Read the plans in a job's output."""
+    found, at, decoder = [], text.find("{\n"), json.JSONDecoder()
+    while at >= 0:
+        record, end = decoder.raw_decode(text, at)
+        found.append(record)
+        at = text.find("{\n", end)
+    return found
+
+
+def nodes_of(record: dict) -> dict[str, int | None]:
+    return {node["host"]: node["slots"] for node in record["nodes"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "known"),
+    [
+        ("-N2 -w n1,n2 --gpus-per-node=2", [2, 2]),
+        ("-N2 -w n1,n2 -n5 --gpus=4", [3, None]),
+        ("-w n3 --gpus-per-node=volta:3,kepler:1", [4]),
+        ("-w n4 --gpus-per-node=a100:2 : -w n1,n2 -n4 --gpus-per-node=1", [2, 1, 1]),
+    ],
+    ids=["even", "uneven", "types", "heterogeneous"],
+)
+def test_a_batch_script_plans_the_hosts_and_gpus_that_slurm_granted(slurm, launch, options, known):
+    script = f"scontrol show job --details --oneliner $SLURM_JOB_ID; {launch} plan --format json t.py"
+    done = slurm.sbatch(script, *options.split())
+    assert done.state == "COMPLETED", done
+    told, _, _ = done.output.partition("{\n")
+    (record,) = plans(done.output)
+    assert record["source"] == "slurm"
+    gpus = granted(slurm, told)
+    nodes = nodes_of(record)
+    assert list(nodes.values()) == known
+    assert {host: slots or gpus[host] for host, slots in nodes.items()} == gpus
+
+
+def test_each_launcher_of_a_step_makes_the_same_plan_and_knows_its_node(slurm, launch):
+    step = f'{launch} plan --format json --gpus-per-node 2 t.py >"plan-$SLURM_PROCID"'
+    script = f"srun --ntasks-per-node=1 sh -c {shlex.quote(step)}"
+    done = slurm.sbatch(script, "-N2", "-w", "n1,n2", "--gpus-per-node=2", "--ntasks-per-node=1")
+    assert done.state == "COMPLETED", done
+    records = [json.loads((slurm.work / f"plan-{task}").read_text()) for task in (0, 1)]
+    assert len({record["job_id"] for record in records}) == 1
+    for task, record in enumerate(records):
+        assert nodes_of(record) == {"n1": 2, "n2": 2}
+        assert record["nodes"][task]["devices"] == ["0", "1"]
+        assert record["nodes"][1 - task]["devices"] is None
+        assert [worker["rank"] for node in record["nodes"] for worker in node["workers"]] == [0, 1, 2, 3]
+
+
+def test_a_smaller_step_is_not_taken_for_the_whole_job(slurm, launch):
+    script = f"srun -N1 -n1 {launch} train t.py"
+    done = slurm.sbatch(script, "-N2", "-w", "n1,n2", "--gpus-per-node=2")
+    assert done.state == "COMPLETED", done
+    for rank in (0, 1):
+        assert f"rank {rank} of 2 0,1\n" in done.output
+    assert "this step has 1 of the job's 2 nodes" in done.output
+
+
+def test_a_batch_script_on_one_node_runs_a_job_with_the_gpus_of_its_grant(slurm, launch):
+    done = slurm.sbatch(f"{launch} train t.py", "-N1", "-w", "n2", "--gpus-per-node=3")
+    assert done.state == "COMPLETED", done
+    assert sorted(re.findall(r"rank (\d) of 3 0,1,2\n", done.output)) == ["0", "1", "2"]
+
+
+def test_a_shell_of_salloc_on_another_machine_starts_nothing_there(slurm, launch):
+    script = f"{launch} train t.py; echo ended with $?; {launch} train --source flags t.py"
+    told = slurm.salloc(f"exec 2>&1; {script}", "-N1", "--gpus-per-node=1")
+    assert re.search(r"slurm names n\d, and this machine is \S+: starting workers elsewhere is not built yet", told)
+    assert "ended with 2\n" in told
+    assert "rank 0 of 1" in told
+
+
+def test_several_nodes_are_refused_and_one_of_them_can_be_used_alone(slurm, launch):
+    script = f"{launch} train t.py; echo ended with $?; {launch} train --num-nodes 1 t.py"
+    done = slurm.sbatch(script, "-N2", "-w", "n1,n2", "--gpus-per-node=1")
+    assert "slurm names 2 nodes (n[1-2]): starting several nodes is not built yet" in done.output
+    assert "ended with 2\n" in done.output
+    assert "rank 0 of 1 0\n" in done.output
+
+
+def test_a_batch_script_that_was_submitted_in_a_step_says_which_of_its_variables_to_unset(slurm, launch):
+    commands = [f"{launch} train t.py", "echo ended with $?", "unset SLURM_STEP_NODELIST", f"{launch} plan t.py"]
+    (slurm.work / "inner").write_text("\n".join(["#!/bin/sh", *commands]))
+    told = slurm.srun(
+        "-N1", "-n1", "-w", "n1", "sh", "-c", "sbatch --wait -N2 -w n1,n2 -o inner.out inner; cat inner.out"
+    )
+    assert "SLURM_STEP_NUM_NODES='1' and SLURM_NNODES='2' contradict each other" in told
+    assert "unset SLURM_STEP_NODELIST" in told
+    assert "ended with 2\n" in told
+    assert re.search(r"on 2 nodes", told)
