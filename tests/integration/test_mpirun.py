@@ -1,4 +1,4 @@
-"""What Open MPI's own mpirun tells its processes, on one host and on several; Debian's package ``openmpi-bin`` has it (``scripts/test`` installs it)."""
+"""What Open MPI's own mpirun tells its processes, on one host and on several; Debian's ``openmpi-bin`` has it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ shift
 exec /bin/sh -c "$*"
 """
 SHOW = "import json, os; open(os.environ['OMPI_COMM_WORLD_RANK'], 'w').write(json.dumps(dict(os.environ)))"
+TRIES = 4
 TWO_HOSTS = ["--host", "h1:2,h2:2"]
 
 
@@ -32,13 +33,29 @@ def mpirun(tmp_path):
                "OMPI_MCA_plm_rsh_agent": str(agent), "OMPI_MCA_plm_rsh_no_tree_spawn": "1"}  # fmt: skip
 
     def run(*options):
-        folder = tmp_path / "processes"
-        folder.mkdir()
-        argv = ["mpirun.openmpi", "--wdir", str(folder), *options, sys.executable, "-I", "-S", "-c", SHOW]
-        subprocess.run(argv, env=environ, check=True, timeout=60, stdin=subprocess.DEVNULL, capture_output=True)
+        for attempt in range(TRIES):
+            folder = tmp_path / f"processes-{attempt}"
+            folder.mkdir()
+            argv = ["mpirun.openmpi", "--wdir", str(folder), *options, sys.executable, "-I", "-S", "-c", SHOW]
+            # mpirun 4.1 now and then misses the end of processes that live so shortly, and waits for ever.
+            if _runs_to_its_end(argv, environ, within_s=20 if attempt < TRIES - 1 else 40):
+                break
+        else:
+            pytest.fail("mpirun came to no end in any try")
         return [json.loads(path.read_text()) for path in sorted(folder.iterdir(), key=lambda path: int(path.name))]
 
     return run
+
+
+def _runs_to_its_end(argv, environ, *, within_s: float) -> bool:
+    mpirun = subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        assert mpirun.wait(within_s) == 0
+    except subprocess.TimeoutExpired:
+        mpirun.terminate()  # it ends its daemons, too
+        mpirun.wait(20)
+        return False
+    return True
 
 
 def places(environs):

@@ -267,7 +267,7 @@ def test_a_hundred_restarts_leak_nothing(job, warm):
     assert result.returncode == 0, result.stderr
     early, late = (json.loads(job.sign(f"kept-{attempt}")) for attempt in (10, last))
     for (descriptors, pages), (descriptors_late, pages_late) in zip(early[:3], late[:3], strict=True):
-        assert descriptors_late <= descriptors + 2  # a stream of the moment
+        assert descriptors_late <= descriptors + 20  # streams of the moment; one kept by each attempt would make 90
         assert pages_late <= pages + 512  # 2 MiB
     assert late[3] <= 2
     assert late[4] == 1
