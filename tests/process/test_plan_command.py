@@ -201,3 +201,13 @@ def test_a_value_on_our_own_command_line_goes_no_further(distlaunch):
     for path in result.run_dir.rglob("*"):
         if path.is_file():
             assert SECRET.encode() not in path.read_bytes(), path
+
+
+def test_threads_are_a_share_of_the_cpus_that_slurm_grants(distlaunch):
+    capture = (Path(__file__).parents[1] / "data" / "slurm" / "types.env").read_text()
+    env = dict(line.split("=", 1) for line in capture.splitlines() if not line.startswith("#"))
+    assert env["SLURM_CPUS_ON_NODE"] == "1"
+    (distlaunch.work / "t.py").touch()
+    result = distlaunch.run(["plan", "--format", "json", "--num-procs", "1", "t.py"], env=env)
+    (node,) = json.loads(result.stdout)["nodes"]
+    assert node["workers"][0]["env"]["OMP_NUM_THREADS"] == "1"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 from pathlib import Path
 
@@ -192,43 +191,6 @@ def test_hosts_may_be_set_by_the_environment_and_are_not_by_torchruns_name(plan,
     assert placed(plan(env={"DISTLAUNCH_HOSTS": "a:1,b:1"})) == [("a", 1, [0]), ("b", 1, [0])]
     result = distlaunch.run(["torchrun", "t.py"], env={"DISTLAUNCH_HOSTS": "a:1,b:1"})
     assert result.stdout == "is 0 1 0 0\n"
-
-
-def test_what_a_discovery_command_leaves_running_does_not_hold_us_up(plan, distlaunch):
-    (distlaunch.work / "find").write_text("sleep 600 &\necho a:1\n")
-    assert placed(plan("--discover", "sh ./find")) == [("a", 1, [0])]
-
-
-@pytest.mark.parametrize("command", ["plan", "train"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
-def test_a_launcher_that_is_stopped_while_hosts_are_discovered_leaves_nothing(distlaunch, command, number):
-    (distlaunch.work / "find").write_text('exec 3>"${SURVIVOR_FIFO}"; echo here >&3; setsid sleep 600 & sleep 600\n')
-    running = distlaunch.start([command, "--discover", "sh ./find", "t.py"])
-    running.wait_for(lambda: len(distlaunch.holding()) >= 3, "two that sleep, and their shell")
-    running.send_signal(number)
-    assert running.wait().returncode == (130 if number == signal.SIGINT else -number)
-    distlaunch.assert_no_survivors()
-
-
-@pytest.mark.parametrize("command", ["echo a:1", "echo a:x", "exit 3", "true", "echo a:1; echo b:1"])
-def test_a_command_from_a_variable_may_have_secret_words_and_is_never_shown(distlaunch, command):
-    (distlaunch.work / "t.py").touch()
-    env = {"DISTLAUNCH_DISCOVER": f"{command}; : sesame"}
-    if command.startswith("exit"):
-        env = {"DISTLAUNCH_DISCOVER": f": sesame; {command}"}
-    for words in (["plan", "--explain"], ["plan", "--explain", "--format", "json"], ["train", "--explain"]):
-        result = distlaunch.run([*words, "t.py"], env=env)
-        assert "DISTLAUNCH_DISCOVER" in result.stdout + result.stderr
-        assert "sesame" not in result.stdout + result.stderr
-
-
-def test_names_that_the_terminals_encoding_lacks_are_escaped(distlaunch):
-    folder = distlaunch.work / "é"
-    folder.mkdir()
-    (folder / "t.py").touch()
-    result = distlaunch.run(["plan", "--hosts", "a:1", "t.py"], env={"PYTHONIOENCODING": "ascii"}, cwd=folder)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "Workdir" in result.stdout
 
 
 def test_a_node_that_is_filtered_out_is_told_so(plan):
@@ -428,13 +390,6 @@ def test_several_nodes_are_refused_with_what_was_found_and_what_works(refused, w
 def test_a_job_of_this_machine_alone_runs_as_ever(train, words, env, workers):
     said, _ = train(*words, env=env)
     assert said == [f"{rank} {workers} {rank} 0" for rank in range(workers)]
-
-
-def test_threads_are_a_share_of_the_cpus_that_slurm_grants(plan):
-    env = slurm("types")
-    assert env["SLURM_CPUS_ON_NODE"] == "1"
-    (node,) = plan("--num-procs", "1", env=env)["nodes"]
-    assert node["workers"][0]["env"]["OMP_NUM_THREADS"] == "1"
 
 
 @pytest.mark.parametrize("env", [slurm("gpus-per-node"), slurm("tasks-per-node-step-5"), MPIRUN], ids=["batch", "step", "mpirun"])  # fmt: skip
