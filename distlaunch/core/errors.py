@@ -1,12 +1,14 @@
 """Layer core: the one error tree. Every error has an exit code and may carry a hint.
 
 A handled error prints as one or two lines: ``distlaunch: error: <message>`` and ``  hint: <hint>``.
-Exit codes are the design's: 2 usage or configuration, 70 a fault of ours, 124 a job that hangs.
+Exit codes are the design's: 2 usage or configuration, 70 a fault of ours, 69 nodes that are not to be
+reached or too few, 124 a job that hangs.
 """
 
 from __future__ import annotations
 
 EXIT_USAGE = 2
+EXIT_UNAVAILABLE = 69
 EXIT_SOFTWARE = 70
 EXIT_HANG = 124
 
@@ -26,6 +28,12 @@ class ConfigError(LaunchError):
     """What the user asked for cannot be done as asked: nothing has been started."""
 
     exit_code = EXIT_USAGE
+
+
+class NodesError(LaunchError):
+    """Nodes cannot be reached, or are too few."""
+
+    exit_code = EXIT_UNAVAILABLE
 
 
 class UsageError(ConfigError):

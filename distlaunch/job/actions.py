@@ -10,7 +10,10 @@ from distlaunch.core.wire import messages as m
 from distlaunch.job.diagnose.model import Diagnosis
 
 if TYPE_CHECKING:
+    from distlaunch.job.composition import Composition
     from distlaunch.job.diagnose.hang import HangDiagnosis
+    from distlaunch.job.failures import ConnectFailure
+    from distlaunch.resolve.meeting import Meeting
 
 
 class Begin(Record):
@@ -35,7 +38,52 @@ class Tick(Record):
     """The deadline has come."""
 
 
+class Joined(Record):
+    """The agent of a node that ``Connect`` named has said ``Hello``."""
+
+    node: int
+
+
+class Unreachable(Record):
+    """``Connect`` has failed."""
+
+    node: int
+    failure: ConnectFailure
+
+
+class Lost(Record):
+    """A node that had joined is gone: its channel has closed, or it has been silent for too long."""
+
+    node: int
+    why: str
+    """As a clause: ``the connection was closed``."""
+
+
+class Discovered(Record):
+    """The command of --discover has been run again. Names of hosts, as the source writes them, or why it failed."""
+
+    hosts: tuple[str, ...] | None
+    problem: str | None = None
+
+
 # --- actions
+
+
+class Connect(Record):
+    """Reach a node (anew); answered by ``Joined`` or ``Unreachable``. What it was connected by before is closed."""
+
+    node: int
+    delay_s: float = 0.0
+
+
+class Disconnect(Record):
+    """Leave a node; nothing comes from it any more."""
+
+    node: int
+
+
+class Discover(Record):
+    """Run the command of --discover again; answered by ``Discovered``."""
 
 
 class ToNode(Record):
@@ -50,6 +98,10 @@ class StartAttempt(Record):
 
     attempt: int
     port: int | None
+    composition: Composition | None = None
+    """Which nodes take part; None on one machine."""
+    meeting: Meeting | None = None
+    """Where they meet; None where there is one node."""
 
 
 class Say(Record):
@@ -105,5 +157,7 @@ class End(Record):
     exit_code: int
 
 
-Event = Begin | FromNode | Signalled | Tick
-Action = ToNode | StartAttempt | Say | Entry | Failed | Hung | KeepStacks | Suspend | End
+Event = Begin | FromNode | Signalled | Tick | Joined | Unreachable | Lost | Discovered
+Action = (
+    Connect | Disconnect | Discover | ToNode | StartAttempt | Say | Entry | Failed | Hung | KeepStacks | Suspend | End
+)

@@ -20,19 +20,23 @@ from distlaunch.job import restarts
 from distlaunch.job.actions import (
     Action,
     Begin,
+    Discovered,
     End,
     Entry,
     Event,
     Failed,
     FromNode,
     Hung,
+    Joined,
     KeepStacks,
+    Lost,
     Say,
     Signalled,
     StartAttempt,
     Suspend,
     Tick,
     ToNode,
+    Unreachable,
 )
 from distlaunch.job.diagnose.model import WorkerEnd
 from distlaunch.job.hangs import Watch
@@ -106,6 +110,8 @@ class JobPolicy:
                 return self._tick(now)
             case FromNode():
                 return self._from_node(event.node, event.message, now)
+            case Joined() | Unreachable() | Lost() | Discovered():
+                return []
             case _:
                 assert_never(event)
 

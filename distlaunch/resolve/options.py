@@ -15,6 +15,7 @@ from distlaunch.resolve.dialect import Dialect
 
 Bind = Literal["none", "cores", "numa"]
 Device = Literal["auto", "cuda", "cpu"]
+HostKeys = Literal["strict", "accept-new", "off"]
 OutputFormat = Literal["rich", "plain", "jsonl"]
 
 USE_CPUS = "--num-procs N starts N workers without GPUs"
@@ -43,13 +44,26 @@ class TrainOptions(Record):
     discover: str | None = None
     include: str | None = None
     exclude: str | None = None
+    spares: int = 0
+    """Hosts that are kept ready beside those that train."""
     spread: bool = False
     node_rank: int | None = None
     source: str = "auto"
     explain: bool = False
+    # ssh
+    ssh_user: str | None = None
+    ssh_port: int | None = None
+    ssh_key: str | None = None
+    ssh_config: str | None = None
+    ssh_host_keys: HostKeys = "strict"
+    ssh_fanout: int = 64
+    ssh_command: str | None = None
     # rendezvous
     master_addr: str | None = None
     master_port: int | None = None
+    interface: str | None = None
+    join_timeout: float = 60.0
+    """Seconds."""
     job_id: str | None = None
     # backend
     backend: str = "pytorch-ddp"
@@ -71,6 +85,7 @@ class TrainOptions(Record):
     hang_timeout: float | None = None
     # output
     log_dir: str | None = None
+    node_logs: str | None = None
     output: str = "all"
     format: OutputFormat | None = None
     quiet: bool = False

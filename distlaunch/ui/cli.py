@@ -22,7 +22,8 @@ from distlaunch.resolve.options import TrainOptions
 from distlaunch.ui import quick
 from distlaunch.ui.counterparts import counterpart, taken_as_it_is
 from distlaunch.ui.errors import EXIT_INTERRUPTED
-from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS, Option
+from distlaunch.ui.option import Option
+from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
 
 Train = Callable[[TrainOptions], int]
 Plan = Callable[[TrainOptions, quick.PlanFormat, bool], int]

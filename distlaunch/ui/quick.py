@@ -12,7 +12,8 @@ from typing import Any, Literal, NoReturn, cast
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.text import quoted
 from distlaunch.resolve.options import TrainOptions
-from distlaunch.ui.options import HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS, Option, convert, option_error
+from distlaunch.ui.option import Option, convert, option_error
+from distlaunch.ui.options import HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
 
 PlanFormat = Literal["table", "json"]
 Given = dict[str, list[str]]

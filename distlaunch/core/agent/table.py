@@ -224,6 +224,7 @@ class WorkerTable:
                 pid=worker.pid,
                 returncode=worker.returncode,
                 uptime_s=worker.ended - worker.started,
+                ended=worker.ended,
                 told_to_stop=worker.told_to_stop,
                 oom_kills=evidence.oom_kills if evidence else 0,
                 error_file=evidence.error_file if evidence else None,

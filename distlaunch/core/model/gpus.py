@@ -6,8 +6,6 @@ from typing import Literal
 
 from distlaunch.core.model.record import Record
 
-Vendor = Literal["nvidia", "amd"]
-
 
 class MigDevice(Record):
     """One MIG slice of an NVIDIA GPU; ``uuid`` is what CUDA_VISIBLE_DEVICES takes (``MIG-...``)."""
@@ -23,7 +21,7 @@ class Gpu(Record):
     uuid: str | None = None
     name: str = ""
     memory_mib: int | None = None
-    vendor: Vendor = "nvidia"
+    vendor: Literal["nvidia", "amd"] = "nvidia"
     numa_node: int | None = None
     mig: tuple[MigDevice, ...] = ()
 

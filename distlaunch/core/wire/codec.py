@@ -75,7 +75,9 @@ class Decoder(Generic[M]):
             raise ProtocolError(f"unknown message {name!r}")
         return cast("M", self._build(cls, record, raw))
 
-    def _build(self, cls: type[Any], record: dict[str, object], raw: bytes) -> Any:
+    def _build(self, cls: type[Any], record: object, raw: bytes) -> Any:
+        if not isinstance(record, dict):
+            raise TypeError(cls.__name__)
         values: dict[str, object] = {}
         raw_fields = 0
         for field, kind in fields_of(cls).items():
@@ -104,7 +106,19 @@ class Decoder(Generic[M]):
             if part is not None:
                 return tuple(self._build(part, item, b"") for item in value)
             return tuple(self._value(inner, item) for item in value)
+        part = self._parts.get(kind)
+        if part is not None:
+            return self._build(part, value, b"")
+        if kind.startswith("Literal["):
+            return _word_of(kind, value)
         return _CHECKS[kind](value)
+
+
+def _word_of(kind: str, value: object) -> object:
+    """Check one of the words of ``Literal['a', 'b']``, as an annotation is kept."""
+    if value not in kind[len("Literal[") : -1].replace("'", "").split(", "):
+        raise TypeError
+    return value
 
 
 def _exact(*allowed: type) -> Callable[[object], object]:

@@ -44,6 +44,8 @@ class Prepare(Record):
 
     attempt: int
     port: int | None
+    token: str = ""
+    """Until ``Start``, listen on the port and say this, and a newline, to whoever connects; empty: only hold it."""
 
 
 class Start(Record):
@@ -74,6 +76,13 @@ class Start(Record):
     """The coordinator watches for hangs: tell it who is alive, and have the workers ready to show their stacks."""
     bootstrap: str = ""
     """How our code comes into the workers' interpreter: ``direct``, by ``setup``'s shell, or (empty) not at all."""
+    travelled: bool = False
+    """``env`` comes from another machine: what the node has itself (HOME, USER, ...) lies below it, and files that
+    would be in a run directory that is not there go to a folder of the agent's own."""
+    node_logs: str = ""
+    """A folder on the node where each rank's output is filed as well; empty: none."""
+    takes_feed: bool = False
+    """The ``stdin_rank`` reads what ``Feed`` brings, not the agent's own stdin."""
 
 
 class Stop(Record):
@@ -145,6 +154,8 @@ class WorkerExited(Record):
     pid: int
     returncode: int
     uptime_s: float
+    ended: float
+    """When, on the agent's clock."""
     told_to_stop: bool
     oom_kills: int
     error_file: str | None

@@ -10,7 +10,8 @@ from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import quoted
 from distlaunch.resolve.options import TorchrunOptions
-from distlaunch.ui.options import TRAIN_OPTIONS, option_error
+from distlaunch.ui.option import option_error
+from distlaunch.ui.options import TRAIN_OPTIONS
 from distlaunch.ui.quick import build
 from distlaunch.ui.torchrun.options import EXTRAS, INSTEAD, OPTIONS, PREFIX, SIGNALS
 from distlaunch.ui.torchrun.parser import Parsed

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 from distlaunch.core.errors import UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
-from distlaunch.ui.options import HELP_FLAGS, TRAIN_OPTIONS, option_error
+from distlaunch.ui.option import option_error
+from distlaunch.ui.options import HELP_FLAGS, TRAIN_OPTIONS
 from distlaunch.ui.quick import HelpRequested
 from distlaunch.ui.torchrun.options import EXTRAS, INSTEAD, OPTIONS, TorchrunOption
 

@@ -99,6 +99,7 @@ def test_a_worker_is_reported_when_its_last_words_are_read(make_node):
         pid=100,
         returncode=3,
         uptime_s=2.5,
+        ended=7.5,
         told_to_stop=False,
         oom_kills=2,
         error_file='{"message": 1}',

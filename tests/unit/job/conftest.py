@@ -88,6 +88,7 @@ class Job:
             pid=1000 + rank,
             returncode=returncode,
             uptime_s=uptime_s,
+            ended=self.now,
             told_to_stop=told,
             oom_kills=0,
             error_file=error_file,

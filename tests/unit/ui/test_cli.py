@@ -18,7 +18,8 @@ from distlaunch.core.errors import LaunchError, UsageError
 from distlaunch.ui import quick
 from distlaunch.ui.cli import run_app
 from distlaunch.ui.errors import guarded, print_warnings
-from distlaunch.ui.options import GROUP_TITLES, PLAN_OPTIONS, TRAIN_OPTIONS, Option
+from distlaunch.ui.option import Option
+from distlaunch.ui.options import GROUP_TITLES, PLAN_OPTIONS, TRAIN_OPTIONS
 
 VALUES = {
     "text": ["x", "a b", "A=1", "\udcff", "-", ""],
@@ -235,13 +236,13 @@ def test_a_fault_of_ours_is_one_line_and_a_private_file_with_the_traceback(tmp_p
 
 
 def test_a_fault_whose_traceback_cannot_be_saved_says_where_it_happened_in_one_line(tmp_path):
-    code = "import tempfile\ntempfile.tempdir = '/nowhere'\nfrom distlaunch.ui.options import convert\n"
+    code = "import tempfile\ntempfile.tempdir = '/nowhere'\nfrom distlaunch.ui.option import convert\n"
     done = run_guarded(f"{code}def work():\n    return convert(None, '', '')", tmp_path)
     first, second = done.stderr.splitlines()
     assert done.returncode == 70
     assert first.startswith("distlaunch: internal error: AttributeError: ")
     assert re.fullmatch(
-        r"  raised at .*/distlaunch/ui/options\.py:\d+ in convert; the traceback could not be saved: .*'/nowhere/.*",
+        r"  raised at .*/distlaunch/ui/option\.py:\d+ in convert; the traceback could not be saved: .*'/nowhere/.*",
         second,
     )
 

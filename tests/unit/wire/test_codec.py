@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.record import Record, fields_of, replace
-from distlaunch.core.wire import codec, spawning
+from distlaunch.core.wire import codec, remote, spawning
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire.codec import Decoder, encode
 
-PARTS = {cls.__name__: cls for cls in m.PARTS}
-TYPES = {"agent": (*m.TO_AGENT, *m.FROM_AGENT), "spawner": (*spawning.TO_SPAWNER, *spawning.FROM_SPAWNER)}
+PARTS = {cls.__name__: cls for cls in remote.REMOTE_PARTS}
+TYPES = {"agent": (*remote.TO_REMOTE, *remote.FROM_REMOTE), "spawner": (*spawning.TO_SPAWNER, *spawning.FROM_SPAWNER)}
 NUMBERS = st.integers(-(2**63), 2**63)
 TEXTS = st.text(st.characters(exclude_categories=[]), max_size=20)  # with lone surrogates: bytes that are no UTF-8
 BY_KIND = {
@@ -38,6 +38,8 @@ def values_of(kind: str) -> st.SearchStrategy:
         return st.lists(values_of(kind.removeprefix("tuple[").removesuffix(", ...]")), max_size=3).map(tuple)
     if kind in PARTS:
         return messages_of(PARTS[kind])
+    if kind.startswith("Literal["):
+        return st.sampled_from(json.loads(kind.removeprefix("Literal").replace("'", '"')))
     return BY_KIND[kind]
 
 
@@ -51,7 +53,7 @@ ANY_MESSAGE = st.sampled_from(TYPES["agent"]).flatmap(messages_of)
 
 
 def decoder(side: str = "agent") -> Decoder:
-    return Decoder(TYPES[side], m.PARTS)
+    return Decoder(TYPES[side], remote.REMOTE_PARTS)
 
 
 def frame(body: bytes | object, raw: bytes = b"") -> bytes:
