@@ -10,6 +10,7 @@ from distlaunch.core.wire import messages as m
 from distlaunch.job.diagnose.model import Diagnosis
 
 if TYPE_CHECKING:
+    from distlaunch.core.wire import remote as r
     from distlaunch.job.composition import Composition
     from distlaunch.job.diagnose.hang import HangDiagnosis
     from distlaunch.job.failures import ConnectFailure
@@ -24,7 +25,7 @@ class FromNode(Record):
     """A message came from the agent of a node."""
 
     node: int
-    message: m.FromAgent
+    message: m.FromAgent | r.Surveyed | r.Reached
 
 
 class Signalled(Record):
@@ -90,7 +91,7 @@ class ToNode(Record):
     """Send a message to the agent of a node."""
 
     node: int
-    message: m.ToAgent
+    message: m.ToAgent | r.Survey | r.Reach
 
 
 class StartAttempt(Record):

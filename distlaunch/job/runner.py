@@ -18,7 +18,7 @@ from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as a
 from distlaunch.job import signals
 from distlaunch.job.policy import JobPolicy
-from distlaunch.job.records import EventLog, OutputFiles
+from distlaunch.job.records import EventLog
 from distlaunch.job.reports import Reporter
 from distlaunch.job.rundir import RunDir
 from distlaunch.job.sink import Sink, StatusView
@@ -39,7 +39,13 @@ class Transport(Protocol):
     def start(self) -> None:
         """Be ready for messages."""
 
-    def send(self, node: int, message: m.ToAgent) -> None:
+    def connect(self, node: int, delay_s: float) -> None:
+        """Reach a node (anew), after so long; ``receive`` gives how that went."""
+
+    def disconnect(self, node: int) -> None:
+        """Leave a node."""
+
+    def send(self, node: int, message: m.ToAgent | r.Survey | r.Reach) -> None:
         """Send without waiting."""
 
     def descriptors(self) -> Mapping[int, int]:
@@ -48,11 +54,18 @@ class Transport(Protocol):
     def deadline(self) -> float | None:
         """Give when ``receive`` is due even if nothing is ready."""
 
-    def receive(self) -> list[tuple[int, m.FromAgent]]:
-        """Give what has come, without waiting, each with its node rank."""
+    def receive(self) -> list[a.Event]:
+        """Give what has come, without waiting."""
 
     def close(self) -> None:
         """End all agents and what is left of their workers."""
+
+
+class Files(Protocol):
+    """Where the workers' output is filed."""
+
+    def begin_attempt(self, attempt: int) -> None:
+        """File into this attempt's folder from now on."""
 
 
 class Terminal(Protocol):
@@ -105,7 +118,7 @@ class Runner:
         policy: JobPolicy,
         run_dir: RunDir,
         transport: Transport,
-        files: OutputFiles,
+        files: Files,
         sink: Sink,
         events: EventLog,
         signal_pipe: signals.SignalPipe,
@@ -161,8 +174,8 @@ class Runner:
 
     def _receive(self) -> bool:
         received = self._transport.receive()
-        for node, message in received:
-            self._feed(a.FromNode(node=node, message=message))
+        for event in received:
+            self._feed(event)
         return bool(received)
 
     def _is_over(self) -> bool:
@@ -200,8 +213,14 @@ class Runner:
         match action:
             case a.ToNode():
                 self._transport.send(action.node, action.message)
+            case a.Connect():
+                self._transport.connect(action.node, action.delay_s)
+            case a.Disconnect():
+                self._transport.disconnect(action.node)
+            case a.Discover():
+                self._discover()
             case a.StartAttempt():
-                self._start_attempt(action.attempt, action.port)
+                self._start_attempt(action)
             case a.Say():
                 self._sink.say(action.text, level=action.level)
             case a.Entry():

@@ -12,6 +12,7 @@ from distlaunch.core.agent.ports import HeldPort
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire.codec import Decoder, encode
 from distlaunch.core.wire.spawning import FromSpawner
+from distlaunch.job.actions import Event, FromNode
 
 
 class LocalTransport:
@@ -58,13 +59,19 @@ class LocalTransport:
         """Give when ``receive`` is due even if nothing is ready."""
         return self._agent.deadline()
 
-    def receive(self) -> list[tuple[int, m.FromAgent]]:
-        """Let the agent work, without waiting; give what it says, with its node rank."""
+    def receive(self) -> list[Event]:
+        """Let the agent work, without waiting; give what it says."""
         self._agent.on_ready()
         self._agent.tick()
-        received = [(0, message) for message in self._received]
+        received: list[Event] = [FromNode(node=0, message=message) for message in self._received]
         self._received.clear()
         return received
+
+    def connect(self, node: int, delay_s: float) -> None:
+        """Do nothing: there is no way to go."""
+
+    def disconnect(self, node: int) -> None:
+        """Do nothing: the agent is closed with the transport."""
 
     def close(self) -> None:
         """End the agent; nothing of its workers is left after this."""

@@ -1,0 +1,300 @@
+"""Layer job: the agents of other machines: links opened in threads, messages by the main loop's poll.
+
+For each node there is one thread, which opens the link and from then on writes to it: whoever calls ``send`` never
+waits for a network. All reading is the main loop's.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from distlaunch.core.errors import ProtocolError
+from distlaunch.core.model.record import replace
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import remote as r
+from distlaunch.core.wire.codec import encode
+from distlaunch.job import actions as a
+from distlaunch.job.failures import ConnectFailure
+from distlaunch.job.feeding import Feeder
+from distlaunch.job.intake import Intake
+from distlaunch.job.peers import Peer, Writer
+from distlaunch.job.transport.link import Link, Open, Target, Unconnected
+
+LATE_S = 2.0
+"""If we wake so late ourselves (stopped, or frozen with the machine), the nodes get so long to be heard again."""
+LEAVE_S = 8.0
+"""How long agents may take to kill what is left and to end, when the job is over."""
+_INTAKE_S = 10.0
+_MOST_CHUNKS = 64
+
+
+class Fleet:
+    """A ``Transport`` over links. ``clock`` is the job's; targets are by member number and may be appended."""
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        *,
+        open_link: Open,
+        fanout: int,
+        connect_s: float,
+        intake: Callable[[Callable[[int, int], None]], Intake],
+        clock: Callable[[], float],
+        feeder: Feeder | None = None,
+    ) -> None:
+        self.targets = list(targets)
+        self._open = open_link
+        self._connect_s = connect_s
+        self._gate = threading.BoundedSemaphore(fanout)
+        self._clock = clock
+        self._peers: dict[int, Peer] = {}
+        self._by_descriptor: dict[int, Peer] = {}
+        self._opened: deque[tuple[Peer, Link | ConnectFailure]] = deque()
+        self._events: deque[a.Event] = deque()
+        self._epoll = select.epoll()
+        self._wake, self._wake_end = os.pipe()
+        for descriptor in (self._wake, self._wake_end):
+            os.set_blocking(descriptor, False)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._waking = threading.Lock()
+        self._intake = intake(self._grant)
+        self._feeder = feeder
+        self._ping_at: float | None = None
+        self._serial = 0
+        self._faulted = False
+
+    # --- the runner's side
+
+    def start(self) -> None:
+        """Start the output thread."""
+        self._intake.start()
+
+    def begin_attempt(self, attempt: int) -> None:
+        """File output of this attempt from now on."""
+        self._intake.begin_attempt(attempt)
+
+    def connect(self, node: int, delay_s: float) -> None:
+        """Open a link to a node, in its own thread."""
+        self.disconnect(node)
+        peer = self._peers[node] = Peer(node)
+        peer.writer = Writer(peer, self._opener(peer, delay_s), name=f"to {self.targets[node].host}")
+        try:
+            peer.writer.start()
+        except RuntimeError:
+            text = "no thread can be started for it here (the limit of processes: ulimit -u)"
+            failure = ConnectFailure(host=self.targets[node].host, step="connect", text=text)
+            self._opened.append((peer, failure))
+            self._notify()
+
+    def disconnect(self, node: int) -> None:
+        """Leave a node."""
+        peer = self._peers.pop(node, None)
+        if peer is not None:
+            self._drop(peer)
+
+    def send(self, node: int, message: r.ToRemote) -> None:
+        """Send to a node; what cannot be sent any more is lost with it."""
+        peer = self._peers.get(node)
+        if peer is not None and peer.link is not None:
+            peer.write(encode(message))
+
+    def descriptors(self) -> dict[int, int]:
+        """Give what to poll: all links in one."""
+        wanted = {self._epoll.fileno(): select.POLLIN}
+        if self._feeder is not None and self._feeder.wants_more:
+            wanted[self._feeder.fileno()] = select.POLLIN
+        return wanted
+
+    def deadline(self) -> float | None:
+        """Give when the next pings are due."""
+        return self._ping_at
+
+    def receive(self) -> list[a.Event]:
+        """Give what has happened, without waiting."""
+        for descriptor, _ in self._epoll.poll(0):
+            if descriptor == self._wake:
+                with suppress(BlockingIOError):
+                    os.read(self._wake, 65536)
+            elif (peer := self._by_descriptor.get(descriptor)) is not None:
+                self._read(peer)
+        while self._opened:
+            self._take_opened(*self._opened.popleft())
+        if self._intake.fault is not None and not self._faulted:
+            self._faulted = True
+            text = f"the output thread failed\n{self._intake.fault}"
+            self._events.append(a.FromNode(node=next(iter(self._peers), 0), message=m.Fault(text=text)))
+        self._feed()
+        self._tick()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def close(self) -> None:
+        """Have all agents leave and wait for that, bounded; then end the threads."""
+        for node, peer in list(self._peers.items()):
+            if peer.link is None:
+                self.disconnect(node)
+            else:
+                self.send(node, r.Leave())
+        until = time.monotonic() + LEAVE_S
+        while self._peers and (left_s := until - time.monotonic()) > 0:
+            self._epoll.poll(left_s)
+            self.receive()
+        for node in list(self._peers):
+            self.disconnect(node)
+        self._intake.finish(bound_s=_INTAKE_S)
+        with self._waking:  # a thread that opens a link may end later
+            os.close(self._wake)
+            os.close(self._wake_end)
+            self._wake_end = -1
+        self._epoll.close()
+
+    # --- opening
+
+    def _opener(self, peer: Peer, delay_s: float) -> Callable[[], Link | None]:
+        target = self.targets[peer.node]
+
+        def open_link() -> Link | None:
+            if peer.gone.wait(delay_s):
+                return None
+            with self._gate:
+                if peer.gone.is_set():
+                    return None
+                found: Link | ConnectFailure
+                try:
+                    found = self._open(target, self._connect_s)
+                except Unconnected as exc:
+                    found = exc.failure
+                except Exception as exc:  # noqa: BLE001 - one node's trouble, and nobody above this thread would tell
+                    text = f"{type(exc).__name__}: {exc}"
+                    found = ConnectFailure(host=target.host, step="connect", text=text, passing=False)
+            self._opened.append((peer, found))
+            self._notify()
+            return None if isinstance(found, ConnectFailure) else found
+
+        return open_link
+
+    def _notify(self) -> None:
+        with self._waking, suppress(BlockingIOError):
+            if self._wake_end >= 0:
+                os.write(self._wake_end, b"\0")
+
+    def _take_opened(self, peer: Peer, found: Link | ConnectFailure) -> None:
+        if peer.gone.is_set():
+            if not isinstance(found, ConnectFailure):
+                found.close()
+        elif isinstance(found, ConnectFailure):
+            del self._peers[peer.node]
+            self._events.append(a.Unreachable(node=peer.node, failure=found))
+        else:
+            peer.open(found, now=self._clock())
+            self._by_descriptor[found.fileno()] = peer
+            self._epoll.register(found.fileno(), select.EPOLLIN)
+            self._read(peer)  # what came with the greeting
+
+    # --- reading
+
+    def _read(self, peer: Peer) -> None:
+        for _ in range(_MOST_CHUNKS):
+            if peer.link is None:
+                return
+            data = peer.link.receive()
+            if data is None:
+                self._lose(peer, peer.link.why_closed())
+                return
+            if not data:
+                return
+            peer.heard = self._clock()
+            try:
+                for message in peer.decoder.feed(data):
+                    self._take(peer, message)
+            except ProtocolError as exc:
+                self._lose(peer, f"it sends what is no message of an agent: {exc.message}")
+                return
+
+    def _take(self, peer: Peer, message: r.FromRemote) -> None:
+        if not peer.greeted:
+            if isinstance(message, r.Hello):
+                peer.greet(message, self._clock())
+                self.send(peer.node, r.Credit(size=self._intake.window))
+                self._ping(peer)
+                self._events.append(a.Joined(node=peer.node))
+            return
+        match message:
+            case r.Output() | r.RankEnded():
+                self._intake.take(peer.node, message)
+            case r.Pong():
+                peer.pong(message, self._clock())
+            case r.Fed():
+                if self._feeder is not None:
+                    self._feeder.taken(peer.node, message)
+            case r.Hello():
+                pass
+            case m.WorkerExited():
+                ended = replace(message, ended=min(self._clock(), message.ended + peer.offset))
+                self._events.append(a.FromNode(node=peer.node, message=ended))
+            case _:
+                self._events.append(a.FromNode(node=peer.node, message=message))
+
+    def _lose(self, peer: Peer, why: str) -> None:
+        self._peers.pop(peer.node, None)
+        greeted = peer.greeted
+        self._drop(peer)
+        if greeted:
+            self._events.append(a.Lost(node=peer.node, why=why))
+        else:
+            failure = ConnectFailure(host=self.targets[peer.node].host, step="agent", text=why)
+            self._events.append(a.Unreachable(node=peer.node, failure=failure))
+
+    def _drop(self, peer: Peer) -> None:
+        peer.gone.set()
+        if peer.link is not None:
+            descriptor = peer.link.fileno()
+            if self._by_descriptor.pop(descriptor, None) is not None:
+                with suppress(OSError, ValueError):
+                    self._epoll.unregister(descriptor)
+            peer.close()
+            self._intake.forget(peer.node)
+        if self._feeder is not None:
+            self._feeder.lost(peer.node)
+
+    # --- time
+
+    def _tick(self) -> None:
+        now = self._clock()
+        if self._ping_at is None:
+            if any(peer.greeted for peer in self._peers.values()):
+                self._ping_at = now + r.PING_S
+            return
+        if now < self._ping_at:
+            return
+        late = now > self._ping_at + LATE_S
+        self._ping_at = now + r.PING_S
+        for peer in [peer for peer in self._peers.values() if peer.link is not None]:
+            if late:
+                peer.heard = max(peer.heard, now - r.SILENCE_S + LATE_S)
+            elif now - peer.heard >= r.SILENCE_S:
+                self._lose(peer, f"no word from it for {now - peer.heard:.0f} s")
+                continue
+            self._ping(peer)
+        if not self._peers:
+            self._ping_at = None
+
+    def _ping(self, peer: Peer) -> None:
+        self._serial += 1
+        peer.pinged(self._serial, self._clock())
+        peer.write(encode(r.Ping(serial=self._serial)))
+
+    def _grant(self, node: int, size: int) -> None:
+        self.send(node, r.Credit(size=size))
+
+    def _feed(self) -> None:
+        if self._feeder is not None:
+            for node, message in self._feeder.ready():
+                self.send(node, message)

@@ -1,0 +1,125 @@
+"""Layer job: the thread that files and shows what the agents of other machines send of their workers' output.
+
+The main loop hands over what has come and never waits for a disk or a console. An agent may only send what it has
+credit for, and gets new credit when this thread has taken the old: memory is bounded by the window of all nodes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from distlaunch.core.agent.output import Taker
+from distlaunch.core.wire import remote as r
+
+_ALL_WINDOWS_BYTES = 64 << 20
+_WINDOW_BYTES = (256 << 10, 1 << 20)
+"""The least and the most that a node may have under way."""
+_GRANT_AT = 4
+"""New credit is given for a fourth of the window at once."""
+
+
+class Files(Taker, Protocol):
+    """Where output goes, attempt by attempt."""
+
+    def begin_attempt(self, attempt: int) -> None:
+        """File into this attempt's folder from now on."""
+
+
+class Intake(threading.Thread):
+    """Takes output, in the order in which it came. ``grant(node, size)`` is called from this thread."""
+
+    def __init__(self, files: Files, *, nodes: int, grant: Callable[[int, int], None]) -> None:
+        super().__init__(name="output", daemon=True)
+        self._files = files
+        self._grant = grant
+        least, most = _WINDOW_BYTES
+        self.window = max(least, min(most, _ALL_WINDOWS_BYTES // max(1, nodes)))
+        """Bytes that each node may have under way: its first credit."""
+        self._taken: dict[int, int] = {}  # bytes taken, by node, for which no credit was given yet
+        self._work: deque[Callable[[float], None]] = deque()
+        self._changed = threading.Condition()
+        self._nudged = False
+        self._ending = False
+        self.fault: str | None = None
+        """Why the thread has ended, if that is a fault of ours."""
+        files.on_room(self._nudge)
+
+    # --- the main loop's
+
+    def take(self, node: int, message: r.Output | r.RankEnded) -> None:
+        """Hand over what a node sent."""
+        if isinstance(message, r.RankEnded):
+            rank = message.rank
+            self._add(lambda now: self._files.rank_ended(rank, now))
+        else:
+            self._add(lambda now: self._output(node, message, now))
+
+    def begin_attempt(self, attempt: int) -> None:
+        """File into this attempt's folder what is handed over from now on."""
+        self._add(lambda _: self._files.begin_attempt(attempt))
+
+    def forget(self, node: int) -> None:
+        """Give no more credit for what a node had sent: its connection is gone, another starts with a whole window."""
+        self._add(lambda _: self._taken.pop(node, None))
+
+    def finish(self, *, bound_s: float) -> bool:
+        """Take what was handed over, then end; tell whether that was done in time."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+        self.join(bound_s)
+        return not self.is_alive()
+
+    # --- from other threads
+
+    def _nudge(self) -> None:
+        with self._changed:
+            self._nudged = True
+            self._changed.notify()
+
+    def _add(self, work: Callable[[float], object]) -> None:
+        with self._changed:
+            self._work.append(work)  # type: ignore[arg-type]  # what it returns is nobody's
+            self._changed.notify()
+
+    # --- this thread's
+
+    def run(self) -> None:
+        """Take until told to end."""
+        try:
+            while self._serve():
+                pass
+        except Exception:  # noqa: BLE001 - whatever it is, the job has to know: the nodes would wait for credit for ever
+            import traceback
+
+            self.fault = traceback.format_exc()
+
+    def _serve(self) -> bool:
+        due = self._files.tick(time.monotonic())
+        self._give_credit()
+        with self._changed:
+            if not self._work and not self._nudged and not self._ending:
+                self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
+            self._nudged = False
+            work, self._work = self._work, deque()
+            ending = self._ending and not work
+        now = time.monotonic()
+        for each in work:
+            each(now)
+        return not ending
+
+    def _output(self, node: int, message: r.Output, now: float) -> None:
+        self._files.output(message.rank, message.stream, message.data, now)
+        self._taken[node] = self._taken.get(node, 0) + len(message.data)
+
+    def _give_credit(self) -> None:
+        if not self._taken or not self._files.has_room():
+            return
+        for node, size in list(self._taken.items()):
+            if size * _GRANT_AT >= self.window:
+                del self._taken[node]
+                self._grant(node, size)
