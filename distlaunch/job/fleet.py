@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from distlaunch.core.errors import ProtocolError
+from distlaunch.core.errors import LaunchError, ProtocolError
 from distlaunch.core.model.record import replace
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
@@ -35,7 +35,10 @@ _MOST_CHUNKS = 64
 
 
 class Fleet:
-    """A ``Transport`` over links. ``clock`` is the job's; targets are by member number and may be appended."""
+    """A ``Transport`` over links. ``clock`` is the job's; ``targets`` are by member number.
+
+    ``find`` runs the command of --discover (in a thread; raises LaunchError): hosts that are new become targets.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class Fleet:
         intake: Callable[[Callable[[int, int], None]], Intake],
         clock: Callable[[], float],
         feeder: Feeder | None = None,
+        find: Callable[[], Sequence[Target]] | None = None,
     ) -> None:
         self.targets = list(targets)
         self._open = open_link
@@ -65,6 +69,8 @@ class Fleet:
         self._waking = threading.Lock()
         self._intake = intake(self._grant)
         self._feeder = feeder
+        self._find = find
+        self._found: deque[Sequence[Target] | str] = deque()
         self._ping_at: float | None = None
         self._serial = 0
         self._faulted = False
@@ -98,11 +104,37 @@ class Fleet:
         if peer is not None:
             self._drop(peer)
 
+    def discover(self) -> None:
+        """Look for hosts that have come or gone, in a thread."""
+        find = self._find
+        if find is None:
+            return
+
+        def look() -> None:
+            try:
+                self._found.append(tuple(find()))
+            except LaunchError as exc:
+                self._found.append(exc.message)
+            self._notify()
+
+        with suppress(RuntimeError):  # no thread can be started: then there is nothing new
+            threading.Thread(target=look, name="discover", daemon=True).start()
+
     def send(self, node: int, message: r.ToRemote) -> None:
         """Send to a node; what cannot be sent any more is lost with it."""
         peer = self._peers.get(node)
         if peer is not None and peer.link is not None:
             peer.write(encode(message))
+
+    def broadcast(self, message: m.ToAgent) -> None:
+        """Send to every node that there is."""
+        for node in list(self._peers):
+            self.send(node, message)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Tell whether something is still on its way out."""
+        return any(peer.has_unsent for peer in self._peers.values())
 
     def descriptors(self) -> dict[int, int]:
         """Give what to poll: all links in one."""
@@ -125,6 +157,8 @@ class Fleet:
                 self._read(peer)
         while self._opened:
             self._take_opened(*self._opened.popleft())
+        while self._found:
+            self._take_found(self._found.popleft())
         if self._intake.fault is not None and not self._faulted:
             self._faulted = True
             text = f"the output thread failed\n{self._intake.fault}"
@@ -197,6 +231,14 @@ class Fleet:
             self._by_descriptor[found.fileno()] = peer
             self._epoll.register(found.fileno(), select.EPOLLIN)
             self._read(peer)  # what came with the greeting
+
+    def _take_found(self, found: Sequence[Target] | str) -> None:
+        if isinstance(found, str):
+            self._events.append(a.Discovered(hosts=None, problem=found))
+            return
+        known = {target.host for target in self.targets}
+        self.targets += [target for target in found if target.host not in known]
+        self._events.append(a.Discovered(hosts=tuple(target.host for target in found)))
 
     # --- reading
 

@@ -42,6 +42,11 @@ class Peer:
         """Have the thread send this."""
         self._out.put(data)
 
+    @property
+    def has_unsent(self) -> bool:
+        """Tell whether something waits to be sent."""
+        return not self._out.empty()
+
     def next_out(self) -> bytes | None:
         """Wait for what is to be sent; None at the end. The thread's own."""
         return self._out.get()

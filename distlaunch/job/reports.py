@@ -9,6 +9,7 @@ from contextlib import suppress
 from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
+from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as a
 from distlaunch.job.files import open_to_append
 from distlaunch.job.records import EventLog
@@ -22,7 +23,8 @@ class Reporter:
     def __init__(
         self, plan: LaunchPlan, *, max_restarts: int, run_dir: RunDir, sink: Sink, events: EventLog, started_s: float
     ) -> None:
-        self._plan = plan
+        self.plan = plan
+        """That of the newest attempt."""
         self._max_restarts = max_restarts
         self._run_dir = run_dir
         self._sink = sink
@@ -33,7 +35,7 @@ class Reporter:
         """Tell of an attempt in which a worker failed; ``terminal``: its stderr is in its one stream."""
         from distlaunch.job.diagnose.report import diagnosis_record, one_line, render_report
 
-        plan = self._plan
+        plan = self.plan
         cause = action.diagnosis.cause
         path = plan.layout.log_path(plan.run_dir, action.attempt, cause.ranks[0], STDOUT if terminal else STDERR)
         wrote = os.path.exists(path)  # files are made at the first byte
@@ -65,9 +67,9 @@ class Reporter:
         lines = [
             action.diagnosis.text.rstrip(),
             *killed_lines(action.killed, action.after_grace),
-            f"  stacks and logs: {self._plan.layout.attempt_dir(self._plan.run_dir, action.attempt)}",
+            f"  stacks and logs: {self.plan.layout.attempt_dir(self.plan.run_dir, action.attempt)}",
             job_line(
-                job_id=self._plan.job_id,
+                job_id=self.plan.job_id,
                 attempt=action.attempt,
                 max_restarts=self._max_restarts,
                 elapsed_s=time.monotonic() - self._started_s,
@@ -77,7 +79,7 @@ class Reporter:
 
     def keep(self, action: a.KeepStacks) -> None:
         """File where each worker stood; a full disk only costs the files."""
-        layout, run_dir = self._plan.layout, self._plan.run_dir
+        layout, run_dir = self.plan.layout, self.plan.run_dir
         for stack in action.stacks:
             state = f"state {stack.state}" if stack.state else "gone"
             head = f"# {time.strftime('%Y-%m-%d %H:%M:%S')}: rank {stack.rank}, pid {stack.pid}, {state}\n"
@@ -88,6 +90,16 @@ class Reporter:
                     os.write(descriptor, (head + text.rstrip() + "\n\n").encode("utf-8", "backslashreplace"))
                 finally:
                     os.close(descriptor)
+
+    def keep_error(self, message: m.WorkerExited) -> None:
+        """File what a worker left in its error file, where that was on a machine with none of our folders."""
+        if message.error_file is None:
+            return
+        path = self.plan.layout.error_files(self.plan.run_dir, message.attempt)(message.rank)
+        with suppress(OSError):  # it is there already; or a full disk only costs the file
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(message.error_file)
 
     def _again(self, attempt: int, what: str) -> None:
         text = f"attempt {attempt} {what}; restart {attempt + 1} of {self._max_restarts}"

@@ -8,11 +8,11 @@ import signal
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from distlaunch.core.agent.pseudo_terminal import in_foreground
 from distlaunch.core.model.layout import plan_path
-from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
+from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.text import counted
 from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as a
@@ -22,10 +22,16 @@ from distlaunch.job.records import EventLog
 from distlaunch.job.reports import Reporter
 from distlaunch.job.rundir import RunDir
 from distlaunch.job.sink import Sink, StatusView
+from distlaunch.job.starting import Streams, starts
 from distlaunch.resolve.plan import bind
+
+if TYPE_CHECKING:
+    from distlaunch.core.wire import remote as r
+    from distlaunch.job.feeding import Feeder
 
 PAUSE_S = 1.0
 """How long the workers' parent may take to hear that all trees are to stop (Ctrl-Z)."""
+_FLUSH_STEP_S = 0.02
 INTERRUPTS_KILL = 3
 INTERRUPTS_S = 1.5
 """With a pseudo-terminal Ctrl-C is the worker's own; so many within so many seconds kill it."""
@@ -45,8 +51,18 @@ class Transport(Protocol):
     def disconnect(self, node: int) -> None:
         """Leave a node."""
 
+    def discover(self) -> None:
+        """Look for hosts that have come or gone; ``receive`` gives what was found."""
+
     def send(self, node: int, message: m.ToAgent | r.Survey | r.Reach) -> None:
         """Send without waiting."""
+
+    def broadcast(self, message: m.ToAgent) -> None:
+        """Send to every node that there is."""
+
+    @property
+    def has_unsent(self) -> bool:
+        """Tell whether something is still on its way out."""
 
     def descriptors(self) -> Mapping[int, int]:
         """Give what to poll, with the poll events."""
@@ -108,7 +124,8 @@ class Clock:
 class Runner:
     """Runs one job to its exit code.
 
-    ``takes_typed``: of several workers rank 0 has our stdin also where that is a terminal whose foreground job we are.
+    ``takes_typed``: of several workers rank 0 has our stdin also where that is a terminal whose foreground job we are;
+    ``feeder`` brings our stdin to it on a machine of its own.
     """
 
     def __init__(
@@ -125,6 +142,8 @@ class Runner:
         clock: Clock,
         terminal: Terminal | None,
         takes_typed: bool = False,
+        feeder: Feeder | None = None,
+        node_logs: str = "",
     ) -> None:
         self._plan = plan
         self._policy = policy
@@ -137,6 +156,8 @@ class Runner:
         self._clock = clock
         self._terminal = terminal
         self._takes_typed = takes_typed
+        self._feeder = feeder
+        self._node_logs = node_logs
         self._has_terminal = False
         self._interrupts: deque[float] = deque(maxlen=INTERRUPTS_KILL)
         self._exit_code: int | None = None
@@ -153,11 +174,10 @@ class Runner:
     def run(self) -> int:
         """Run the job; give the exit code."""
         plan = self._plan
-        workers = counted(len(plan.workers), "worker")
-        self._sink.say(f"job {plan.job_id}: {workers} on {plan.nodes[0].host}; logs: {plan.run_dir}")
+        self._sink.say(f"job {plan.job_id}: {_what_where(plan)}; logs: {plan.run_dir}")
         for note in plan.notes:
             self._sink.say(note)
-        fields = {"job_id": plan.job_id, "world_size": len(plan.workers), "backend": plan.backend}
+        fields = {"job_id": plan.job_id, "world_size": plan.world_size, "backend": plan.backend}
         self._events.write("job_started", fields)
         self._transport.start()
         self._take_terminal()
@@ -175,6 +195,8 @@ class Runner:
     def _receive(self) -> bool:
         received = self._transport.receive()
         for event in received:
+            if isinstance(event, a.FromNode) and isinstance(event.message, m.WorkerExited):
+                self._reporter.keep_error(event.message)
             self._feed(event)
         return bool(received)
 
@@ -218,7 +240,7 @@ class Runner:
             case a.Disconnect():
                 self._transport.disconnect(action.node)
             case a.Discover():
-                self._discover()
+                self._transport.discover()
             case a.StartAttempt():
                 self._start_attempt(action)
             case a.Say():
@@ -255,35 +277,25 @@ class Runner:
 
     # --- attempts
 
-    def _start_attempt(self, attempt: int, port: int | None) -> None:
-        self._plan = bind(self._plan, attempt=attempt, master_port=port)
+    def _start_attempt(self, action: a.StartAttempt) -> None:
+        composition, attempt = action.composition, action.attempt
+        plan = self._plan if composition is None else composition.plan
+        self._plan = self._reporter.plan = plan = bind(
+            plan, attempt=attempt, master_port=action.port, meeting=action.meeting
+        )
         self._write_plan(attempt)
         self._files.begin_attempt(attempt)
-        env = self._plan.shared_env
-        rows, columns = self._terminal.size() if self._terminal else (0, 0)
-        by_node: dict[int, list[m.WorkerSpec]] = {}
-        for worker in self._plan.workers:
-            by_node.setdefault(worker.node_rank, []).append(_spec(worker))
-        for node, workers in by_node.items():
-            start = m.Start(
-                attempt=attempt,
-                argv=self._plan.argv,
-                env=env,
-                cwd=self._plan.workdir,
-                workers=tuple(workers),
-                uses_gpus=bool(self._plan.nodes[node].devices),
-                signal_group=self._plan.signal_group,
-                terminal=self._terminal is not None,
-                rows=rows,
-                columns=columns,
-                stdin_rank=0 if node == 0 and self._passes_stdin() else None,
-                preload=self._plan.preload,
-                preload_log=self._plan.layout.preload_path(self._plan.run_dir, attempt),
-                preload_bound_s=self._plan.hang_timeout_s,
-                watch=self._plan.hang_timeout_s is not None,
-                bootstrap=self._plan.bootstrap,
-            )
-            self._transport.send(node, start)
+        streams = Streams(
+            terminal=self._terminal.size() if self._terminal else None,
+            stdin=self._passes_stdin() if composition is None else self._feeder is not None,
+            travelled=composition is not None,
+            node_logs=self._node_logs,
+        )
+        members = range(len(plan.nodes)) if composition is None else composition.members
+        if self._feeder is not None:
+            self._feeder.begin(members[0])
+        for node_rank, start in starts(plan, streams):
+            self._transport.send(members[node_rank], start)
 
     def _passes_stdin(self) -> bool:
         """Tell whether rank 0 gets our stdin. Where we are in the background it would take what the shell is typed."""
@@ -333,29 +345,23 @@ class Runner:
         if self._has_terminal and self._terminal is not None:
             self._terminal.give_back()
             self._has_terminal = False
-        for node in range(len(self._plan.nodes)):
-            self._transport.send(node, m.Pause(paused=True))
+        self._transport.broadcast(m.Pause(paused=True))
         began = time.monotonic()
         self._flush(until=began + PAUSE_S)
         signals.stop_self()
         self._clock.skip(time.monotonic() - began)
         self._take_terminal()
-        for node in range(len(self._plan.nodes)):
-            self._transport.send(node, m.Pause(paused=False))
+        self._transport.broadcast(m.Pause(paused=False))
         self._sink.resume()
 
     def _flush(self, *, until: float) -> None:
         """Let what has been sent leave, for a bounded time: this process is about to stand still."""
-        while time.monotonic() < until:
-            unsent = {
-                number: wanted for number, wanted in self._transport.descriptors().items() if wanted & select.POLLOUT
-            }
-            if not unsent:
-                break
+        while self._transport.has_unsent and (left_s := until - time.monotonic()) > 0:
             poll = select.poll()
-            for number, wanted in unsent.items():
-                poll.register(number, wanted)
-            poll.poll(max(0.0, until - time.monotonic()) * 1000)
+            for number, wanted in self._transport.descriptors().items():
+                if wanted & select.POLLOUT:
+                    poll.register(number, wanted)
+            poll.poll(min(left_s, _FLUSH_STEP_S) * 1000)
             self._receive()
 
     def _take_terminal(self) -> None:
@@ -370,12 +376,13 @@ class Runner:
         self._transport.send(0, m.Resize(rows=rows, columns=columns))
 
 
-def _spec(worker: WorkerPlan) -> m.WorkerSpec:
-    return m.WorkerSpec(
-        rank=worker.rank,
-        local_rank=worker.local_rank,
-        argv=worker.argv,
-        env=worker.env,
-        cpus=worker.cpus,
-        error_file=worker.env["TORCHELASTIC_ERROR_FILE"],
-    )
+def _what_where(plan: LaunchPlan) -> str:
+    """Say how many workers there are, as far as that is known, and where."""
+    from distlaunch.resolve.hostlist import fold_hosts
+
+    if len(plan.nodes) == 1:
+        where = plan.nodes[0].host
+    else:
+        where = f"{counted(len(plan.nodes), 'node')} ({fold_hosts(node.host for node in plan.nodes)})"
+    size = plan.world_size
+    return f"{counted(size, 'worker')} on {where}" if size is not None else where

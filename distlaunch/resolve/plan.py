@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
@@ -16,6 +16,9 @@ from distlaunch.resolve.binding import bind_cpus, pinned_note, threads_per_worke
 from distlaunch.resolve.environment import base_environment, given_environment, unless_set
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.options import TrainOptions
+
+if TYPE_CHECKING:
+    from distlaunch.resolve.meeting import Meeting
 
 _SETUP = (
     'eval "$1" || exit; shift; '
@@ -83,8 +86,17 @@ def build_plan(
     return _settled(plan, workers, attempt=0, master_port=port)
 
 
-def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None) -> LaunchPlan:
-    """Fill in what an attempt settles: its number, the port that rank 0's node holds, the workers' error files."""
+def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: Meeting | None = None) -> LaunchPlan:
+    """Fill in what an attempt settles: its number, the port that rank 0's node holds, the workers' error files.
+
+    ``meeting``: where several nodes meet, and what each needs for it.
+    """
+    if meeting is not None:
+        nodes = tuple(
+            replace(node, env={**node.env, **more}) if (more := meeting.env.get(rank)) else node
+            for rank, node in enumerate(plan.nodes)
+        )
+        plan = replace(plan, master_addr=meeting.address, nodes=nodes)
     error_file = plan.layout.error_files(plan.run_dir, attempt)
     workers = tuple(
         replace(worker, env={**worker.env, _ERROR_FILE: error_file(worker.rank)}) for worker in plan.workers

@@ -93,9 +93,9 @@ class Coordinator:
         """Receive until something is so."""
         end = time.monotonic() + within_s
         while True:
-            for node, message in self.transport.receive():
-                assert node == 0
-                self.heard.append(message)
+            for event in self.transport.receive():
+                assert event.node == 0
+                self.heard.append(event.message)
             if condition():
                 return
             assert time.monotonic() < end, f"waited in vain; heard {self.heard}"
@@ -123,7 +123,7 @@ class Coordinator:
         end = time.monotonic() + 20
         while text not in self.taken.written.get((rank, stream), b""):
             assert time.monotonic() < end, self.taken.written
-            self.heard.extend(message for _, message in self.transport.receive())
+            self.heard.extend(event.message for event in self.transport.receive())
             time.sleep(0.005)
 
     def close(self) -> None:

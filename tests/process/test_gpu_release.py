@@ -25,9 +25,9 @@ agent.start()
 
 def await_(kind):
     while True:
-        for _, message in agent.receive():
-            if isinstance(message, kind):
-                return message
+        for event in agent.receive():
+            if isinstance(event.message, kind):
+                return event.message
         poll = select.poll()
         for descriptor, wanted in agent.descriptors().items():
             poll.register(descriptor, wanted)

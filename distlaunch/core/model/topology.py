@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from distlaunch.core.model.gpus import Gpu
 from distlaunch.core.model.record import Record
 
@@ -35,6 +37,8 @@ class Node(Record):
     """Which of its slots a filter took away, where the node itself is to count them."""
     isolated: bool = False
     """Each worker sees one device, as LOCAL_RANK 0."""
+    env: Mapping[str, str] = {}
+    """Variables that only this node's workers get, or get with another value than the others."""
 
 
 class Topology(Record):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import select
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from distlaunch.core.agent.agent import Agent
 from distlaunch.core.agent.channel import Channel
@@ -13,6 +15,9 @@ from distlaunch.core.wire import messages as m
 from distlaunch.core.wire.codec import Decoder, encode
 from distlaunch.core.wire.spawning import FromSpawner
 from distlaunch.job.actions import Event, FromNode
+
+if TYPE_CHECKING:
+    from distlaunch.core.wire import remote as r
 
 
 class LocalTransport:
@@ -42,11 +47,23 @@ class LocalTransport:
         """Be ready for messages."""
         self._agent.start()
 
-    def send(self, node: int, message: m.ToAgent) -> None:
+    def discover(self) -> None:
+        """Do nothing: there is one node."""
+
+    def send(self, node: int, message: m.ToAgent | r.Survey | r.Reach) -> None:
         """Give a message to the agent of a node (there is only node 0)."""
         del node
         for received in self._to_agent.feed(encode(message)):
             self._agent.handle(received)
+
+    def broadcast(self, message: m.ToAgent) -> None:
+        """Send to every node that there is."""
+        self.send(0, message)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Tell whether something is still on its way out."""
+        return any(wanted & select.POLLOUT for wanted in self.descriptors().values())
 
     def _from(self, message: m.FromAgent) -> None:
         self._received.extend(self._from_agent.feed(encode(message)))

@@ -1,0 +1,65 @@
+"""Layer job: the messages with which the nodes of an attempt start their workers. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
+from distlaunch.core.wire import messages as m
+
+
+class Streams(NamedTuple):
+    """What else than pipes and files workers read and write."""
+
+    terminal: tuple[int, int] | None
+    """Rows and columns of the pseudo-terminal that the one worker gets."""
+    stdin: bool
+    """Rank 0 has our stdin: itself, or what is fed to it."""
+    travelled: bool
+    """The nodes are reached by links, whatever machine they are."""
+    node_logs: str = ""
+
+
+def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
+    """Give, by node rank, what a node needs to know of the plan."""
+    env = plan.shared_env
+    rows, columns = streams.terminal or (0, 0)
+    for node_rank, workers in itertools.groupby(plan.workers, lambda worker: worker.node_rank):
+        node = plan.nodes[node_rank]
+        yield (
+            node_rank,
+            m.Start(
+                attempt=plan.attempt,
+                argv=plan.argv,
+                env={**env, **node.env} if node.env else env,
+                cwd=plan.workdir,
+                workers=tuple(map(_spec, workers)),
+                uses_gpus=bool(node.devices),
+                signal_group=plan.signal_group,
+                terminal=streams.terminal is not None,
+                rows=rows,
+                columns=columns,
+                stdin_rank=0 if node_rank == 0 and streams.stdin else None,
+                preload=plan.preload,
+                preload_log=plan.layout.preload_path(plan.run_dir, plan.attempt),
+                preload_bound_s=plan.hang_timeout_s,
+                watch=plan.hang_timeout_s is not None,
+                bootstrap=plan.bootstrap,
+                travelled=streams.travelled,
+                node_logs=streams.node_logs,
+                takes_feed=streams.travelled and node_rank == 0 and streams.stdin,
+            ),
+        )
+
+
+def _spec(worker: WorkerPlan) -> m.WorkerSpec:
+    return m.WorkerSpec(
+        rank=worker.rank,
+        local_rank=worker.local_rank,
+        argv=worker.argv,
+        env=worker.env,
+        cpus=worker.cpus,
+        error_file=worker.env["TORCHELASTIC_ERROR_FILE"],
+    )
