@@ -8,10 +8,14 @@ import signal
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
 CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
 MS_NOSUID = 0x2
 MS_NODEV = 0x4
 MS_NOEXEC = 0x8
+MS_BIND = 0x1000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 _MNT_DETACH = 2
@@ -31,10 +35,24 @@ def unshare(flags: int) -> None:
     _checked(_libc.unshare(flags), "unshare")
 
 
+def children_into_own_pids() -> None:
+    """Have this process's next children begin in its own pid namespace again, after an ``unshare`` of pids."""
+    fd = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _checked(_libc.setns(fd, CLONE_NEWPID), "setns")
+    finally:
+        os.close(fd)
+
+
 def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
     """Mount a file system in this process's mount namespace."""
     result = _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode())
-    _checked(result, f"mount {kind} {data}".rstrip())
+    _checked(result, f"mount {source} {target} {kind} {data}".rstrip())
+
+
+def bind(source: str, target: str) -> None:
+    """Show a file or a directory, with all that is mounted below it, in another place."""
+    mount(source, target, "none", MS_BIND | MS_REC)
 
 
 def private_mounts() -> None:

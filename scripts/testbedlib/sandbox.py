@@ -42,12 +42,19 @@ class TestbedError(Exception):
 
 BringUp = Callable[[str], Mapping[str, str]]
 """Starts a system as pid 1 of its namespace, given the directory; returns the environment for its users."""
+Enter = Callable[[str, int], Sequence[str]]
+"""Gives the command that runs another one inside, given the directory and the pid of the system's first process."""
 
 
 # --- the keeper ------------------------------------------------------------------------------------------------------
 
 
-def keep(kind: str, bring_up: BringUp, hierarchies: Sequence[str] = ()) -> int:
+def enter_words(directory: str, init: int) -> list[str]:
+    """Give the command that runs another one beside the first process; it ends with the sandbox at the latest."""
+    return ["nsenter", f"--target={init}", "--pid", "--mount", "--"]
+
+
+def keep(kind: str, bring_up: BringUp, hierarchies: Sequence[str] = (), enter: Enter = enter_words) -> int:
     """Be the keeper: bring a system up, say so in one line of JSON on stdout, and take it down when told to.
 
     ``hierarchies`` are cgroup v1 hierarchies to be mounted as ``DIR/cgroup/NAME``, with a group of the sandbox's own as
@@ -77,7 +84,7 @@ def keep(kind: str, bring_up: BringUp, hierarchies: Sequence[str] = ()) -> int:
         if "environment" not in answer:
             raise TestbedError(str(answer["error"]))
         _write_record(directory, init, answer["environment"])
-        print(json.dumps({"directory": directory, "enter": _enter_words(init), **answer}), flush=True)
+        print(json.dumps({"directory": directory, "enter": list(enter(directory, init)), **answer}), flush=True)
         return _until_told(directory, wake, init)
     except OSError as error:
         raise TestbedError(f"this machine does not allow a sandbox: {error}") from error
@@ -97,11 +104,6 @@ def _write_record(directory: str, init: int, environment: object = None) -> None
     with open(f"{directory}/{_RECORD}.new", "w", encoding="ascii") as file:
         json.dump(record, file)
     os.rename(f"{directory}/{_RECORD}.new", f"{directory}/{_RECORD}")
-
-
-def _enter_words(init: int) -> list[str]:
-    """Give the command that runs another one inside, in the directory /; it ends with the sandbox at the latest."""
-    return ["nsenter", f"--target={init}", "--pid", "--mount", "--"]
 
 
 def _named(pid: int) -> tuple[int, int | None]:
@@ -311,6 +313,12 @@ def environment(directory: str) -> dict[str, str]:
     if not isinstance(found, dict) or not is_kept(directory):
         raise TestbedError(f"{directory} is not up")
     return found
+
+
+def init_of(directory: str) -> int:
+    """Give the pid of the first process of a sandbox that is up."""
+    environment(directory)
+    return int(_record(directory)["init"][0])
 
 
 def take_down(directory: str) -> None:

@@ -1,4 +1,5 @@
-"""Real clusters for tests: ``slurm`` is Slurm of this machine's packages, brought up by ``scripts/testbed``, under each process tracker.
+"""Real clusters for tests, brought up by ``scripts/testbed``: ``slurm`` is Slurm of this machine's packages, under each
+process tracker; ``hosts`` are machines with a network and a real sshd each.
 
 The keeper of the test bed takes it down when its stdin closes, so even a killed pytest leaves nothing behind.
 """
@@ -11,11 +12,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.cluster.hosts import Cluster, TestbedError
 
 TESTBED = Path(__file__).parents[2] / "scripts" / "testbed"
 ENDED = (
@@ -143,3 +146,32 @@ def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         keeper.communicate(timeout=60)
     assert keeper.returncode == 0, (work / "testbed.err").read_text()
     assert not Path(answer["directory"]).exists()
+
+
+@pytest.fixture
+def make_hosts(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Give a function that brings up a test bed: ``make_hosts(2, "--networks=2")``; after the test nothing may run there."""
+    made: list[Cluster] = []
+
+    def make(count: int = 4, *options: str) -> Cluster:
+        try:
+            cluster = Cluster.started(count, *options)
+        except TestbedError as error:
+            pytest.skip(f"hosts cannot run here: {error}")
+        made.append(cluster)
+        cluster.begin(tmp_path)
+        return cluster
+
+    try:
+        yield make
+        for cluster in made:
+            cluster.assert_clean()
+    finally:
+        for cluster in made:
+            cluster.close()
+
+
+@pytest.fixture
+def hosts(make_hosts: Callable[..., Cluster]) -> Cluster:
+    """Give four hosts (n1 to n4) and the head, fresh for each test: they are up in a quarter of a second."""
+    return make_hosts()

@@ -1,0 +1,87 @@
+"""The launcher on a test bed of hosts: ``Cluster`` is ``testbedlib.client.Hosts`` with jobs that tests can ask."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = str(Path(__file__).parents[2] / "scripts")
+if SCRIPTS not in sys.path:
+    sys.path.append(SCRIPTS)
+
+from testbedlib.client import Hosts, Process, Started, until  # noqa: E402 - scripts are no package
+from testbedlib.layout import HEAD  # noqa: E402
+from testbedlib.sandbox import TestbedError  # noqa: E402
+
+from tests.conftest import Result, Running, _default_signals, _job_names  # noqa: E402
+
+__all__ = ["HEAD", "Cluster", "Hosts", "Process", "RunningOnHost", "Started", "TestbedError", "until"]
+
+
+class RunningOnHost(Running):
+    """A launcher on a host; signals reach the launcher itself, not what entered the host."""
+
+    def __init__(self, started: Started, out: Path, err: Path, jobs: Path, known: set[str]) -> None:
+        super().__init__(started.process, out, err, jobs, known)
+        self.pid = started.pid
+        self._started = started
+
+    def send_signal(self, number: int) -> None:
+        self._started.send_signal(number)
+
+
+class Cluster(Hosts):
+    """Hosts, and jobs that are started from one of them; ``tmp_path`` is the same directory on all."""
+
+    work: Path
+    jobs: Path
+
+    def begin(self, tmp_path: Path) -> None:
+        """Make the directories in which a test's jobs run and write."""
+        self.work = tmp_path / "work"
+        self.jobs = tmp_path / "state" / "distlaunch" / "jobs"
+        self._tmp_path = tmp_path
+        self._running: list[RunningOnHost] = []
+        runtime = tmp_path / "run"
+        for directory in (self.work, tmp_path / "state", runtime):
+            directory.mkdir(mode=0o700, exist_ok=True)
+        self.env = {**self.env, "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_RUNTIME_DIR": str(runtime)}
+
+    def start(
+        self,
+        args: Sequence[str | os.PathLike[str]],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        host: str = HEAD,
+        **popen: Any,
+    ) -> RunningOnHost:
+        """Start the launcher; ``env`` is added to the minimal one, stdin is /dev/null, output goes to files."""
+        number = len(self._running)
+        out, err = self._tmp_path / f"stdout-{number}", self._tmp_path / f"stderr-{number}"
+        known = set(_job_names(self.jobs))
+        with out.open("wb") as out_file, err.open("wb") as err_file:
+            defaults = {"stdin": subprocess.DEVNULL, "stdout": out_file, "stderr": err_file}
+            started = self.launch(
+                args, host=host, cwd=cwd or self.work, env=env, preexec_fn=_default_signals, **{**defaults, **popen}
+            )
+        running = RunningOnHost(started, out, err, self.jobs, known)
+        self._running.append(running)
+        return running
+
+    def train(self, *args: str | os.PathLike[str], timeout: float = 60.0, **start: Any) -> Result:
+        """Run ``distlaunch train`` with these words to its end."""
+        return self.start(["train", *args], **start).wait(timeout)
+
+    def close(self) -> None:
+        """End the test bed, and with it all that was started on it."""
+        super().close()
+        for running in getattr(self, "_running", []):
+            running.process.wait(timeout=30)
+            for stream in (running.process.stdin, running.process.stdout, running.process.stderr):
+                if stream is not None:
+                    stream.close()

@@ -1,0 +1,216 @@
+"""The test bed of hosts: what it promises to tests of the launcher, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import HEAD, until
+
+TESTBED = [sys.executable, str(Path(__file__).parents[2] / "scripts" / "testbed"), "hosts"]
+WAITS = "trap '' TERM HUP INT; setsid env -i sleep 1000 >/dev/null 2>&1 </dev/null & echo $!"
+
+
+def namespaces() -> set[str]:
+    """Name the namespaces of all processes of this machine, and those that files hold."""
+    found = set()
+    for name in os.listdir("/proc"):
+        for kind in ("net", "pid", "mnt", "uts", "ipc"):
+            try:
+                found.add(os.readlink(f"/proc/{int(name)}/ns/{kind}"))
+            except (OSError, ValueError):
+                continue
+    return found | set(re.findall(r"\w+:\[\d+\]", Path("/proc/self/mountinfo").read_text()))
+
+
+def interfaces() -> list[str]:
+    return sorted(os.listdir("/sys/class/net"))
+
+
+def test_ssh_reaches_every_host_by_name_and_address(hosts):
+    for name in [HEAD, *hosts.names]:
+        for address in (name, hosts.address(name), hosts.address6(name)):
+            assert hosts.run(HEAD, "ssh", address, "hostname").stdout == f"{name}\n"
+
+
+def test_hosts_reach_each_other(hosts):
+    assert hosts.run("n1", "ssh", "n2", "ssh", "n3", "hostname").stdout == "n3\n"
+
+
+def test_each_host_sees_only_its_own_processes_and_addresses(hosts):
+    daemon = hosts.popen("n1", ["sleep", "1000"])
+    seen = {name: hosts.run(name, "ps -eo args; ip -brief address").stdout for name in ("n1", "n2")}
+    assert "sleep 1000" in seen["n1"]
+    assert "sleep 1000" not in seen["n2"]
+    assert f"{hosts.address('n1')}/16" in seen["n1"]
+    assert f"{hosts.address('n1')}/16" not in seen["n2"]
+    daemon.kill()
+    assert daemon.wait(timeout=30) == -signal.SIGKILL
+
+
+def test_processes_that_hide_are_found(hosts):
+    hosts.run(HEAD, "ssh", "n2", WAITS)
+    (process,) = until(lambda: [p for p in hosts.processes("n2") if p.argv[0] == "sleep"], "the daemon")
+    assert process.argv == ("sleep", "1000")
+    assert hosts.processes("n1") == []
+    with pytest.raises(AssertionError, match="sleep"):
+        hosts.assert_clean(within_s=0)
+    os.kill(process.pid, signal.SIGKILL)
+    hosts.assert_clean()
+
+
+def test_a_started_command_is_signalled_itself(hosts):
+    command = hosts.popen("n1", ["sh", "-c", "trap 'exit 7' USR1; while :; do sleep 0.01; done"])
+    until(lambda: any(p.argv[0] == "sleep" for p in hosts.processes("n1")), "the loop")
+    command.send_signal(signal.SIGSTOP)
+    until(lambda: [p.state for p in hosts.processes("n1") if p.pid == command.pid] == ["T"], "the stop")
+    command.send_signal(signal.SIGCONT)
+    command.send_signal(signal.SIGUSR1)
+    assert command.wait(timeout=30) == 7
+
+
+def test_an_own_name_that_is_loopback(make_hosts):
+    hosts = make_hosts(2, "--own-name-is-loopback=n1")
+    assert hosts.run("n1", "getent hosts n1").stdout.split()[0] == "127.0.1.1"
+    assert hosts.run("n2", "getent hosts n1").stdout.split()[0] == hosts.address("n1")
+
+
+def test_two_networks(make_hosts):
+    hosts = make_hosts(2, "--networks=2")
+    for network in (0, 1):
+        for address in (f"n1-net{network}", hosts.address("n1", network), hosts.address6("n1", network)):
+            reached = hosts.run(HEAD, "ssh", address, "echo $SSH_CONNECTION").stdout.split()[2]
+            assert reached in {hosts.address("n1", network), hosts.address6("n1", network)}
+    assert {link.interface for link in hosts.layout["n2"].links} == {"eth0", "eth1"}
+
+
+def test_without_ipv4(make_hosts):
+    hosts = make_hosts(2, "--ipv6-only")
+    assert hosts.run(HEAD, "ssh", "n1", "echo $SSH_CONNECTION").stdout.split()[2] == hosts.address6("n1")
+    assert hosts.address("n1") == hosts.address6("n1")
+    assert ":" in hosts.address("n1")
+
+
+def test_hosts_behind_the_first(make_hosts):
+    hosts = make_hosts(3, "--jump")
+    assert hosts.run(HEAD, "ssh", "n3", "hostname").stdout == "n3\n"
+    direct = hosts.run(HEAD, "ssh", "-o", "ProxyJump=none", hosts.address("n3", 1), "true", check=False)
+    assert direct.returncode == 255
+
+
+def test_hosts_without_names(make_hosts):
+    hosts = make_hosts(2, "--no-names")
+    assert hosts.run(HEAD, "getent hosts n1", check=False).returncode == 2
+    assert hosts.run(HEAD, "ssh", "n1", "getent hosts n1").stdout.split() == [hosts.address("n1"), "n1"]
+
+
+def test_an_address_that_all_hosts_have(make_hosts):
+    hosts = make_hosts(2, "--docker")
+    for name in hosts.names:
+        assert "172.17.0.1/16" in hosts.run(name, "ip -brief address show docker0").stdout
+
+
+def test_a_tmp_of_each_host_s_own(make_hosts, tmp_path):
+    hosts = make_hosts(2, "--own-tmp")
+    hosts.run("n1", "echo here >/tmp/mark")
+    assert hosts.run("n2", "ls /tmp").stdout.split() == [os.path.basename(hosts.directory)]
+    assert not os.path.exists("/tmp/mark")
+
+
+def test_names_as_wanted(make_hosts):
+    hosts = make_hosts(2, "--names=gpu-a,gpu-b.example.org")
+    assert hosts.names == ["gpu-a", "gpu-b.example.org"]
+    assert hosts.run(HEAD, "ssh", "gpu-b.example.org", "hostname").stdout == "gpu-b.example.org\n"
+
+
+@pytest.mark.parametrize("end", ["close", "kill", "down", "init"])
+def test_it_leaves_nothing_whoever_is_killed(make_hosts, end):
+    before = namespaces(), interfaces(), Path("/proc/mounts").read_text()
+    hosts = make_hosts(3)
+    hosts.run("n1", "ssh", "n2", WAITS)
+    keeper, directory, init = hosts._keeper, hosts.directory, hosts.init
+    inside = [process.pid for name in hosts.layout for process in hosts.everything(name)]
+    assert len(inside) > 4
+    assert interfaces() == before[1]
+    if end == "close":
+        hosts.close()
+    else:
+        hosts._keeper = None
+        if end == "kill":
+            keeper.kill()
+            keeper.wait(timeout=30)
+            until(lambda: not os.path.exists(f"/proc/{init}"), "end of the sandbox")
+        elif end == "init":
+            os.kill(init, signal.SIGKILL)
+            assert keeper.wait(timeout=30) == 1
+        keeper_lived = end == "down"
+        if end != "init":
+            done = subprocess.run([*TESTBED, "down", directory], capture_output=True, text=True, timeout=60, check=True)
+            assert f"{directory} is gone" in done.stderr
+        if keeper_lived:
+            assert keeper.wait(timeout=30) == 0
+        keeper.stdin.close()
+        keeper.stdout.close()
+    assert not os.path.exists(directory)
+    assert [pid for pid in inside if os.path.exists(f"/proc/{pid}")] == []
+    until(lambda: namespaces() <= before[0], "end of the namespaces")
+    assert interfaces() == before[1]
+    assert Path("/proc/mounts").read_text() == before[2]
+
+
+def test_several_at_once_know_nothing_of_each_other(make_hosts):
+    first, second = make_hosts(2), make_hosts(2)
+    assert first.directory != second.directory
+    first.close()
+    assert second.run(HEAD, "ssh", "n2", "hostname").stdout == "n2\n"
+
+
+def test_run_and_on_and_env():
+    done = subprocess.run(
+        [*TESTBED, "2", "run", "--", "sh", "-c", "ssh -F $TESTBED_SSH_CONFIG n2 hostname; echo $HOME; exit 7"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    if b"needs root" in done.stderr.encode():
+        pytest.skip(done.stderr)
+    assert done.returncode == 7, done.stderr
+    assert re.fullmatch(r"n2\n/tmp/distlaunch-hosts-\w+/home/root\n", done.stdout)
+    up = subprocess.run([*TESTBED, "up", "1"], capture_output=True, text=True, timeout=60, check=True)
+    directory = up.stdout.splitlines()[0].removeprefix("# ")
+    try:
+        on = subprocess.run(
+            [*TESTBED, "on", directory, "n1", "--", "hostname"], capture_output=True, text=True, timeout=60
+        )
+        assert on.stdout == "n1\n"
+        env = subprocess.run([*TESTBED, "env", directory], capture_output=True, text=True, timeout=60)
+        assert env.stdout == up.stdout
+        listed = subprocess.run([*TESTBED, "list"], capture_output=True, text=True, timeout=60).stdout
+        assert f"{directory}  up" in listed
+    finally:
+        subprocess.run([*TESTBED, "down", directory], capture_output=True, timeout=60, check=True)
+    assert not os.path.exists(directory)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["up", "0"], "0 hosts: 1 to 250 are possible"),
+        (["up", "2", "--names=a"], "2 hosts need as many different names"),
+        (["up", "1", "--names=head"], "1 hosts need as many different names"),
+        (["up", "1", "--names=../x"], "'../x' cannot be the name of a host"),
+        (["up", "1", "--own-name-is-loopback=n9"], "there is no host n9"),
+        (["on", "/nonexistent", "n1", "--", "true"], "/nonexistent is not up"),
+        (["down", "/nonexistent"], "/nonexistent is no hosts test bed"),
+    ],
+)
+def test_a_mistake_is_one_line(words, said):
+    done = subprocess.run([*TESTBED, *words], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("testbed: error: ")
+    assert said in line
