@@ -30,7 +30,7 @@ def read_error_file(data: bytes | None) -> list[Raised]:
         stack = extra.get("py_callstack") if isinstance(extra, dict) else None
         message = message.get("message")
     if isinstance(stack, str):
-        found = find_tracebacks(to_lines(stack.encode("utf-8", "replace")))
+        found = [one for one in find_tracebacks(to_lines(stack.encode("utf-8", "replace"))) if one.chain]
         if found:
             return found[-1].chain
     if not isinstance(message, str) or not message.strip():

@@ -10,7 +10,8 @@ from distlaunch.job.diagnose.consequence import Standing, standing_of_chain, sta
 from distlaunch.job.diagnose.errorfile import read_error_file
 from distlaunch.job.diagnose.model import RepeatKind, WorkerEnd
 from distlaunch.job.diagnose.native import NativeEnd, describe_signal, find_native_end, signal_name
-from distlaunch.job.diagnose.text import is_noise, shorten, to_lines
+from distlaunch.job.diagnose.text import is_markers, is_noise, shorten, to_lines
+from distlaunch.job.diagnose.torn import loader_may_be_gone, read_tracebacks
 
 _EXCERPT = 20
 _STALE = 20
@@ -21,6 +22,9 @@ _NO_MODULE = re.compile(
     r"\S*python[\d.]*: (?:Error while finding module specification for '(.+)' \((?:\w+: )?)?"
     r"(.*No module named '?([\w.]+).*?)\)?$"
 )
+_OF_KIND = {"thread": " (exception in a thread)", "process": " (exception in a child process)"}
+_READER_GONE = ("EOFError", "ConnectionResetError")
+"""What a data loader meets where a worker dies while it hands over a tensor."""
 _SYNTAX_TYPES = ("SyntaxError", "IndentationError", "TabError")
 _IMPORT_TYPES = ("ModuleNotFoundError", "ImportError")
 _CPP_PLACE = re.compile(r"^\[/\S+:\d+\] ")
@@ -47,6 +51,8 @@ class Evidence:
         self.main_module: str | None = None
         """The module that python -m did not find."""
         self.repeats: RepeatKind | None = None
+        self.loader_may_be_gone = False
+        """It failed where the death of a data-loader worker shows, and what it wrote does not say so."""
         self.text = ""
 
     @property
@@ -66,27 +72,24 @@ def was_stopped(end: WorkerEnd) -> bool:
 
 def read(end: WorkerEnd) -> Evidence:
     """Read one worker's end: its error file, its stderr, its exit code or signal."""
-    lines = to_lines(end.stderr_tail[-65536:])
+    lines, found, torn = read_tracebacks(to_lines(end.stderr_tail[-65536:]))
     number = _signal_of(end)
     evidence = Evidence(end)
     native = find_native_end(lines) if number is not None and signal_name(number) != "SIGKILL" else None
-    chain, kind, trailing = _exception(end, lines, fatal=number is not None)
+    chain, kind, trailing = _exception(end, lines, found, torn)
     if native is not None and not chain:
         _take_native(evidence, native, lines)
     elif chain:
         _take_chain(evidence, chain, trailing)
         if number is not None:
             evidence.summary += " while it ended with an exception"
-        if kind == "thread":
-            evidence.summary += " (exception in a thread)"
-        elif kind == "process":
-            evidence.summary += " (exception in a child process)"
+        evidence.summary += _OF_KIND.get(kind, "")
+    elif torn is not None and (number is None or torn.kind != "ignored"):
+        _take_torn(evidence, torn)
     elif number is None:
         _take_words(evidence, lines)
-    elif signal_name(number) in ("SIGTERM", "SIGINT", "SIGHUP", "SIGPIPE"):
-        evidence.standing = Standing.WEAK
-    elif signal_name(number) == "SIGABRT":
-        evidence.standing = standing_of_text("\n".join(lines[-60:]))
+    if number is not None and native is None and not chain:
+        evidence.standing = _standing_of_signal(number, lines)
     if not evidence.excerpt and number is not None and signal_name(number) != "SIGKILL":
         evidence.excerpt, evidence.last_words = _last_words(lines, 4), True
     if not lines and not chain and end.returncode > 0:
@@ -109,13 +112,25 @@ def _summary(end: WorkerEnd) -> str:
     return f"exit code {end.returncode}"
 
 
-def _exception(end: WorkerEnd, lines: list[str], *, fatal: bool) -> tuple[list[tb.Raised], tb.Kind, list[str]]:
-    """Choose the exception that ended the worker: its chain, who printed it, and what was printed after it."""
-    found = tb.find_tracebacks(lines)
+def _standing_of_signal(number: int, lines: Sequence[str]) -> Standing:
+    if signal_name(number) in ("SIGTERM", "SIGINT", "SIGHUP", "SIGPIPE"):
+        return Standing.WEAK
+    return standing_of_text("\n".join(lines[-60:])) if signal_name(number) == "SIGABRT" else Standing.CAUSE
+
+
+def _exception(
+    end: WorkerEnd, lines: list[str], found: Sequence[tb.Traceback], torn: tb.Traceback | None
+) -> tuple[list[tb.Raised], tb.Kind, list[str]]:
+    """Choose the exception that ended the worker: its chain, who printed it, and what was printed after it.
+
+    A ``torn`` traceback of the main thread makes all others of it history.
+    """
+    fatal = end.returncode < 0
+    found = [one for one in found if one.chain and one is not torn]
     recorded = read_error_file(end.error_file)
-    mains = [one for one in found if one.kind == "main"]
+    mains = [one for one in found if one.kind == "main"] if torn is None or torn.kind != "main" else []
     main = mains[-1] if mains else None
-    trailing = _trailing(lines[main.end :]) if main else []
+    trailing = tb.said_after(lines[main.end :]) if main else []
     if main and (len(trailing) > _STALE or (fatal and (trailing or end.returncode in (-9, -15)))):
         main = None
     side = next((one for one in reversed(found) if one.kind in ("thread", "process") or _is_the_loaders(one)), None)
@@ -132,7 +147,7 @@ def _exception(end: WorkerEnd, lines: list[str], *, fatal: bool) -> tuple[list[t
     if side and not fatal:
         return side.chain, side.kind, []
     ignored = next((one for one in reversed(found) if one.kind == "ignored"), None)
-    if ignored and not fatal and not _last_words(lines[ignored.end :], 1):
+    if ignored and torn is None and not fatal and not _last_words(lines[ignored.end :], 1):
         return ignored.chain, "ignored", []
     return [], "main", []
 
@@ -140,12 +155,6 @@ def _exception(end: WorkerEnd, lines: list[str], *, fatal: bool) -> tuple[list[t
 def _is_the_loaders(traceback: tb.Traceback) -> bool:
     """Tell whether torch's handler says here, wherever it was called, that a data-loader worker was killed."""
     return traceback.kind == "ignored" and traceback.chain[-1].message.startswith("DataLoader worker (pid")
-
-
-def _trailing(lines: Sequence[str]) -> list[str]:
-    """Return what a worker said after its traceback, up to a crash on its way out."""
-    crash = next((n for n, line in enumerate(lines) if line.startswith(tb.NATIVE_STARTS)), len(lines))
-    return [line for line in lines[:crash] if not is_noise(line)]
 
 
 def _take_chain(evidence: Evidence, chain: list[tb.Raised], trailing: list[str]) -> None:
@@ -167,7 +176,8 @@ def _take_chain(evidence: Evidence, chain: list[tb.Raised], trailing: list[str])
     evidence.exception_type = head.type or None
     if evidence.standing >= Standing.TIMED_OUT and head is chain[0]:
         head.message = _GLOO_TAIL.sub("", _CPP_PLACE.sub("", head.message))
-    evidence.message = head.message or next((line.strip() for line in head.detail if line.strip()), "") or None
+    further = (line.strip() for line in head.detail if line.strip() and not is_markers(line))
+    evidence.message = head.message or next(further, None)
     if head.message.endswith(")") and "sub-exception" in head.message:
         evidence.message = head.message[: head.message.rfind(" (")]
     frame = head.frame
@@ -178,6 +188,8 @@ def _take_chain(evidence: Evidence, chain: list[tb.Raised], trailing: list[str])
     elif original.frame is not None:
         frame = original.frame
     evidence.frame = str(frame) if frame else None
+    if head.type in _READER_GONE and loader_may_be_gone(head):
+        evidence.loader_may_be_gone, evidence.standing = True, Standing.CAUSE
     evidence.excerpt = _excerpt(head, trailing)
     evidence.text = "\n".join(
         f"{raised.text}\n" + "\n".join(raised.detail[:12]) for raised in (head, original, outermost)
@@ -187,6 +199,31 @@ def _take_chain(evidence: Evidence, chain: list[tb.Raised], trailing: list[str])
         evidence.repeats = "syntax error"
     elif types.intersection(_IMPORT_TYPES):
         evidence.repeats = "import error"
+
+
+def _take_torn(evidence: Evidence, torn: tb.Traceback) -> None:
+    """Say that a traceback has no end, with the frames it has; what ended the worker is known only from a dump.
+
+    An exception that was raised before it in the same chain is shown as the original.
+    """
+    raised = torn.torn or tb.Raised()
+    evidence.summary += f"{_OF_KIND.get(torn.kind, '')}; its traceback was cut off"
+    if raised.type:
+        _take_chain(evidence, [*torn.chain, raised], [])
+        if evidence.end.returncode > 0 and loader_may_be_gone(raised):
+            evidence.loader_may_be_gone, evidence.standing = True, Standing.CAUSE
+        return
+    frame = raised.frame
+    if torn.chain:
+        original = torn.chain[0].inner or torn.chain[0]
+        evidence.original = shorten(original.text, _MESSAGE_CHARS) + (f" ({original.frame})" if original.frame else "")
+        evidence.text = f"{original.text}\n" + "\n".join(original.detail[:12])
+        frame = frame or original.frame
+    evidence.frame = str(frame) if frame else None
+    evidence.excerpt = tuple(shorten(_LIBRARY_PATH.sub('File "', line), 200) for line in raised.lines[-_EXCERPT:])
+    evidence.loader_may_be_gone = loader_may_be_gone(raised)
+    if evidence.end.returncode > 0 and not evidence.loader_may_be_gone:
+        evidence.standing = standing_of_chain(torn.chain) if torn.chain else Standing.WEAK
 
 
 def _excerpt(raised: tb.Raised, trailing: Sequence[str]) -> tuple[str, ...]:
@@ -246,7 +283,10 @@ def _take_words(evidence: Evidence, lines: list[str]) -> None:
     evidence.last_words = True
     if not words:
         return
-    if match := _CANNOT_OPEN.match(words[-1]):
+    if is_markers(words[-1]):
+        evidence.standing = standing_of_text(evidence.text)
+        evidence.excerpt = words
+    elif match := _CANNOT_OPEN.match(words[-1]):
         evidence.message, evidence.repeats = f"cannot open {match[1]}: {match[2]}", "missing script"
     elif match := _NO_MODULE.match(words[-1]):
         evidence.exception_type, evidence.message, evidence.repeats = "ModuleNotFoundError", match[2], "import error"

@@ -8,6 +8,7 @@ from distlaunch.job.diagnose.evidence import Evidence
 from distlaunch.job.diagnose.native import signal_name
 
 _SHM = "a full /dev/shm or an out-of-memory kill does this: `df -h /dev/shm`, `dmesg`; use fewer loader workers"
+_LOADER = f"a loader worker may have been killed: {_SHM}"
 _BLOCKING = "set CUDA_LAUNCH_BLOCKING=1 to see the line that launched the kernel"
 
 _DEBUGGER = "it found no input; one worker alone on a terminal has the terminal: --num-procs 1 (or --num-gpus 1)"
@@ -115,6 +116,8 @@ def hint_for(evidence: Evidence, *, python: str | None, world_size: int) -> str 
     for marks, hint in _BY_TEXT:
         if any(mark in text for mark in marks):
             return hint
+    if evidence.loader_may_be_gone and evidence.end.returncode == 1:
+        return _LOADER
     if evidence.end.returncode < 0:
         return _signal_hint(evidence)
     if evidence.end.returncode == 127:

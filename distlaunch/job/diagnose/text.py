@@ -19,6 +19,7 @@ _NAMES_FILE = re.compile(r"^[\s|]*File \"|can't open file '")
 _BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
 """How Python's stderr writes a byte of a file's name that is not UTF-8; ``core.model.text`` writes it ``\\xff``."""
 
+_MARKERS = re.compile(r"[\s|+^~]*[|+^~]$")
 _NOISE = re.compile(
     r"\[[WI]\d{4} "  # C++ warnings of torch: [W1128 00:45:12.3 file.cpp:1]
     r"|[WI]\d{4} \d\d:"  # the same of glog
@@ -63,6 +64,11 @@ def to_lines(data: bytes) -> list[str]:
 def is_noise(line: str) -> bool:
     """Tell whether a line is a warning, a progress bar or a remark that explains no failure."""
     return not line.strip() or "%|" in line or _NOISE.match(line) is not None
+
+
+def is_markers(line: str) -> bool:
+    """Tell whether a line only points at the one above it."""
+    return _MARKERS.match(line) is not None
 
 
 def shorten(text: str, limit: int) -> str:

@@ -20,6 +20,7 @@ _FRAME = re.compile(r'\s+File "(.+)", line (\d+)(?:, in (.+))?$')
 _EXCEPTION = re.compile(r"((?:[^\W\d]\w*|<locals>)(?:\.(?:\w+|<locals>|<lambda>))*)(?::(?: (.*))?)?$")
 _DEPTH = 8
 """How deep a traceback may stand in another one's message."""
+_FRAME_START = '  File "'
 _LIKELY = re.compile(r"(?:Error|Exception|Exit|Interrupt|Warning|Group|Failure|Timeout|Iteration|Failed|Traceback)$")
 _GROUP_LINE = re.compile(r"\s*[|+](?: |-|$)")
 _GROUP_PREFIX = re.compile(r"^(?:\s*\| ?)")
@@ -105,16 +106,20 @@ class Raised:
 
 
 class Traceback(Record):
-    """A whole traceback: exceptions in the order in which they were raised, the outermost last."""
+    """A traceback: exceptions in the order in which they were raised, the outermost last."""
 
     kind: Kind
     chain: list[Raised]
+    """Those whose own line is there."""
+    start: int
     end: int
     """Index of the first line after it."""
+    torn: Raised | None = None
+    """The frames of one more, the outermost, if the writing stopped before the line that names it."""
 
 
 def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
-    """Find every complete traceback, in order. One without its exception line is left out."""
+    """Find every traceback, in order; ``torn`` those without an exception line, or whose last exception has none."""
     found: list[Traceback] = []
     index = 0
     while index < len(lines):
@@ -123,17 +128,46 @@ def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
             continue
         kind = _kind(lines, index)
         chain: list[Raised] = []
+        begin = index
         while True:
-            raised, index = _one(lines, index, bare=kind == "ignored")
-            if raised is not None:
+            start = index
+            raised, index = _one(lines, start, bare=kind == "ignored")
+            if raised.type:
                 chain.append(raised)
             following = _after_chain_line(lines, index)
             if following is None:
                 break
             index = following
-        if chain:
-            found.append(Traceback(kind=kind, chain=chain, end=index))
+        torn = None
+        if not raised.type and _announced(lines[start], raised):
+            torn = raised
+        elif raised.type and _breaks_off(lines, index):
+            torn, index = Raised(), len(lines)
+        if chain or torn:
+            found.append(Traceback(kind=kind, chain=chain, start=begin, end=index, torn=torn))
     return found
+
+
+def said_after(lines: Sequence[str]) -> list[str]:
+    """Return what a worker said in the lines after its traceback, up to a crash on its way out."""
+    crash = next((n for n, line in enumerate(lines) if line.startswith(NATIVE_STARTS)), len(lines))
+    return [line for line in lines[:crash] if not is_noise(line)]
+
+
+def announces_another(line: str) -> bool:
+    """Tell whether a traceback that ended no process follows this line."""
+    return any(line.startswith(start) and kind != "process" for start, kind in _BEFORE)
+
+
+def _announced(line: str, raised: Raised) -> bool:
+    """Tell whether an exception was to come after these frames: ``print_stack`` writes frames without any."""
+    return line.endswith(_HEADER) or (bool(raised.frames) and raised.frames[-1].function is None)
+
+
+def _breaks_off(lines: Sequence[str], index: int) -> bool:
+    """Tell whether a chain sentence is all that comes."""
+    rest = [line for line in lines[index : index + _REACH] if line.strip(" |")]
+    return len(lines) - index < _REACH and len(rest) == 1 and rest[0].strip(" |") in _CHAIN
 
 
 def _kind(lines: Sequence[str], index: int) -> Kind:
@@ -159,28 +193,27 @@ def _after_chain_line(lines: Sequence[str], index: int) -> int | None:
     return None
 
 
-def _one(lines: Sequence[str], index: int, *, bare: bool = False, depth: int = 0) -> tuple[Raised | None, int]:
+def _one(lines: Sequence[str], index: int, *, bare: bool = False, depth: int = 0) -> tuple[Raised, int]:
     """Read one exception that starts at ``index`` (its header or, torn, a frame); return it and the next index.
 
-    ``bare``: without what follows the exception's first line, which is then no part of it.
+    It has no type if its own line is not there. ``bare``: without what follows that line, which is then no part of it.
     """
     if "Exception Group " + _HEADER in lines[index]:
         return _group(lines, index)
     raised = Raised()
-    at = index
-    if _HEADER in lines[at]:
-        at += 1
+    at = end = index + 1 if _HEADER in lines[index] else index
     foreign = 0
     while at < len(lines) and foreign <= _REACH:
         line = lines[at]
         if match := _FRAME.match(line):
             raised.frames.append(Frame(file=match[1], line=int(match[2][:9]), function=match[3]))
             raised.lines.append(line)
-            foreign = 0
-        elif line.startswith(("   ", "  [")):
+            foreign, end = 0, at + 1
+        elif line.startswith(("   ", "  [", _FRAME_START)) or (line and _FRAME_START.startswith(line)):
             raised.lines.append(line)
+            end = at + 1
         elif _HEADER in line:
-            return None, at
+            break
         elif (match := _EXCEPTION.match(line)) and not _goes_on(lines, at, likely=_LIKELY.search(match[1]) is not None):
             raised.type = match[1].removeprefix("__main__.")
             raised.message = match[2] or ""
@@ -189,7 +222,7 @@ def _one(lines: Sequence[str], index: int, *, bare: bool = False, depth: int = 0
         else:
             foreign += 1
         at += 1
-    return None, at
+    return raised, end
 
 
 def _goes_on(lines: Sequence[str], at: int, *, likely: bool) -> bool:
@@ -220,27 +253,27 @@ def _message(raised: Raised, lines: Sequence[str], at: int, *, depth: int) -> in
             if depth >= _DEPTH or not (child or line.startswith("Original ")):
                 break
             below, at = _one(lines, at, depth=depth + 1)
-            if below is None:
+            if not below.type:
                 break
             raised.inner = below.inner or below
             child = False
             raised.lines.extend(below.lines)
             while (more := _after_chain_line(lines, at)) is not None:
                 below, at = _one(lines, more, depth=depth + 1)
-                if below is not None:
+                if below.type:
                     raised.inner = below
                     raised.lines.extend(below.lines)
             break
         if line and (is_noise(line) or line.startswith(NATIVE_STARTS)):
             break
-        if any(line.startswith(start) and kind != "process" for start, kind in _BEFORE):
+        if announces_another(line):
             break
         raised.detail.append(line)
         at += 1
     return at
 
 
-def _group(lines: Sequence[str], index: int) -> tuple[Raised | None, int]:
+def _group(lines: Sequence[str], index: int) -> tuple[Raised, int]:
     """Read an exception group: its own traceback, then the first of its leaves that is no group itself."""
     end = index + 1
     while end < len(lines) and _GROUP_LINE.match(lines[end]):
@@ -252,8 +285,9 @@ def _group(lines: Sequence[str], index: int) -> tuple[Raised | None, int]:
         else:
             sections[-1].append(_GROUP_PREFIX.sub("", line))
     raised, _ = _one(sections[0], 0)
-    if raised is None:
-        return None, end
+    if not raised.type:
+        return raised, end
+    leaf: Raised | None
     for section in sections[1:]:
         start = next((n for n, line in enumerate(section) if _HEADER in line or _FRAME.match(line)), None)
         if start is not None:
@@ -261,7 +295,7 @@ def _group(lines: Sequence[str], index: int) -> tuple[Raised | None, int]:
         else:
             match = _EXCEPTION.match(section[0]) if section else None
             leaf = Raised(match[1], match[2] or "", lines=section[:1]) if match else None
-        if leaf is not None and "sub-exception" not in leaf.message:
+        if leaf is not None and leaf.type and "sub-exception" not in leaf.message:
             raised.inner = leaf
             raised.lines.extend(leaf.lines)
             break
