@@ -222,7 +222,8 @@ class Fleet:
     def _take_opened(self, peer: Peer, found: Link | ConnectFailure) -> None:
         if peer.gone.is_set():
             if not isinstance(found, ConnectFailure):
-                found.close()
+                peer.open(found, now=self._clock())
+                peer.close()
         elif isinstance(found, ConnectFailure):
             del self._peers[peer.node]
             self._events.append(a.Unreachable(node=peer.node, failure=found))
