@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
+from testbedlib import entering, layout, sandbox
 from testbedlib import hosts as bed
-from testbedlib import layout, sandbox
-from testbedlib.host import SSHD
 from testbedlib.layout import HEAD
 from testbedlib.sandbox import TestbedError
 
@@ -40,6 +39,11 @@ class Process:
     """The letter of proc(5)."""
     executable: str
 
+    @property
+    def is_sshd(self) -> bool:
+        """Whether it is sshd's own, not what that has started; since OpenSSH 9.8 sessions have their own program."""
+        return os.path.basename(self.executable) in {"sshd", "sshd-session", "sshd-auth"}
+
 
 class Hosts:
     """A running test bed. Every command runs in a minimal environment, and ends with the test bed at the latest."""
@@ -58,8 +62,9 @@ class Hosts:
         self.local = f"{directory}/local"
         """A small disk of each host's own."""
         self._keeper = keeper
-        self._enter = {name: bed.enter_words(directory, self.init, name) for name in (*self.layout, bed.SWITCH)}
-        self._inits = {name: self._namespaces(name) for name in self.layout}
+        everywhere = (*self.layout, bed.SWITCH)
+        self._namespaces = {name: bed.namespaces(directory, self.init, name) for name in everywhere}
+        self._identities = {name: self._identity(name) for name in self.layout}
         self.env = {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": self.home,
@@ -115,10 +120,6 @@ class Hosts:
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
-    def words(self, host: str, argv: Words, cwd: str | os.PathLike[str] = "/") -> list[str]:
-        """Give the words that run a command on a host; ``host`` may be ``switch``, too."""
-        return [*self._enter[host], "env", f"--chdir={os.fspath(cwd)}", *map(os.fspath, argv)]
-
     def run(
         self,
         host: str,
@@ -129,10 +130,13 @@ class Hosts:
         cwd: str | os.PathLike[str] = "/",
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host, not by SSH; one word is a shell's script. Raises AssertionError if it fails."""
+        """Run a command on a host, or ``switch``, not by SSH; one word is a shell's script.
+
+        Raises AssertionError if it fails.
+        """
         command = ["sh", "-c", os.fspath(argv[0])] if len(argv) == 1 else argv
         done = subprocess.run(
-            self.words(host, command, cwd),
+            command,
             input=stdin,
             capture_output=True,
             text=True,
@@ -140,6 +144,7 @@ class Hosts:
             timeout=timeout_s,
             check=False,
             env={**self.env, **(env or {})},
+            preexec_fn=entering.preparation(self._namespaces[host], os.fspath(cwd)),
         )
         if check and done.returncode:
             raise AssertionError(f"{argv} on {host} ended with {done.returncode}\n{done.stdout}{done.stderr}")
@@ -152,12 +157,17 @@ class Hosts:
         *,
         cwd: str | os.PathLike[str] = "/",
         env: Mapping[str, str] | None = None,
+        preexec_fn: Callable[[], object] | None = None,
         **popen: Any,
     ) -> Started:
         """Start a command on a host."""
-        return Started(
-            subprocess.Popen(self.words(host, argv, cwd), env={**self.env, **(env or {})}, **popen), self._inits[host]
+        process = subprocess.Popen(
+            argv,
+            env={**self.env, **(env or {})},
+            preexec_fn=entering.preparation(self._namespaces[host], os.fspath(cwd), preexec_fn),  # noqa: PLW1509 - no threads
+            **popen,
         )
+        return Started(process)
 
     def launch(
         self,
@@ -176,11 +186,11 @@ class Hosts:
 
     def processes(self, host: str) -> list[Process]:
         """List a host's processes: all but its first, and sshd's own."""
-        return [process for process in self.everything(host) if process.executable != SSHD]
+        return [process for process in self.everything(host) if not process.is_sshd]
 
     def sessions(self, host: str) -> list[Process]:
         """List the processes of a host's sshd: the listener first, then two or so for each connection."""
-        found = [process for process in self.everything(host) if process.executable == SSHD]
+        found = [process for process in self.everything(host) if process.is_sshd]
         return sorted(found, key=lambda process: "[listener]" not in process.argv[0])
 
     def everything(self, host: str) -> list[Process]:
@@ -189,11 +199,11 @@ class Hosts:
         Found by namespace, whatever a process did to its session, name, parent or environment.
         """
         found = []
-        network, pids, first = self._inits[host]
+        identity = self._identities[host]
         for name in os.listdir("/proc"):
-            if not name.isdigit() or int(name) == first:
+            if not name.isdigit() or int(name) == identity.first:
                 continue
-            process = _look_at(name, network, pids)
+            process = _look_at(name, identity)
             if process is not None:
                 found.append(process)
         return found
@@ -212,51 +222,48 @@ class Hosts:
                 raise AssertionError(f"still there after {within_s} s:\n" + "\n".join(lines))
             time.sleep(0.02)
 
-    def _namespaces(self, host: str) -> tuple[str, str, int]:
-        """Name a host's network and pids, and give the pid of its first process."""
-        links = [os.readlink(bed.namespace(self.directory, self.init, host, name)) for name in ("net", "pid")]
+    def _identity(self, host: str) -> _Identity:
+        links = {name: os.readlink(file) for name, file in self._namespaces[host].items()}
         for name in os.listdir("/proc"):
             try:
-                if name.isdigit() and os.readlink(f"/proc/{name}/ns/pid") == links[1]:
+                if name.isdigit() and os.readlink(f"/proc/{name}/ns/pid") == links["pid"]:
                     with open(f"/proc/{name}/status", encoding="utf-8", errors="replace") as file:
                         status = dict(line.split(":", 1) for line in file if ":" in line)
                     if status["NSpid"].split()[-1] == "1":
-                        return links[0], links[1], int(name)
+                        return _Identity(network=links["net"], pids=links["pid"], first=int(name))
             except OSError:
                 continue
         raise TestbedError(f"{host} has lost its first process")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Identity:
+    """By what a host's processes are known."""
+
+    network: str
+    pids: str
+    first: int
+    """The pid of the host's first process, as this machine counts."""
+
+
 class Started:
-    """A command on a host: ``process`` is what entered the host and waits there, ``pid`` the command itself."""
+    """A command on a host: ``process`` stands for it outside and takes signals for it; ``pid`` is the command's own."""
 
-    def __init__(self, process: subprocess.Popen[bytes], host: tuple[str, str, int]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
-        self._pids = host[1]
-        self.pid = self._find()
-
-    def _find(self) -> int:
-        """Wait for the child that the entering process forks."""
-        while self.process.poll() is None:
-            try:
-                with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children", encoding="ascii") as file:
-                    children = file.read().split()
-                if children and os.readlink(f"/proc/{children[0]}/ns/pid") == self._pids:
-                    return int(children[0])
-            except OSError:
-                pass
-            time.sleep(0.0005)
-        return 0
+        with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
+            self.pid = int(file.read() or 0)
+        """As this machine counts; 0 if it has ended already."""
 
     def send_signal(self, number: int) -> None:
-        """Signal the command itself, if it still runs; what entered the host stops and goes on with it."""
-        if self.process.poll() is None and self.pid:
+        """Signal the command, if it still runs."""
+        if number not in {signal.SIGSTOP, signal.SIGKILL}:
+            self.process.send_signal(number)
+        elif self.process.poll() is None and self.pid:
             os.kill(self.pid, number)
-            if number == signal.SIGCONT:
-                self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Send SIGKILL to the command itself."""
+        """Send SIGKILL to the command."""
         self.send_signal(signal.SIGKILL)
 
     def poll(self) -> int | None:
@@ -272,10 +279,11 @@ class Started:
         return self.process.communicate(text, timeout)
 
 
-def _look_at(name: str, network: str, pids: str) -> Process | None:
+def _look_at(name: str, host: _Identity) -> Process | None:
     """Read a process if it belongs to a host; one that only waits to be reaped is no more."""
     try:
-        if os.readlink(f"/proc/{name}/ns/net") != network and os.readlink(f"/proc/{name}/ns/pid") != pids:
+        among_its_pids = os.readlink(f"/proc/{name}/ns/pid") == host.pids
+        if not among_its_pids and os.readlink(f"/proc/{name}/ns/net") != host.network:
             return None
         with open(f"/proc/{name}/cmdline", "rb") as file:
             argv = file.read().rstrip(b"\0").decode(errors="replace").split("\0")
@@ -283,6 +291,8 @@ def _look_at(name: str, network: str, pids: str) -> Process | None:
             state = file.read().rpartition(")")[2].split()[0]
         executable = os.readlink(f"/proc/{name}/exe")
     except OSError:
+        return None
+    if not among_its_pids and os.path.basename(executable) == "nsenter":  # it waits outside for one that is inside
         return None
     return Process(pid=int(name), argv=tuple(argv), state=state, executable=executable)
 

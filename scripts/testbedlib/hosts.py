@@ -61,18 +61,18 @@ def bring_up(directory: str, wanted: Wanted) -> dict[str, str]:
 
 def enter_words(directory: str, init: int, host: str = HEAD) -> list[str]:
     """Give the command that runs another one on a host, in the directory /; it ends with the host at the latest."""
-    options = {"mount": "mnt", "pid": "pid", "net": "net", "uts": "uts", "ipc": "ipc"}
-    files = {option: namespace(directory, init, host, name) for option, name in options.items()}
-    return ["nsenter", *(f"--{option}={file}" for option, file in files.items()), "--"]
+    options = {"mnt": "mount"}
+    files = namespaces(directory, init, host)
+    return ["nsenter", *(f"--{options.get(name, name)}={file}" for name, file in files.items()), "--"]
 
 
-def namespace(directory: str, init: int, host: str, name: str) -> str:
-    """Give the file that stands for a host's namespace, given the pid of the sandbox's first process."""
+def namespaces(directory: str, init: int, host: str) -> dict[str, str]:
+    """Give the files that stand for a host's namespaces, given the pid of the sandbox's first process."""
     pid = "1"
     if host != SWITCH:
         with open(f"{directory}/hosts/{host}/{_PID}", encoding="ascii") as file:
             pid = file.read()
-    return f"/proc/{init}/root/proc/{pid}/ns/{name}"
+    return {name: f"/proc/{init}/root/proc/{pid}/ns/{name}" for name in ("mnt", "pid", "net", "uts", "ipc")}
 
 
 def _why(directory: str, host: Host) -> str:

@@ -35,11 +35,16 @@ def unshare(flags: int) -> None:
     _checked(_libc.unshare(flags), "unshare")
 
 
+def setns(fd: int) -> None:
+    """Go into the namespace that a descriptor stands for; for one of pids, only children born from now on do."""
+    _checked(_libc.setns(fd, 0), "setns")
+
+
 def children_into_own_pids() -> None:
     """Have this process's next children begin in its own pid namespace again, after an ``unshare`` of pids."""
     fd = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _checked(_libc.setns(fd, CLONE_NEWPID), "setns")
+        setns(fd)
     finally:
         os.close(fd)
 

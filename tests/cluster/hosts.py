@@ -13,13 +13,14 @@ SCRIPTS = str(Path(__file__).parents[2] / "scripts")
 if SCRIPTS not in sys.path:
     sys.path.append(SCRIPTS)
 
-from testbedlib.client import Hosts, Process, Started, until  # noqa: E402 - scripts are no package
+from testbedlib import faults  # noqa: E402 - scripts are no package
+from testbedlib.client import Hosts, Process, Started, until  # noqa: E402
 from testbedlib.layout import HEAD  # noqa: E402
 from testbedlib.sandbox import TestbedError  # noqa: E402
 
 from tests.conftest import Result, Running, _default_signals, _job_names  # noqa: E402
 
-__all__ = ["HEAD", "Cluster", "Hosts", "Process", "RunningOnHost", "Started", "TestbedError", "until"]
+__all__ = ["HEAD", "Cluster", "Hosts", "Process", "RunningOnHost", "Started", "TestbedError", "faults", "until"]
 
 
 class RunningOnHost(Running):
