@@ -31,6 +31,7 @@ from distlaunch.resolve.sources.torchrun import torchrun_topology
 if TYPE_CHECKING:
     from distlaunch.resolve.explain import Explanation
     from distlaunch.resolve.location import Location
+    from distlaunch.resolve.members import Composer
 
 _DESCRIPTORS_PER_WORKER = 9  # at most, while one is being started; then 4, or 5 while stacks are taken
 _DESCRIPTORS_OF_OUR_OWN = 64
@@ -159,6 +160,8 @@ class Planned(Record):
     topology: Topology
     location: Location | None
     """Among which nodes we are; None where only this machine is known."""
+    composer: Composer | None = None
+    """Plans each attempt from what the nodes tell; None where all of the job is on this machine, and its launcher's."""
     explanation: Explanation | None
 
 
@@ -168,6 +171,10 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
         from distlaunch.resolve.sources.environment import host_name
 
         host_name(options.master_addr, options.named("master_addr"), hint="the name by which the other nodes reach it")
+    if options.interface is not None:
+        from distlaunch.resolve.meeting import check_interface
+
+        check_interface(options.interface, options.named("interface"))
     facts = read_facts(options, environ)
     backend = find_backend(options.backend)
     location, lost = _locate(options, facts)
@@ -180,15 +187,27 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
     needed_descriptors(0 if topology.here is None else topology.nodes[topology.here].slots or 0)
     job_id = _job_id(options, location, topology)
     base = log_base(options.log_dir, environ) or "a temporary directory"
-    plan = build_plan(options, facts, topology, backend, job_id=job_id, run_dir=job_id and os.path.join(base, job_id))
-    if plan.preload and options.setup is None:  # which may lead to others
+    run_dir = job_id and os.path.join(base, job_id)
+    local = location is None or location.allocation.part != "all" or topology.here is not None
+    plan = build_plan(options, facts, topology, backend, job_id=job_id, run_dir=run_dir, local=local)
+    if plan.preload and options.setup is None and local:  # which may lead to others
         _check_modules(plan, options)
-    if not options.explain:
-        return Planned(plan=plan, topology=topology, location=location, explanation=None)
-    from distlaunch.resolve.explain import explain
+    composer = explanation = None
+    if location is not None and location.allocation.part == "all" and not _is_all_here(options, topology):
+        from distlaunch.resolve.members import Composer
 
-    told = explain(options, facts, topology, plan, location=location, lost=lost)
-    return Planned(plan=plan, topology=topology, location=location, explanation=told)
+        composer = Composer(options, facts, topology, location, backend, job_id=job_id, run_dir=run_dir)
+    if options.explain:
+        from distlaunch.resolve.explain import explain
+
+        explanation = explain(options, facts, topology, plan, location=location, lost=lost)
+    return Planned(plan=plan, topology=topology, location=location, composer=composer, explanation=explanation)
+
+
+def _is_all_here(options: TrainOptions, topology: Topology) -> bool:
+    """Tell whether the job is on this machine alone, now and later."""
+    may_grow = bool(topology.spares) or (topology.bounds is not None and options.discover is not None)
+    return len(topology.nodes) == 1 and topology.here == 0 and not may_grow
 
 
 def _check_modules(plan: LaunchPlan, options: TrainOptions) -> None:

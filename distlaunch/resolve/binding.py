@@ -50,8 +50,8 @@ def threads_per_worker(
     return max(1, share if bound is None else min(share, len(bound)))
 
 
-def pinned_note(cpus: CpuInventory) -> str | None:
-    """Return what to say if the launcher runs on far fewer CPUs (a quarter or less) than it is allowed to ask for.
+def pinned_note(cpus: CpuInventory, who: str = "the launcher itself") -> str | None:
+    """Return what to say if ``who`` runs on far fewer CPUs (a quarter or less) than it may ask for.
 
     That is somebody's ``taskset`` or ``mpirun --bind-to core``: every worker inherits it. A cgroup's cpuset is no such
     accident but what a scheduler or container grants.
@@ -60,7 +60,7 @@ def pinned_note(cpus: CpuInventory) -> str | None:
     if have * 4 > could:
         return None
     which = f"{have} of {could} CPUs, and all its workers share {'it' if have == 1 else 'them'}"
-    return f"the launcher itself is pinned to {which}"
+    return f"{who} is pinned to {which}"
 
 
 def _cores_by_node(cpus: CpuInventory) -> dict[int, Cores]:

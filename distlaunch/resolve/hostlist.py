@@ -18,6 +18,7 @@ MOST_IN_RANGE = 65_536
 """As scontrol has it: ``n[0-65535]`` is taken, ``n[0-65536]`` is not."""
 MOST_HOSTS = 262_144
 """In one list; several groups multiply, so that a short text could fill the memory."""
+_LONGEST_SHOWN = 80
 _LONGEST_NAME = 253  # RFC 1035, written with dots
 _LONGEST_NUMBER = 18  # digits without leading zeros: fits 64 bits; scontrol takes more and saturates
 
@@ -91,6 +92,12 @@ def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = ""
     if longest > _LONGEST_NAME:
         raise _error(where, f"{quoted(item)} stands for names that are too long ({_LONGEST_NAME})", _NAME_HINT)
     return names
+
+
+def name_hosts(names: Iterable[str]) -> str:
+    """Write hosts for a message: folded, and short enough for one line."""
+    folded = fold_hosts(names)
+    return folded if len(folded) <= _LONGEST_SHOWN else f"{folded[:_LONGEST_SHOWN]}..."
 
 
 def fold_hosts(names: Iterable[str]) -> str:

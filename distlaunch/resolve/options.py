@@ -70,6 +70,7 @@ class TrainOptions(Record):
     # workers
     env: tuple[str, ...] = ()
     env_file: tuple[str, ...] = ()
+    forward_env: bool = True
     workdir: str | None = None
     python: str | None = None
     setup: str | None = None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
-from distlaunch.core.model.record import replace
+from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import printable, quoted
-from distlaunch.core.model.topology import Topology
+from distlaunch.core.model.topology import Node, Topology
 from distlaunch.resolve import variables as v
 from distlaunch.resolve.binding import bind_cpus, pinned_note, threads_per_worker
 from distlaunch.resolve.environment import base_environment, given_environment, unless_set
@@ -29,14 +30,35 @@ LOOPBACK = "127.0.0.1"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
+class CpuShare(Record):
+    """The CPUs that all workers of a node have together."""
+
+    cpus: CpuInventory
+    granted: int | None
+    """How many of them a scheduler grants, where it may not enforce that."""
+
+
 def build_plan(
-    options: TrainOptions, facts: Facts, topology: Topology, backend: v.BackendVariables, *, job_id: str, run_dir: str
+    options: TrainOptions,
+    facts: Facts,
+    topology: Topology,
+    backend: v.BackendVariables,
+    *,
+    job_id: str,
+    run_dir: str,
+    local: bool = True,
+    base: Mapping[str, str] | None = None,
+    shares: Sequence[CpuShare] | None = None,
 ) -> LaunchPlan:
-    """Plan the first attempt. Raises ConfigError for whatever could not start."""
+    """Plan the first attempt. Raises ConfigError for whatever could not start.
+
+    ``local``: this machine is one of the nodes; else script, directory and interpreter need not be here. ``base``: what
+    workers inherit, if that is not all that we have. ``shares``: by node rank, where more is known than the facts tell.
+    """
     dialect = options.dialect
-    base = base_environment(facts)
+    base = base_environment(facts) if base is None else base
     given = given_environment(options, facts)
-    workdir = _workdir(options, facts)
+    workdir = working_directory(options, facts, local=local)
     job = v.job_variables(
         topology,
         job_id=job_id,
@@ -46,12 +68,14 @@ def build_plan(
         run_dir=run_dir,
         backend=backend.name,
     )
-    argv = _command(options, facts, workdir)
+    python = _interpreter(options, facts) if local else options.python or facts.python
+    argv = command_line(options, python, command_target(options, facts, workdir, local=local))
     preload = preloaded_modules(options)
     wanted = bool(preload or options.hang_timeout is not None) and not options.no_python
     bootstrap: Literal["", "direct", "setup"] = "" if not wanted else "setup" if options.setup else "direct"
     columns = v.terminal_variables(topology, facts.columns, in_front=dialect.prefix_columns)
-    notes = [*topology.notes, pinned_note(facts.cpus), _interpreter_note(options, facts)]
+    of_here = local and shares is None
+    notes = [*topology.notes, *((pinned_note(facts.cpus), interpreter_note(options, facts)) if of_here else ())]
     defaults = unless_set({**v.DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)
     env = {**defaults, **job, **backend.job_variables(topology)}
     port = options.master_port or topology.master_port
@@ -72,6 +96,7 @@ def build_plan(
         source=topology.source,
         device=topology.device,
         bounds=topology.bounds,
+        spares=topology.spares,
         signal_group=options.no_python,
         preload=preload,
         hang_timeout_s=options.hang_timeout,
@@ -82,7 +107,12 @@ def build_plan(
     )
     # With what belongs to the first attempt at once: 131,072 workers are better made once than twice.
     error_file = options.dialect.layout.error_files(run_dir, 0) if run_dir else None
-    workers = tuple(_workers(options, facts, topology, argv, threads=threads, error_file=error_file))
+    if shares is None:
+        of_this = CpuShare(cpus=facts.cpus, granted=topology.cpus)
+        of_node = {} if topology.here is None else {topology.here: of_this}
+    else:
+        of_node = dict(enumerate(shares))
+    workers = tuple(_workers(options, topology, argv, of_node, threads=threads, error_file=error_file))
     return _settled(plan, workers, attempt=0, master_port=port)
 
 
@@ -98,9 +128,9 @@ def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: Me
         )
         plan = replace(plan, master_addr=meeting.address, nodes=nodes)
     error_file = plan.layout.error_files(plan.run_dir, attempt)
-    workers = tuple(
-        replace(worker, env={**worker.env, _ERROR_FILE: error_file(worker.rank)}) for worker in plan.workers
-    )
+    workers = plan.workers
+    if any(worker.env.get(_ERROR_FILE) != error_file(worker.rank) for worker in workers[:1]):
+        workers = tuple(replace(worker, env={**worker.env, _ERROR_FILE: error_file(worker.rank)}) for worker in workers)
     return _settled(plan, workers, attempt=attempt, master_port=master_port)
 
 
@@ -129,36 +159,49 @@ def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
 
 def _workers(
     options: TrainOptions,
-    facts: Facts,
     topology: Topology,
     argv: tuple[str, ...],
+    shares: Mapping[int, CpuShare],
     *,
     threads: bool,
     error_file: Callable[[int], str] | None,
 ) -> Iterator[WorkerPlan]:
     """Give the workers in rank order, up to the first node that has yet to tell how many it runs.
 
-    CPUs and threads are told for this machine alone: what the others have is theirs to tell.
+    CPUs and threads are told by node rank where its CPUs are known: what the others have is theirs to tell.
     """
     rank = 0
+    known: dict[object, list[tuple[tuple[int, ...] | None, dict[str, str]]]] = {}
     for node_rank, node in enumerate(topology.nodes):
         if node.slots is None:
             return
         shared = v.node_variables(topology, node_rank)
-        here = node_rank == topology.here
-        near = [node.numa[index] if index < len(node.numa) else None for index in range(node.slots)] if here else []
-        bound = bind_cpus(facts.cpus, node.slots, mode=options.bind if here else "none", gpu_numa=near)
-        for local_rank, cpus in enumerate(bound):
-            env = {**shared, **v.worker_variables(node, local_rank, rank)}
+        share = shares.get(node_rank)
+        key = share, node.slots, node.numa
+        if key not in known:  # many nodes are alike
+            known[key] = _bound(options, share, node, threads=threads)
+        for local_rank, (cpus, more) in enumerate(known[key]):
+            env = {**shared, **v.worker_variables(node, local_rank, rank), **more}
             if error_file is not None:
                 env[_ERROR_FILE] = error_file(rank)
-            if threads and here:
-                env["OMP_NUM_THREADS"] = str(
-                    threads_per_worker(facts.cpus, node.slots, bound=cpus, granted=topology.cpus)
-                )
             own = _own_argv(options, argv, local_rank)
             yield WorkerPlan(rank=rank, local_rank=local_rank, node_rank=node_rank, env=env, cpus=cpus, argv=own)
             rank += 1
+
+
+def _bound(
+    options: TrainOptions, share: CpuShare | None, node: Node, *, threads: bool
+) -> list[tuple[tuple[int, ...] | None, dict[str, str]]]:
+    """Give each worker of a node its CPUs, and the variables that follow from them."""
+    slots = node.slots or 0
+    if share is None:
+        return [(None, {})] * slots
+    near = [node.numa[index] if index < len(node.numa) else None for index in range(slots)]
+    bound = bind_cpus(share.cpus, slots, mode=options.bind, gpu_numa=near)
+    if not threads:
+        return [(cpus, {}) for cpus in bound]
+    counts = [threads_per_worker(share.cpus, slots, bound=cpus, granted=share.granted) for cpus in bound]
+    return [(cpus, {"OMP_NUM_THREADS": str(count)}) for cpus, count in zip(bound, counts, strict=True)]
 
 
 def _own_argv(options: TrainOptions, argv: tuple[str, ...], local_rank: int) -> tuple[str, ...] | None:
@@ -171,11 +214,12 @@ def _own_argv(options: TrainOptions, argv: tuple[str, ...], local_rank: int) -> 
     return (*argv[:first], *(word.replace(macro, str(local_rank)) for word in argv[first:]))
 
 
-def _workdir(options: TrainOptions, facts: Facts) -> str:
+def working_directory(options: TrainOptions, facts: Facts, *, local: bool) -> str:
+    """Give the workers' directory; where it is not on this machine, as it was typed. Raises ConfigError."""
     if options.workdir is None:
         return facts.cwd
     path = os.path.join(facts.cwd, options.workdir)
-    kind = facts.paths[path]
+    kind = facts.paths[path] if local else "directory"
     if kind != "directory":
         raise ConfigError(f"--workdir {printable(options.workdir)}: {_not_a(kind, 'directory')}")
     return path
@@ -186,16 +230,24 @@ def _not_a(kind: str, wanted: str) -> str:
     return words.get(kind, f"is a {kind}, a {wanted} is needed")
 
 
-def _command(options: TrainOptions, facts: Facts, workdir: str) -> tuple[str, ...]:
+def command_target(options: TrainOptions, facts: Facts, workdir: str, *, local: bool) -> str:
+    """Give what the workers run: a script's path, a module's name, or a program. Raises ConfigError."""
     if options.script is None:
         raise UsageError("SCRIPT is missing", hint="distlaunch train [OPTIONS] SCRIPT [ARGS]...")
-    python = _interpreter(options, facts)
+    if options.no_python and not options.module:
+        within = os.path.join(workdir, options.script) if os.sep in options.script else options.script
+        return _program(options.script, facts, workdir) if local else within
+    return _script(options.script, facts, workdir) if local and not options.module else options.script
+
+
+def command_line(options: TrainOptions, python: str, target: str) -> tuple[str, ...]:
+    """Give the workers' command line."""
     if options.module:
-        argv = (python, "-m", options.script, *options.script_args)
+        argv = (python, "-m", target, *options.script_args)
     elif options.no_python:
-        argv = (_program(options.script, facts, workdir), *options.script_args)
+        argv = (target, *options.script_args)
     else:
-        argv = (python, _script(options.script, facts, workdir), *options.script_args)
+        argv = (python, target, *options.script_args)
     if options.setup is not None:
         argv = ("bash", "-l", "-c", _SETUP, "distlaunch-setup", options.setup, *argv)
     return argv
@@ -238,7 +290,7 @@ def _interpreter(options: TrainOptions, facts: Facts) -> str:
     return options.python
 
 
-def _interpreter_note(options: TrainOptions, facts: Facts) -> str | None:
+def interpreter_note(options: TrainOptions, facts: Facts) -> str | None:
     """Tell of the trap of a launcher that lives in another environment than the one that is active."""
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         prefix = facts.environ.get(variable)

@@ -13,11 +13,10 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable
 from distlaunch.resolve.allocation import Allocation, Host
 from distlaunch.resolve.filters import Chosen
-from distlaunch.resolve.hostlist import fold_hosts
+from distlaunch.resolve.hostlist import name_hosts
 from distlaunch.resolve.options import TrainOptions, counts_processes, shares_gpus
 from distlaunch.resolve.ranks import pack, spread
 
-_LONGEST = 80
 Bounds = tuple[int, int] | None
 """How many nodes there are to be, at least and at most; None if that was left open."""
 Counts = Sequence[int | None]
@@ -103,8 +102,7 @@ def workers_of(places: Sequence[Place], request: Request) -> Counts:
 
 def names_of(hosts: Sequence[Host]) -> str:
     """Write hosts for a message, short."""
-    names = fold_hosts(host.name for host in hosts)
-    return names if len(names) <= _LONGEST else f"{names[:_LONGEST]}..."
+    return name_hosts(host.name for host in hosts)
 
 
 def about_idle(idle: Sequence[Host], among: int, request: Request) -> str:

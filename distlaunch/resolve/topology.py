@@ -6,7 +6,7 @@ left idle by accident. What only a node can tell (its devices, its CPUs, often i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import replace
@@ -17,9 +17,10 @@ from distlaunch.resolve.devices import CUDA
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.filters import Chosen, apply_filters
 from distlaunch.resolve.identity import is_loopback
+from distlaunch.resolve.known import KnownHosts, likeness
 from distlaunch.resolve.options import TrainOptions, asks_for_gpus, check_kind, on_cpus, shares_gpus
 from distlaunch.resolve.sizes import Place, Request, about_idle, names_of, workers_of
-from distlaunch.resolve.sources.local import selection_here, workers_here
+from distlaunch.resolve.sources.local import selection_here
 
 
 def build_topology(allocation: Allocation, options: TrainOptions, facts: Facts, *, here: int | None) -> Topology:
@@ -29,49 +30,99 @@ def build_topology(allocation: Allocation, options: TrainOptions, facts: Facts, 
     Raises ConfigError for sizes that contradict each other or what there is, and for a scheduler's node left idle.
     """
     check_kind(options)
-    bounds = allocation.nodes
-    if options.num_nodes is not None:
-        bounds = options.num_nodes if isinstance(options.num_nodes, tuple) else (options.num_nodes, options.num_nodes)
+    bounds = bounds_of(allocation, options)
     request = Request(allocation=allocation, options=options, bounds=bounds)
-    slots = _Slots(request, facts, here)
+    known = {} if here is None else {here: facts}
+    slots = _Slots(request, known, here)
     chosen = _filtered([slots.numbered(place) for place in range(len(allocation.hosts))], options)
-    kept = _first_nodes(chosen, request, here)
-    places = [slots.room(each) for each in kept]
-    counts = workers_of(places, request)
+    kept, spares = _first_nodes(chosen, request, here)
     notes = list(allocation.notes)
-    if len(kept) < len(chosen):
-        ranks = {each.place for each in kept}
+    if len(kept) + len(spares) < len(chosen):
+        ranks = {each.place for each in (*kept, *spares)}
         said = "the number of nodes" if options.num_nodes is None else f"--num-nodes {_written(bounds)}"
         notes.append(f"not needed for {said}: {names_of([each.host for each in chosen if each.place not in ranks])}")
-    if idle := [place.host for place, count in zip(places, counts, strict=True) if count == 0]:
-        notes.append(about_idle(idle, len(places), request))
     if options.spread and (request.total is None or request.per_node is not None or bounds is not None):
         notes.append("--spread changes nothing: it deals a total (--num-gpus, --num-procs) where nothing else does")
-    planned = [(place, count) for place, count in zip(places, counts, strict=True) if count != 0]
-    return _Builder(request, facts, planned).topology(notes)
+    planned = _dealt_to([slots.room(each) for each in kept], request, notes)
+    topology = _Builder(request, known, facts.hostname, planned).topology(notes)
+    return replace(topology, spares=tuple(standing_by(each.host) for each in spares)) if spares else topology
+
+
+def settled_topology(
+    allocation: Allocation,
+    options: TrainOptions,
+    known: Mapping[int, Facts],
+    places: Sequence[int],
+    *,
+    here: int | None,
+) -> Topology:
+    """Decide as ``build_topology`` does, for hosts that have told what they have: these ``places``, in rank order.
+
+    ``known`` has each one's facts. Raises ConfigError that names the hosts that have less than they are to give.
+    """
+    bounds = None if bounds_of(allocation, options) is None else (len(places), len(places))
+    request = Request(allocation=allocation, options=options, bounds=bounds)
+    slots = _Slots(request, known, here)
+    numbered = [slots.numbered(place) for place in range(len(allocation.hosts))]
+    chosen = {each.place: each for each in _filtered(numbered, options)}
+    notes: list[str] = []
+    planned = _dealt_to([slots.room(chosen[place]) for place in places if place in chosen], request, notes)
+    return _Builder(request, known, known[places[0]].hostname, planned).topology(notes)
+
+
+def bounds_of(allocation: Allocation, options: TrainOptions) -> tuple[int, int] | None:
+    """Give the smallest and the largest number of nodes; None if that was left open."""
+    if options.num_nodes is None:
+        return allocation.nodes
+    return options.num_nodes if isinstance(options.num_nodes, tuple) else (options.num_nodes, options.num_nodes)
 
 
 # --- which hosts
 
 
-class _Slots:
-    """Counts the slots of hosts: what filters number, and what limits the workers."""
+def _dealt_to(places: Sequence[Place], request: Request, notes: list[str]) -> list[tuple[Place, int | None]]:
+    """Give each place that has some its number of workers. Raises ConfigError."""
+    counts = workers_of(places, request)
+    if idle := [place.host for place, count in zip(places, counts, strict=True) if count == 0]:
+        notes.append(about_idle(idle, len(places), request))
+    return [(place, count) for place, count in zip(places, counts, strict=True) if count != 0]
 
-    def __init__(self, request: Request, facts: Facts, here: int | None) -> None:
-        self._request, self._here, options = request, here, request.options
-        hosts = request.allocation.hosts
+
+def standing_by(host: Host) -> Node:
+    """Make the node that a host may become."""
+    return Node(host=host.name, known=host.known, slots=None, user=host.user, port=host.port, devices=None)
+
+
+class _Slots:
+    """Counts the slots of hosts: what filters number, and what limits the workers.
+
+    ``known`` has the facts of the hosts that are known, by place; ``here`` is this machine's.
+    """
+
+    def __init__(self, request: Request, known: Mapping[int, Facts], here: int | None) -> None:
+        self._request, self._known, self._here, options = request, known, here, request.options
         self._by_task = request.allocation.part == "worker"
-        # A launcher for each of several workers of a node sees what one worker has, not the node.
-        sees = here is not None and not (self._by_task and hosts[here].slots != 1) and not on_cpus(options)
-        granted = hosts[here].devices if here is not None else None
-        self._seen = len(selection_here(options, facts, granted=granted or ()).ids) if sees else None
+        self._on_cpus = on_cpus(options)
+        self._counts: dict[object, int] = {}
         picked = picked_gpus(options)
         self._picked = None if picked is None else len(picked)
+
+    def _seen(self, place: int) -> int | None:
+        """Count the devices that workers may use there; None if that is not known, or does not matter."""
+        facts = self._known.get(place)
+        host = self._request.allocation.hosts[place]
+        # A launcher for each of several workers of a node sees what one worker has, not the node.
+        if facts is None or self._on_cpus or (self._by_task and host.slots != 1):
+            return None
+        key = likeness(facts), host.devices
+        if key not in self._counts:
+            self._counts[key] = len(selection_here(self._request.options, facts, granted=host.devices or ()).ids)
+        return self._counts[key]
 
     def numbered(self, place: int) -> Host:
         """Give a host with as many slots as filters can number on it: the devices, or workers on CPUs."""
         host = self._request.allocation.hosts[place]
-        slots = self._numbered(host, self._seen if place == self._here else None)
+        slots = self._numbered(host, self._seen(place))
         if slots == host.slots:
             return host
         return replace(host, slots=slots, unit="workers" if host.slots is None else host.unit)  # nobody granted them
@@ -111,21 +162,28 @@ def _filtered(hosts: Sequence[Host], options: TrainOptions) -> Sequence[Chosen]:
     return apply_filters(hosts, options.include, options.exclude)
 
 
-def _first_nodes(hosts: Sequence[Chosen], request: Request, here: int | None) -> Sequence[Chosen]:
-    """Keep as many hosts as there are to be nodes; one node of a scheduler's job is the one that we run on."""
-    if request.bounds is None:
-        return hosts
-    fewest, most = request.bounds
-    if len(hosts) < fewest:
+def _first_nodes(
+    hosts: Sequence[Chosen], request: Request, here: int | None
+) -> tuple[Sequence[Chosen], Sequence[Chosen]]:
+    """Keep as many hosts as there are to be nodes, and after these the spares.
+
+    One node of a scheduler's job is the one that we run on. Raises ConfigError if there are too few.
+    """
+    bounds, spares = request.bounds, request.options.spares
+    fewest, most = bounds or (1, len(hosts))
+    if len(hosts) < fewest + spares:
         there = "there is only" if len(hosts) == 1 else "there are only"
+        said = [f"--num-nodes {_written(bounds)}"] * (bounds is not None) + [f"--spares {spares}"] * (spares > 0)
         raise ConfigError(
-            f"--num-nodes {_written(request.bounds)}: {there} {counted(len(hosts), 'host')},"
+            f"{' and '.join(said)}: {there} {counted(len(hosts), 'host')},"
             f" {names_of([each.host for each in hosts])} ({printable(request.allocation.source)})",
-            hint="ask for fewer nodes, or name more hosts",
+            hint="ask for fewer nodes, or name more hosts" if bounds else "ask for fewer, or name more hosts",
         )
-    if most == 1 and not request.by_user:
-        return [each for each in hosts if each.place == here] or hosts[:1]
-    return hosts[:most]
+    if bounds is not None and most == 1 and not request.by_user:
+        first = next((place for place, each in enumerate(hosts) if each.place == here), 0)
+        hosts = [hosts[first], *hosts[:first], *hosts[first + 1 :]]
+    nodes = min(most, len(hosts) - spares)
+    return hosts[:nodes], hosts[nodes : nodes + spares]
 
 
 def _written(bounds: tuple[int, int] | None) -> str:
@@ -142,17 +200,23 @@ def picked_gpus(options: TrainOptions) -> tuple[str, ...] | None:
 
 
 class _Builder:
-    """Makes the nodes of the places that have workers."""
+    """Makes the nodes of the places that have workers; of those that are ``known``, by place, with their devices."""
 
-    def __init__(self, request: Request, facts: Facts, planned: Sequence[tuple[Place, int | None]]) -> None:
-        self._request, self._facts, self._planned = request, facts, planned
+    def __init__(
+        self, request: Request, known: Mapping[int, Facts], hostname: str, planned: Sequence[tuple[Place, int | None]]
+    ) -> None:
+        self._request, self._hostname, self._planned = request, hostname, planned
         self._allocation, self._options = request.allocation, request.options
         self._picked = picked_gpus(request.options)
         self._several = len(planned) > 1
         self._by_task = request.allocation.part == "worker" and any(count != 1 for _, count in planned)
         """A launcher for each of several workers of a node: what we see here is one worker's, not the node's."""
-        seen = self._by_task and not on_cpus(request.options) and len(selection_here(request.options, facts).ids)
-        self._isolated = seen == 1
+        seen = [
+            len(selection_here(request.options, facts).ids)
+            for facts in (known.values() if self._by_task and not on_cpus(request.options) else ())
+        ]
+        self._isolated = seen == [1]
+        self._known = {} if self._by_task else known
 
     def topology(self, notes: list[str]) -> Topology:
         """Put all together."""
@@ -160,29 +224,35 @@ class _Builder:
         options = self._options
         on_gpus = asks_for_gpus(options) or all(p.host.unit == "gpus" and p.host.slots for p, _ in self._planned)
         device = "cpu" if on_cpus(options) else "cuda" if on_gpus else "auto"
+        finder = KnownHosts(self._request, self._known, several=self._several)
         here: int | None = None
         nodes: list[Node] = []
         for place, count in self._planned:
-            if place.here and not self._by_task:
-                here = len(nodes)
-                found = self._here(place, count)
-                notes += [note for note in found.notes if note not in notes]
-                device = device if self._several else found.device
-                nodes.append(found.nodes[0])
-            else:
+            if place.chosen.place not in self._known:
                 nodes.append(self._elsewhere(place, count))
+                continue
+            if place.here:
+                here = len(nodes)
+            if (node := finder.node(place, count)) is not None:
+                nodes.append(node)
+        finder.check()
+        told = finder.notes()
+        notes += [note for note in told if note not in notes]
+        if all(place.chosen.place in self._known for place, _ in self._planned):
+            device = finder.device or device
         first, bounds = self._planned[0][0], self._request.bounds
         master = self._master(first, notes) if self._several else None
-        told = self._several and first.chosen.place == 0  # the source's address is that of its first host
+        of_first = self._several and first.chosen.place == 0  # the source's address is that of its first host
         return Topology(
             nodes=tuple(nodes),
             device=device,
             notes=tuple(notes),
+            told=tuple(told),
             source=self._allocation.source,
             here=here,
             bounds=bounds if bounds is not None and bounds[0] < bounds[1] else None,
             master_addr=master,
-            master_port=self._allocation.master_port if told else None,
+            master_port=self._allocation.master_port if of_first else None,
         )
 
     def _check_picked(self) -> None:
@@ -202,31 +272,6 @@ class _Builder:
                     f" {printable(','.join(granted))} only",
                     hint=f"choose by place among them: --include {printable(place.host.name)}:0",
                 )
-
-    def _here(self, place: Place, count: int | None) -> Topology:
-        host, chosen = place.host, place.chosen
-        granted = host.devices or ()
-        if count is not None and not on_cpus(self._options) and not shares_gpus(self._options):
-            self._check_there(host, count, granted)
-        found = workers_here(self._options, self._facts, count=count, only=chosen.slots, granted=granted)
-        node = replace(found.nodes[0], host=host.name, known=host.known, user=host.user, port=host.port)
-        return replace(found, nodes=(node,))
-
-    def _check_there(self, host: Host, count: int, granted: Sequence[str]) -> None:
-        """Refuse workers for GPUs that others say are here, and that are not to be found. Raises ConfigError."""
-        request = self._request
-        asked = request.total is not None or request.per_node is not None
-        selection = selection_here(self._options, self._facts, granted=granted)
-        have, unit = len(selection.ids), "GPU" if host.unit == "gpus" else "worker"
-        if count <= have or asked or request.by_user or (unit == "worker" and not have):
-            return
-        why = "; ".join([selection.source, *selection.notes])
-        raise ConfigError(
-            f"{printable(self._allocation.source)} gives {printable(host.name)} {counted(host.slots or count, unit)},"
-            f" but {f'only {have}' if have else 'no GPU'} can be used here ({why})",
-            hint=(f"--gpus-per-node {have} takes what is here; " if have else "")
-            + "--num-procs N or --procs-per-node N starts workers without GPUs",
-        )
 
     def _elsewhere(self, place: Place, count: int | None) -> Node:
         """Make a node of which we see nothing: it finds its devices itself, unless they are named or not wanted."""
@@ -266,7 +311,7 @@ class _Builder:
         if name is None and first.chosen.place == 0:
             name = self._allocation.master_addr
         if name is None and first.host.known:
-            return self._facts.hostname if first.here and is_loopback(first.host.name) else first.host.name
+            return self._hostname if first.here and is_loopback(first.host.name) else first.host.name
         if name is None:
             notes.append("where rank 0's node can be reached is not known: --master-addr HOST says it")
         elif is_loopback(name):

@@ -210,6 +210,9 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         metavar="FILE",
         repeatable=True,
     ),
+    _row(
+        "--forward-env", "flag", "workers", "Send our environment to the other nodes, but for what belongs to a host."
+    ),
     _row("--workdir", "text", "workers", "The workers' working directory.", metavar="DIR"),
     _row("--python", "text", "workers", "The workers' Python interpreter.", metavar="PATH"),
     _row(

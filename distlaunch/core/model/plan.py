@@ -10,6 +10,7 @@ from distlaunch.core.model.gpus import Gpu
 from distlaunch.core.model.layout import TRAIN, Layout
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.topology import Node, total_slots
+from distlaunch.core.model.variables import SET_FOR_NODES
 
 _SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 _MASKED = "***"
@@ -54,6 +55,8 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     """0: any that is free."""
     bounds: tuple[int, int] | None = None
     """Smallest and largest number of nodes, if the job is elastic."""
+    spares: tuple[Node, ...] = ()
+    """Hosts that stand by."""
     master_port: int | None = None
     attempt: int = 0
     signal_group: bool = False
@@ -124,6 +127,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
             "world_size": self.world_size,
             "min_nodes": fewest,
             "max_nodes": most,
+            "spares": [node.host for node in self.spares if node.known],
             "master_addr": self.master_addr,
             "master_port": self.master_port,
             "workdir": self.workdir,
@@ -142,7 +146,8 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
         by_node = {rank: list(those) for rank, those in itertools.groupby(self.workers, lambda each: each.node_rank)}
         for node_rank, node in enumerate(self.nodes):
             planned = by_node.pop(node_rank, None)
-            workers = None if planned is None else [self._of_worker(each, argv, shared, mask) for each in planned]
+            own = argv if node.argv is None else list(node.argv)
+            workers = None if planned is None else [self._of_worker(each, own, shared, mask) for each in planned]
             yield {**_of_node(node_rank, node), "workers": workers}
 
     @staticmethod
@@ -176,7 +181,9 @@ def _of_node(node_rank: int, node: Node) -> dict[str, object]:
     about: dict[str, object] = {"host": host, "node_rank": node_rank, "slots": node.slots, "devices": devices}
     if any(node.gpus):
         about["gpus"] = [_of_gpu(each, gpu) for each, gpu in zip(node.devices or (), node.gpus, strict=False)]
-    extras = {"user": node.user, "port": node.port, "chosen": list(node.chosen or ()), "without": list(node.without)}
+    told = {name: value for name, value in node.env.items() if name in SET_FOR_NODES}
+    extras: dict[str, object] = {"env": told}
+    extras |= {"user": node.user, "port": node.port, "chosen": list(node.chosen or ()), "without": list(node.without)}
     return about | {name: value for name, value in extras.items() if value}
 
 

@@ -8,7 +8,7 @@ from distlaunch.core.model.gpus import Gpu
 from distlaunch.core.model.record import Record
 
 
-class Node(Record):
+class Node(Record, hide=("env",)):
     """One node in topology order. ``masks`` has one entry per worker: what its device mask is to say."""
 
     host: str
@@ -39,6 +39,8 @@ class Node(Record):
     """Each worker sees one device, as LOCAL_RANK 0."""
     env: Mapping[str, str] = {}
     """Variables that only this node's workers get, or get with another value than the others."""
+    argv: tuple[str, ...] | None = None
+    """Its workers' command line, where that is not the plan's."""
 
 
 class Topology(Record):
@@ -48,6 +50,8 @@ class Topology(Record):
     device: str
     """``cuda`` or ``cpu``: what the workers compute on; ``auto`` where the nodes decide."""
     notes: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+    """Of the notes, those about what the nodes have that are known: all of them tell it at the start."""
     source: str = "local"
     """Who said which nodes there are: ``flags``, ``slurm``, ...; ``local``: nobody, it is this machine."""
     here: int | None = 0
@@ -56,6 +60,8 @@ class Topology(Record):
     """CPUs of this machine that a scheduler grants the job, where it may not enforce them."""
     bounds: tuple[int, int] | None = None
     """Smallest and largest number of nodes, if the job is elastic."""
+    spares: tuple[Node, ...] = ()
+    """Hosts that stand by, and take the place of nodes that are not there."""
     master_addr: str | None = None
     """Where rank 0's node can be reached; None if that is not known yet, or needs nothing but loopback."""
     master_port: int | None = None

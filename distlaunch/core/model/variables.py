@@ -24,6 +24,9 @@ SET_FOR_WORKERS = frozenset({
 DEVICE_MASKS = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"})
 """Which devices a process sees, by vendor."""
 
+SET_FOR_NODES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""By which interface a node's workers reach the others: set where it is needed, and the user has not done it."""
+
 _OF_OUTER_LAUNCHERS = SET_FOR_WORKERS | {
     "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_TIMER_FILE", "TORCHELASTIC_HEALTH_CHECK_PORT", "TF_CONFIG",
     "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE", "NNODES", "NPROC_PER_NODE",

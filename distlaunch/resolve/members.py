@@ -1,0 +1,331 @@
+"""Layer resolve: the nodes of an attempt, composed from what the hosts that are there have told; pure.
+
+Members are numbered: the hosts that are to train first, then spares, then those that were discovered later. The number
+of a host never changes; node ranks are dealt anew for each attempt, in the order of the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from distlaunch.core.errors import ConfigError, NodesError
+from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import counted, printable
+from distlaunch.core.model.topology import Node, Topology
+from distlaunch.core.wire.remote import Reached, Survey, Surveyed
+from distlaunch.resolve import meeting
+from distlaunch.resolve.binding import pinned_note
+from distlaunch.resolve.environment import base_environment, given_environment
+from distlaunch.resolve.facts import Facts
+from distlaunch.resolve.hostlist import name_hosts
+from distlaunch.resolve.location import Location
+from distlaunch.resolve.masks import trusting
+from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.plan import (
+    CpuShare,
+    build_plan,
+    command_line,
+    command_target,
+    interpreter_note,
+    working_directory,
+)
+from distlaunch.resolve.topology import bounds_of, build_topology, settled_topology, standing_by
+from distlaunch.resolve.travel import travelling
+from distlaunch.resolve.variables import BackendVariables
+
+_PYTHON = "python3"
+"""The workers' interpreter where ours is not: with --setup the one that this has brought."""
+_HASH_SHOWN = 8
+
+
+class NodesDiffer(ConfigError):  # noqa: N818 - it says of nodes, not of an error
+    """Nodes do not have the same script, which a network file system may mend in a moment."""
+
+    def __init__(self, message: str, *, nodes: tuple[int, ...], hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.nodes = nodes
+        """By number: those to look at again."""
+
+
+class Composer:
+    """Makes the plan of each attempt from the surveys of the hosts that are there."""
+
+    def __init__(
+        self,
+        options: TrainOptions,
+        facts: Facts,
+        topology: Topology,
+        location: Location,
+        backend: BackendVariables,
+        *,
+        job_id: str,
+        run_dir: str,
+    ) -> None:
+        self._options, self._facts, self._backend = options, facts, backend
+        self._allocation, self._who = location.allocation, location.who
+        self._job_id, self._run_dir = job_id, run_dir
+        self._local = topology.here is not None
+        here = location.here
+        self._here_name = None if here is None else self._allocation.hosts[here].name
+        self._hosts: tuple[Node, ...] = (*topology.nodes, *topology.spares)
+        self._listed = {node.host for node in self._hosts}
+        self._training, self._spares = len(topology.nodes), len(topology.spares)
+        self._hosts_of_ranks: tuple[str, ...] = ()
+        self._base = base_environment(facts) if options.forward_env else {}
+        self._given = given_environment(options, facts)
+        self._notes = tuple(note for note in topology.notes if note not in topology.told)
+        self._everywhere, with_ours = travelling(self._base)
+        self._with_ours = {name: value for name, value in with_ours.items() if name not in self._given}
+        self._workdir = working_directory(options, facts, local=self._local)
+        self._target = command_target(options, facts, self._workdir, local=self._local)
+
+    # --- who there is
+
+    @property
+    def hosts(self) -> tuple[Node, ...]:
+        """The hosts that may take part, by number."""
+        return self._hosts
+
+    @property
+    def here(self) -> int | None:
+        """The number of this machine; None if it is none of them."""
+        return next((number for number, node in enumerate(self._hosts) if node.host == self._here_name), None)
+
+    @property
+    def spares(self) -> int:
+        """How many of the hosts stand by when all are there."""
+        return self._spares
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The fewest and the most nodes of an attempt; equal unless the job is elastic."""
+        bounds = bounds_of(self._allocation, self._options)
+        if bounds is None or bounds[0] == bounds[1]:
+            return self._training, self._training
+        return bounds
+
+    def located(self, run_dir: str) -> Composer:
+        """Take note of where the job's folder is in the end."""
+        self._run_dir = run_dir
+        return self
+
+    def discovered(self, output: str) -> tuple[Node, ...]:
+        """Take the hosts that the command of --discover has printed; give those that may take part now.
+
+        Those that are known keep their numbers, and new ones get the next. Raises ConfigError for what is no list.
+        """
+        from distlaunch.resolve.sources.flags import discovered_hosts
+
+        options = self._options
+        found = discovered_hosts(output, options.discover or "", options.named("discover"))
+        by_name = {host.name: host for host in found}
+        numbers = {node.host: number for number, node in enumerate(self._hosts)}
+        present = sorted(found, key=lambda host: numbers.get(host.name, len(numbers)))  # sorted() keeps their order
+        if not present:
+            self._listed = set()
+            return ()
+        gone = [host for host in self._allocation.hosts if host.name not in by_name]
+        allocation = replace(self._allocation, hosts=tuple(present))
+        here = next((place for place, host in enumerate(present) if host.name == self._here_name), None)
+        fewest = self.bounds[0] + options.spares
+        if len(present) < fewest:  # too few to train, but those that are known are to be reached all the same
+            nodes = tuple(standing_by(each) for each in present)
+        else:
+            topology = build_topology(allocation, options, self._facts, here=here)
+            nodes = (*topology.nodes, *topology.spares)
+        self._allocation = replace(allocation, hosts=(*present, *gone))
+        self._hosts = (*self._hosts, *(node for node in nodes if node.host not in numbers))
+        self._listed = {node.host for node in nodes}
+        return nodes
+
+    # --- what to ask the nodes, and what becomes of their answers
+
+    def survey(self, serial: int) -> Survey:
+        """Make the question that each of the hosts is asked."""
+        options = self._options
+        python = not options.no_python or options.module
+        setup = options.setup is not None  # which may bring the interpreter, or the program
+        return Survey(
+            serial=serial,
+            workdir=self._workdir,
+            pythons=(() if not python else (options.python,) if options.python else (self._facts.python, _PYTHON)),
+            script="" if options.module or options.no_python else self._target,
+            program="bash" if setup else "" if python else self._target,
+            run_dir=self._run_dir,
+            gpus=options.needs_gpus,
+            topology=options.bind != "none",
+        )
+
+    def compose(self, surveys: Mapping[int, Surveyed]) -> tuple[tuple[int, ...], LaunchPlan]:
+        """Choose among the hosts that are there, and plan for them; give their numbers by node rank, and the plan.
+
+        Raises NodesError if there are too few, ConfigError for what cannot be done, NodesDiffer for other scripts.
+        """
+        members = self._chosen(surveys)
+        options, chosen = self._options, {number: surveys[number] for number in members}
+        places = {host.name: place for place, host in enumerate(self._allocation.hosts)}
+        place_of = {number: places[self._hosts[number].host] for number in members}
+        here = None if self._here_name is None else places.get(self._here_name)
+        known: dict[int, Facts] = {}
+        notes: dict[str, list[str]] = {}
+        for number, surveyed in chosen.items():
+            place, host = place_of[number], self._hosts[number].host
+            facts, note = trusting(_facts_of(surveyed, host), self._allocation, here=place, who=self._who)
+            known[place] = facts
+            for each in (note, pinned_note(surveyed.cpus, "the agent")):
+                if each is not None:
+                    notes.setdefault(each, []).append(host)
+        topology = settled_topology(self._allocation, options, known, [place_of[n] for n in members], here=here)
+        numbers = {self._hosts[number].host: number for number in members}
+        members = tuple(numbers[node.host] for node in topology.nodes)
+        self._check_scripts(members, surveys)
+        if len(members) > 1 and options.interface is not None:
+            for number in members:
+                meeting.addresses(surveys[number], self._hosts[number].host, interface=options.interface, given=None)
+        python, pythons, told = self._pythons(members, surveys)
+        spare = [self._hosts[number] for number in sorted(surveys.keys() - set(members))]
+        said = [
+            *self._notes,
+            *topology.notes,
+            *(_said(note, hosts, len(members)) for note, hosts in notes.items()),
+            *told,
+        ]
+        topology = replace(
+            topology,
+            nodes=tuple(self._node(node, mine, python) for node, mine in zip(topology.nodes, pythons, strict=True)),
+            bounds=self.bounds if self.bounds[0] < self.bounds[1] else None,
+            spares=tuple(spare),
+            notes=tuple(said),
+        )
+        self._hosts_of_ranks = tuple(node.host for node in topology.nodes)
+        plan = build_plan(
+            options,
+            replace(self._facts, python=python),
+            topology,
+            self._backend,
+            job_id=self._job_id,
+            run_dir=self._run_dir,
+            local=self._local,
+            base=self._everywhere,
+            shares=[CpuShare(cpus=surveys[n].cpus, granted=surveys[n].granted_cpus) for n in members],
+        )
+        return members, plan
+
+    def addresses(self, surveyed: Surveyed, host: str) -> tuple[str, ...]:
+        """Give where the master may be reached, best first, from its survey and its name in the list of hosts."""
+        options = self._options
+        return meeting.addresses(surveyed, host, interface=options.interface, given=options.master_addr)
+
+    def meet(self, surveys: Sequence[Surveyed], reached: Mapping[int, Reached]) -> meeting.Meeting:
+        """Settle where the nodes of an attempt meet, from their answers by node rank. Raises LaunchError."""
+        names = self._hosts_of_ranks
+        hosts = names if len(names) == len(surveys) else tuple(each.hostname for each in surveys)
+        return meeting.meet(
+            surveys,
+            reached,
+            tried=self.addresses(surveys[0], hosts[0]),
+            hosts=hosts,
+            interface=self._options.interface,
+            set_by_user={**self._base, **self._given},
+            nccl=any(each.gpus.gpus for each in surveys),
+        )
+
+    # --- parts
+
+    def _chosen(self, surveys: Mapping[int, Surveyed]) -> tuple[int, ...]:
+        """Choose as many of those that are there as there are to be nodes, in the order of their numbers."""
+        fewest, most = self.bounds
+        there = [number for number in sorted(surveys) if self._hosts[number].host in self._listed]
+        wanted = max(fewest, min(most, len(self._listed) - self._options.spares))
+        if len(there) < fewest:
+            missing = [node.host for number, node in enumerate(self._hosts) if number not in surveys]
+            away = f": {name_hosts(missing)} {'is' if len(missing) == 1 else 'are'} not there" if missing else ""
+            raise NodesError(f"{counted(len(there), 'node')} of the {fewest:,} that are needed{away}")
+        return tuple(there[:wanted])
+
+    def _check_scripts(self, members: Sequence[int], surveys: Mapping[int, Surveyed]) -> None:
+        """Raise NodesDiffer if the script is missing somewhere, or is not the same on all nodes."""
+        if self._options.module or self._options.no_python:
+            return
+        by_hash: dict[str | None, list[int]] = {}
+        for number in members:
+            by_hash.setdefault(surveys[number].script_sha256, []).append(number)
+        script = printable(self._target)
+        hint = "have it on every node: copy it there, use a shared file system, or name where it is by --workdir"
+        lacking = by_hash.get(None)
+        if lacking is not None:
+            raise NodesDiffer(
+                f"{script} is not there on {self._names(lacking)} (directory: {printable(self._workdir)})",
+                nodes=tuple(lacking),
+                hint=hint,
+            )
+        if len(by_hash) == 1:
+            return
+        here = self.here
+        ours = surveys[here].script_sha256 if here is not None and here in members else None
+        right = ours or max(by_hash, key=lambda each: len(by_hash[each]))
+        others = {sha: numbers for sha, numbers in by_hash.items() if sha != right}
+        said = ", ".join(f"{(sha or '')[:_HASH_SHOWN]} on {self._names(numbers)}" for sha, numbers in others.items())
+        raise NodesDiffer(
+            f"{script} is not the same on all nodes: {said}, but {(right or '')[:_HASH_SHOWN]} on"
+            f" {self._names(by_hash[right])}",
+            nodes=tuple(sorted(number for numbers in others.values() for number in numbers)),
+            hint=hint,
+        )
+
+    def _pythons(
+        self, members: Sequence[int], surveys: Mapping[int, Surveyed]
+    ) -> tuple[str, list[tuple[str, bool]], list[str]]:
+        """Give rank 0's interpreter; each node's, and whether ours is there; and what the user should hear of it."""
+        options, ours = self._options, self._facts.python
+        pythons: list[tuple[str, bool]] = []
+        for number in members:
+            found = surveys[number].python
+            if options.python is not None:
+                pythons.append((options.python, surveys[number].shares_run_dir))
+            else:
+                own = _PYTHON if options.setup is not None or found is None else found
+                pythons.append((ours, True) if found == ours else (own, False))
+        notes: list[str] = []
+        by_python: dict[str, list[int]] = {}
+        for number, (python, _) in zip(members, pythons, strict=True):
+            by_python.setdefault(python, []).append(number)
+        if not options.no_python and options.python is None and list(by_python) != [ours]:
+            kinds = [f"{printable(python)} on {self._names(those)}" for python, those in by_python.items()]
+            how = "what --setup brings, " if options.setup is not None else ""
+            notes.append(
+                f"workers run {how}{', '.join(kinds)}: ours, {printable(ours)}, is not everywhere; see --python"
+            )
+        elif not options.no_python and (told := interpreter_note(options, self._facts)) is not None:
+            notes.append(told)
+        return pythons[0][0], pythons, notes
+
+    def _node(self, node: Node, python: tuple[str, bool], common: str) -> Node:
+        """Add what the workers of a node have for themselves: their interpreter, and what goes where ours is."""
+        mine, ours = python
+        own = None if mine == common else command_line(self._options, mine, self._target)
+        if own is None and not ours:
+            return node
+        return replace(node, argv=own, env=self._with_ours if ours else {})
+
+    def _names(self, numbers: Sequence[int]) -> str:
+        return name_hosts([self._hosts[number].host for number in numbers])
+
+
+def _facts_of(surveyed: Surveyed, host: str) -> Facts:
+    return Facts(
+        environ=surveyed.environ,
+        cwd="",
+        hostname=host,
+        python=surveyed.python or "",
+        cpus=surveyed.cpus,
+        gpus=surveyed.gpus,
+        paths={},
+        texts={},
+        programs={},
+    )
+
+
+def _said(note: str, hosts: Sequence[str], among: int) -> str:
+    return f"{'all nodes' if len(hosts) == among > 1 else name_hosts(hosts)}: {note}"
