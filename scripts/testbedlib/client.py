@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from testbedlib import entering, layout, sandbox
+from testbedlib import entering, layout, sandbox, users
 from testbedlib import hosts as bed
 from testbedlib.layout import HEAD
 from testbedlib.sandbox import TestbedError
@@ -61,6 +61,10 @@ class Hosts:
         self.ssh_config = self.environment["TESTBED_SSH_CONFIG"]
         self.local = f"{directory}/local"
         """A small disk of each host's own."""
+        self.shared = f"{directory}/shared"
+        """The same on all hosts, and open to all users; a test's own directory is root's."""
+        self.users = users.present()
+        """The login shells of the users beside root, by name."""
         self._keeper = keeper
         everywhere = (*self.layout, bed.SWITCH)
         self._namespaces = {name: bed.namespaces(directory, self.init, name) for name in everywhere}

@@ -136,13 +136,13 @@ def _mounts(own: str, directory: str, wanted: Wanted) -> None:
         os.mkdir(f"/run/{name}", 0o755)
     kernel.mount("tmpfs", _SHARED_MEMORY, "tmpfs", _TMPFS, "mode=1777")
     kernel.mount("tmpfs", "/var/log", "tmpfs", _TMPFS, "mode=755")
+    if wanted.own_tmp:
+        _own_tmp(own, directory)
     kernel.mount("tmpfs", f"{directory}/local", "tmpfs", _TMPFS, f"mode=1777,size={wanted.disk_mb}m")
     kernel.bind(f"{own}/etc_hosts", "/etc/hosts")
     for path, text in (("/etc/resolv.conf", ""), ("/etc/machine-id", f"{uuid.uuid4().hex}\n")):
         if os.path.isfile(path):
             _own_file(f"{own}/{os.path.basename(path)}", text, path)
-    if wanted.own_tmp:
-        _own_tmp(own, directory)
 
 
 def _own_file(source: str, text: str, target: str) -> None:
@@ -158,5 +158,5 @@ def _own_tmp(own: str, directory: str) -> None:
     kernel.mount("tmpfs", new, "tmpfs", _TMPFS, "mode=1777")
     if os.path.dirname(directory) == _TMP:
         os.mkdir(f"{new}/{os.path.basename(directory)}")
-        kernel.bind(directory, f"{new}/{os.path.basename(directory)}")
-    kernel.bind(new, _TMP)
+        kernel.mount(directory, f"{new}/{os.path.basename(directory)}", "none", kernel.MS_BIND)
+    kernel.move(new, _TMP)

@@ -85,8 +85,9 @@ def _why(directory: str, host: Host) -> str:
 
 def _write_files(directory: str, all_hosts: list[Host], wanted: Wanted) -> None:
     users.install(directory)
-    for name in ("hosts", "ssh", "local"):
+    for name in ("hosts", "ssh", "local", "shared"):
         os.mkdir(f"{directory}/{name}", 0o755)
+    os.chmod(f"{directory}/shared", 0o1777)
     one_host.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "testbed", "-f", f"{directory}/ssh/id_ed25519"])
     texts = {"hosts.json": layout.to_json(all_hosts), "ssh/config": layout.ssh_config(all_hosts, wanted, directory)}
     for host in all_hosts:

@@ -16,6 +16,7 @@ MS_NOSUID = 0x2
 MS_NODEV = 0x4
 MS_NOEXEC = 0x8
 MS_BIND = 0x1000
+MS_MOVE = 0x2000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 _MNT_DETACH = 2
@@ -58,6 +59,11 @@ def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -
 def bind(source: str, target: str) -> None:
     """Show a file or a directory, with all that is mounted below it, in another place."""
     mount(source, target, "none", MS_BIND | MS_REC)
+
+
+def move(source: str, target: str) -> None:
+    """Take a mount from one place to another."""
+    mount(source, target, "none", MS_MOVE)
 
 
 def private_mounts() -> None:

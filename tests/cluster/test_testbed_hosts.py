@@ -214,3 +214,50 @@ def test_a_mistake_is_one_line(words, said):
     (line,) = done.stderr.splitlines()
     assert line.startswith("testbed: error: ")
     assert said in line
+
+
+SHELLS = {
+    "plain": "bash",
+    "noisy": "bash",
+    "nohome": "bash",
+    "dashuser": "dash",
+    "cshuser": "tcsh",
+    "fishuser": "fish",
+    "zshuser": "zsh",
+}
+
+
+@pytest.mark.parametrize("user", SHELLS)
+def test_users_have_the_shell_of_their_name(make_hosts, user):
+    hosts = make_hosts(1)
+    assert user in hosts.users, f"the shell of {user} is not installed"
+    script = Path(hosts.shared, "who.py")
+    script.write_text("import os, pwd; print(pwd.getpwuid(os.getuid()).pw_name, os.path.basename(os.environ['SHELL']))")
+    done = hosts.run(HEAD, "ssh", "-l", user, "n1", f"{sys.executable} {script}")
+    said = done.stdout.splitlines()
+    assert said[-1] == f"{user} {SHELLS[user]}"
+    assert (said[0] == "Welcome to the cluster! (.bashrc)") == (user == "noisy")
+    assert ("quota exceeded" in done.stderr) == (user == "noisy")
+    assert ("Could not chdir" in done.stderr) == (user == "nohome")
+
+
+def test_a_user_who_may_not_log_in(make_hosts):
+    hosts = make_hosts(1)
+    done = hosts.run(HEAD, "ssh", "-l", "nologin", "n1", "true", check=False)
+    assert (done.returncode, "not available" in done.stdout) == (1, True)
+
+
+def test_the_keys_of_the_machine_are_out_of_sight(make_hosts):
+    hosts = make_hosts(1)
+    assert hosts.run("n1", "ls -d ~root/.ssh /root/.ssh", check=False).stdout.split() == [f"{hosts.home}/.ssh"]
+
+
+def test_nothing_below_its_directory_leads_to_the_machine_s_own_files(make_hosts):
+    hosts = make_hosts(1, "--own-tmp")
+    for where in ("n1", "switch"):
+        lines = hosts.run(where, "cat /proc/self/mountinfo").stdout.splitlines()
+        below = {
+            fields[4]: fields[fields.index("-") + 1] for fields in map(str.split, lines) if hosts.directory in fields[4]
+        }
+        assert set(below) <= {hosts.directory, hosts.local}
+        assert below.get(hosts.local, "tmpfs") == "tmpfs"
