@@ -261,3 +261,26 @@ def test_nothing_below_its_directory_leads_to_the_machine_s_own_files(make_hosts
         }
         assert set(below) <= {hosts.directory, hosts.local}
         assert below.get(hosts.local, "tmpfs") == "tmpfs"
+
+
+def test_the_launcher_runs_on_the_head(hosts):
+    script = hosts.work / "where.py"
+    script.write_text("import socket; print(socket.gethostname())")
+    result = hosts.train("--num-procs", "2", script)
+    assert result.returncode == 0, result.stderr
+    assert result.lines_of(1) == [HEAD]
+
+
+def test_the_launcher_itself_is_signalled(hosts):
+    script = hosts.work / "waits.py"
+    script.write_text("import time; time.sleep(1000)")
+    running = hosts.start(["train", "--num-procs", "1", "--grace", "1", script])
+    running.wait_workers(1)
+    assert Path(f"/proc/{running.pid}/cmdline").read_bytes().split(b"\0")[1:4] == [b"-m", b"distlaunch", b"train"]
+    running.send_signal(signal.SIGTERM)
+    assert running.wait().returncode == 143
+    running = hosts.start(["train", "--num-procs", "1", script])
+    running.wait_workers(1)
+    running.send_signal(signal.SIGKILL)
+    assert running.wait().returncode == -signal.SIGKILL
+    hosts.assert_clean()
