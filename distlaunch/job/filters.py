@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from distlaunch.job.files import open_to_append
+from distlaunch.core.agent.filing import open_to_append
 
 _LONGEST_LINE = 64 << 10
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from distlaunch.core.agent.filing import LogFiles
 from distlaunch.core.model.layout import STDERR, STDOUT, TRAIN, Layout
-from distlaunch.job.files import open_to_append
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.sink import Sink
-
-_RETRY_S = 5.0
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_File = tuple[int, int]
-"""Rank and stream; 0 where both streams have one file."""
 
 
 class EventLog:
@@ -56,45 +50,37 @@ class OutputFiles:
     ) -> None:
         self._run_dir = run_dir
         self._sink = sink
-        self._trouble = trouble
         self._layout = layout
         self._ranks = ranks
         self._filters = filters or {}
-        self._told = False
-        self._attempt = 0
-        self._files: dict[_File, int] = {}
-        self._missing: dict[_File, int] = {}  # bytes not filed
-        self._retry_at: dict[_File, float] = {}
+        self._logs = LogFiles(
+            run_dir,
+            0,
+            lambda why: trouble(f"log files have stopped: {why} ({run_dir}); the job goes on"),
+            layout=layout,
+        )
 
     def begin_attempt(self, attempt: int) -> None:
         """File into this attempt's folder from now on; no output of an earlier one is under way."""
-        self._attempt = attempt
+        self._logs.begin_attempt(attempt)
         for rank in self._ranks if self._layout.folder else ():
             with suppress(OSError):  # told when there is output to file
                 os.mkdir(self._layout.rank_dir(self._run_dir, attempt, rank), 0o700)
                 for stream in (STDOUT, STDERR):  # there from the start, for whoever follows them
-                    os.close(self._open((rank, stream)))
+                    os.close(self._logs.open(rank, stream))
         for stream, lines in self._filters.items():
             lines.begin(self._layout.filtered_path(self._run_dir, attempt, stream))
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         """Take a chunk."""
-        self._file((rank, stream if self._layout.separate else 0), data, now)
+        self._logs.output(rank, stream, data, now)
         if stream in self._filters:
             self._filters[stream].output(rank, data)
         self._sink.output(rank, stream, data, now)
 
     def rank_ended(self, rank: int, now: float) -> None:
         """Close the rank's files."""
-        for file in ((rank, STDOUT), (rank, STDERR)) if self._layout.separate else ((rank, 0),):
-            if file in self._missing:
-                self._retry_at[file] = now
-                self._file(file, b"", now)  # says how much is missing, if there is room for that by now
-            descriptor = self._files.pop(file, -1)
-            if descriptor >= 0:
-                os.close(descriptor)
-            self._retry_at.pop(file, None)
-            self._missing.pop(file, None)
+        self._logs.rank_ended(rank, now)
         for lines in self._filters.values():
             lines.rank_ended(rank)
         self._sink.rank_ended(rank, now)
@@ -115,29 +101,3 @@ class OutputFiles:
     def on_room(self, wake: Callable[[], None]) -> None:
         """Ask the console."""
         self._sink.on_room(wake)
-
-    def _file(self, file: _File, data: bytes, now: float) -> None:
-        if file in self._missing and now < self._retry_at[file]:
-            self._missing[file] += len(data)
-            return
-        written = 0
-        try:
-            descriptor = self._files.get(file, -1)
-            if descriptor < 0:
-                descriptor = self._files[file] = self._open(file)
-            if gap := self._missing.get(file):
-                os.write(descriptor, f"\n[distlaunch: {gap} bytes are missing here]\n".encode())
-                del self._missing[file]
-            while written < len(data):
-                written += os.write(descriptor, data[written:] if written else data)
-        except OSError as exc:
-            self._missing[file] = self._missing.get(file, 0) + len(data) - written
-            self._retry_at[file] = now + _RETRY_S
-            if not self._told:
-                self._told = True
-                why = "the disk is full" if exc.errno in _FULL else os.strerror(exc.errno or 0)
-                self._trouble(f"log files have stopped: {why} ({self._run_dir}); the job goes on")
-
-    def _open(self, file: _File) -> int:
-        rank, stream = file
-        return open_to_append(self._layout.log_path(self._run_dir, self._attempt, rank, stream))

@@ -6,12 +6,12 @@ import os
 import time
 from contextlib import suppress
 
+from distlaunch.core.agent.filing import open_to_append
 from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as a
-from distlaunch.job.files import open_to_append
 from distlaunch.job.records import EventLog
 from distlaunch.job.rundir import RunDir
 from distlaunch.job.sink import Sink

@@ -14,19 +14,19 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
 
 from distlaunch.core.agent import table as t
 from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.evidence import gather, oom_kills
 from distlaunch.core.agent.output import Posted, Pump, PumpFailed, Taker
-from distlaunch.core.agent.ports import HeldPort, hold_port
+from distlaunch.core.agent.ports import HeldPort
 from distlaunch.core.agent.preloading import Preloading
+from distlaunch.core.agent.preparing import GpusFree, Preparing
 from distlaunch.core.agent.pseudo_terminal import PseudoTerminal
 from distlaunch.core.agent.remains import Remains
 from distlaunch.core.agent.spawner import SWEEP_S
 from distlaunch.core.agent.stacks import StackTaker
-from distlaunch.core.agent.streams import WorkerStreams, bootstrap_environment
+from distlaunch.core.agent.streams import Ground, WorkerStreams, bootstrap_environment
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.layout import STDERR
 from distlaunch.core.model.never import assert_never
@@ -34,17 +34,8 @@ from distlaunch.core.model.text import ended_how
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import spawning as w
 
-GPU_RELEASE_S = 30.0
-"""How long the driver may take to give back the memory of processes that have ended."""
 _PUMP_S = 2.0
 _TYPED_AHEAD_BYTES = 1 << 20
-
-
-class _GpusFree(NamedTuple):
-    """The wait before an attempt is over; ``holders`` still had memory."""
-
-    prepare: m.Prepare
-    holders: tuple[int, ...]
 
 
 class Agent:
@@ -62,8 +53,9 @@ class Agent:
         taker: Taker,
         send: Callable[[m.FromAgent], None],
         clock: Callable[[], float],
+        ground: Ground | None = None,
     ) -> None:
-        self._job_id = job_id
+        self.job_id = job_id
         self._cookie = cookie
         self._nofile = nofile
         self._channel = channel
@@ -73,11 +65,12 @@ class Agent:
         self._table = t.WorkerTable()
         self._start: m.Start | None = None
         self._pids: list[int] = []  # of this attempt's workers
-        self._port = port  # for the first attempt it may be held already
+        self._ground = ground or Ground()
+        self._preparing = Preparing(port=port, send=send, post=self._post)
         self._terminal: PseudoTerminal | None = None
         self._typed_ahead = bytearray()
         self._oom_before = 0
-        self._posted: deque[Posted | _GpusFree | m.Stacks] = deque()
+        self._posted: deque[Posted | GpusFree | m.Stacks] = deque()
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
@@ -102,7 +95,7 @@ class Agent:
 
     def descriptors(self) -> dict[int, int]:
         """Give what to poll, with the events."""
-        wanted = {self._wake: select.POLLIN}
+        wanted = {self._wake: select.POLLIN, **self._preparing.descriptors()}
         if self._terminal is not None and self._terminal.has_unsent:
             wanted[self._terminal.fileno()] = select.POLLOUT
         if not self._lost:
@@ -125,15 +118,15 @@ class Agent:
             os.read(self._wake, 65536)
         if self._terminal is not None:
             self._terminal.flush()
+        self._preparing.on_ready()
         if self._is_init:
             self._remains.reap_adopted()
         if not self._lost:
             self._take_from_spawner()
         while self._posted:
             event = self._posted.popleft()
-            if isinstance(event, _GpusFree):
-                held = ", ".join(map(str, event.holders))
-                self._hold(event.prepare, warning=f"GPU memory is still held by ended pid {held}" if held else None)
+            if isinstance(event, GpusFree):
+                self._preparing.gpus_free(event, owner=self.job_id)
             elif isinstance(event, PumpFailed):
                 self._send(m.Fault(text=f"the output thread failed\n{event.text}"))
             elif isinstance(event, (m.Alive, m.Stacks)):
@@ -177,7 +170,7 @@ class Agent:
         self._pump.stop()
         if self._pump.is_alive():
             self._pump.join(timeout=_PUMP_S)
-        self._release_port()
+        self._preparing.release()
         self._close_terminal()
         self._stacks.close()
         self._preloading.close()
@@ -207,7 +200,8 @@ class Agent:
         """Carry out one message."""
         match message:
             case m.Prepare():
-                self._prepare(message)
+                on_gpus = self._start is not None and self._start.uses_gpus
+                self._preparing.prepare(message, owner=self.job_id, pids=self._pids if on_gpus else ())
             case m.Input():
                 self._type(message.data)
             case m.Resize():
@@ -222,45 +216,22 @@ class Agent:
             case _:
                 assert_never(message)
 
-    def _prepare(self, message: m.Prepare) -> None:
-        """Hold the port; after an attempt on GPUs, first wait (in a thread) until its memory has been given back."""
-        if self._start is None or not self._start.uses_gpus:
-            self._hold(message, warning=None)
-            return
-        from distlaunch.core.probe.gpu_memory import await_release
-
-        pids = frozenset(self._pids)
-
-        def wait() -> None:
-            self._post(_GpusFree(message, await_release(pids, bound_s=GPU_RELEASE_S, environ=os.environ)))
-
-        threading.Thread(target=wait, name="gpu memory", daemon=True).start()
-
-    def _hold(self, message: m.Prepare, *, warning: str | None) -> None:
-        if message.attempt > 0:
-            self._release_port()
-        problem = hint = None
-        try:
-            if message.port is not None and self._port is None:
-                self._port = hold_port(message.port, owner=self._job_id)
-        except ConfigError as exc:
-            problem, hint = exc.message, exc.hint
-        number = self._port.number if self._port else None
-        self._send(m.Prepared(attempt=message.attempt, port=number, problem=problem, hint=hint, warning=warning))
-
     def _begin(self, message: m.Start) -> None:
         self._start = message
         self._pids = []
         self._oom_before = oom_kills()
-        if self._port is not None:
-            self._port.share()
-        env = {**message.env, "DISTLAUNCH_COOKIE": self._cookie, **bootstrap_environment(message, self._nofile)}
+        self._preparing.share()
+        bootstrap = bootstrap_environment(message, self._nofile, self._ground.boot)
+        env = {**message.env, "DISTLAUNCH_COOKIE": self._cookie, **bootstrap}
         setup = w.Setup(
             env=env,
             cwd=message.cwd,
             cookie=self._cookie,
             nofile=self._nofile,
             signal_group=message.signal_group,
+            job_id=self.job_id,
+            orphan_grace_s=message.orphan_grace_s,
+            lodging=self._ground.lodging,
         )
         self._tell_spawner(setup)
         if message.preload and message.attempt == 0:
@@ -288,7 +259,7 @@ class Agent:
                     self._tell_started()
                     if isinstance(action, m.Gone):
                         self._close_terminal()
-                        self._release_port()
+                        self._preparing.release()
                         self._stacks.clear()
                     self._send(action)
 
@@ -301,7 +272,7 @@ class Agent:
         try:
             if start.terminal:
                 self._open_terminal(start)
-            stdin = spec.rank == start.stdin_rank
+            stdin = self._ground.stdin if spec.rank == start.stdin_rank else None
             streams = WorkerStreams(start, stdin=stdin, terminal=self._terminal, nofile=self._nofile)
         except OSError as exc:
             self._step(w.SpawnFailed(rank=spec.rank, step="pipe", errno=exc.errno or 0))
@@ -336,11 +307,6 @@ class Agent:
             self._terminal.close()
             self._terminal = None
 
-    def _release_port(self) -> None:
-        if self._port is not None:
-            self._port.release()
-            self._port = None
-
     def _tell_spawner(self, message: w.ToSpawner, descriptors: tuple[int, ...] = ()) -> None:
         if self._lost:
             return
@@ -351,7 +317,7 @@ class Agent:
         except OSError:
             self._spawner_lost()
 
-    def _post(self, event: Posted | _GpusFree | m.Stacks) -> None:
+    def _post(self, event: Posted | GpusFree | m.Stacks) -> None:
         self._posted.append(event)
         with self._waking, suppress(BlockingIOError):
             if self._wake_end >= 0:

@@ -2,7 +2,9 @@
 
 Held means bound and not listening, exclusively, on the dual-stack wildcard address. SO_REUSEADDR is set on the held
 socket only just before rank 0 starts; rank 0's server sets the flag too and may then bind and listen, all others are
-refused. A lock file says which job of ours holds a port: a bound, silent socket is in no table of the kernel.
+refused. Other nodes try whether they get through to a second socket, which listens on the port until then: the held one
+must not listen itself, as its ``shutdown`` would give a port back that the kernel has chosen. A lock file says which
+job of ours holds a port: a bound, silent socket is in no table of the kernel.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
 
 _TIME_WAIT, _LISTEN = "06", "0A"  # as /proc/net/tcp has states
+_BACKLOG = 4096
 
 
 class HeldPort:
@@ -27,6 +30,27 @@ class HeldPort:
         self._held = held
         self._lock = lock
         self.number: int = held.getsockname()[1]
+
+    def listener(self) -> socket.socket:
+        """Listen on the port, without blocking; whoever closes this leaves the port held. Raises OSError."""
+        listening = socket.socket(self._held.family, socket.SOCK_STREAM)
+        try:
+            listening.setblocking(False)  # noqa: FBT003 - the standard library's signature
+            if self._held.family == socket.AF_INET6:
+                with suppress(OSError):
+                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            # Both flags let this one in beside the held one; what it leaves in TIME_WAIT has the flag, too.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.share()
+            try:
+                listening.bind(self._held.getsockname()[:2])
+                listening.listen(_BACKLOG)
+            finally:
+                self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        except OSError:
+            listening.close()
+            raise
+        return listening
 
     def share(self) -> None:
         """Let a server that sets SO_REUSEADDR bind the port from now on."""

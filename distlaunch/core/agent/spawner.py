@@ -14,7 +14,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -44,10 +44,13 @@ _TO_WORKERS = (
 )  # fmt: skip
 
 
-def start_spawner(*, job_id: str, orphan_grace_s: float) -> tuple[Channel[w.FromSpawner], int]:
+def start_spawner(
+    *, job_id: str, orphan_grace_s: float, keep: Collection[int] = ()
+) -> tuple[Channel[w.FromSpawner], int]:
     """Fork the spawner; give our end of the channel and its pid. Call before the first thread is started.
 
-    ``orphan_grace_s``: how long workers may take to end by TERM if this process vanishes.
+    ``orphan_grace_s``: how long workers may take to end by TERM if this process vanishes, unless a ``Setup`` says it.
+    ``keep``: descriptors that it needs as well.
     """
     become_subreaper()
     ours, theirs = socket.socketpair()
@@ -55,23 +58,23 @@ def start_spawner(*, job_id: str, orphan_grace_s: float) -> tuple[Channel[w.From
     try:
         pid = os.fork()
         if pid == 0:
-            _run(theirs, job_id, orphan_grace_s)
+            _run(theirs, job_id, orphan_grace_s, keep)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return Channel(ours, Decoder(w.FROM_SPAWNER)), pid
 
 
-def _run(end: socket.socket, job_id: str, orphan_grace_s: float) -> NoReturn:
+def _run(end: socket.socket, job_id: str, orphan_grace_s: float, keep: Collection[int]) -> NoReturn:
     code = EXIT_SOFTWARE
     channel: Channel[w.ToSpawner] = Channel(end, Decoder(w.TO_SPAWNER))
     try:
         os.setsid()
         die_with_parent(signal.SIGCONT)  # should somebody have stopped us when the agent ends, we must wake to see it
-        rename_process(NAME, f"{NAME}: parent of the workers of job {job_id}")
-        _close_inherited(keep=end.fileno())
+        rename_process(NAME, _title(job_id))
+        _close_inherited(keep={end.fileno(), *keep})
         become_subreaper()
-        Spawner(channel, orphan_grace_s=orphan_grace_s).run()
+        Spawner(channel, job_id=job_id, orphan_grace_s=orphan_grace_s).run()
         code = 0
     except Exception:  # noqa: BLE001 - nobody above could tell of it
         import traceback
@@ -80,6 +83,10 @@ def _run(end: socket.socket, job_id: str, orphan_grace_s: float) -> NoReturn:
             channel.send(w.Broken(text=traceback.format_exc()))
     finally:
         os._exit(code)  # never unwind into the launcher's frames
+
+
+def _title(job_id: str) -> str:
+    return f"{NAME}: parent of the workers of job {job_id}" if job_id else NAME
 
 
 def _ignore_signals() -> tuple[int, ...]:
@@ -91,9 +98,9 @@ def _ignore_signals() -> tuple[int, ...]:
     return ignored
 
 
-def _close_inherited(*, keep: int) -> None:
+def _close_inherited(*, keep: Collection[int]) -> None:
     for name in os.listdir("/proc/self/fd"):
-        if int(name) != keep:
+        if int(name) not in keep:
             with suppress(OSError):
                 os.close(int(name))
     null = os.open(os.devnull, os.O_RDWR)
@@ -105,8 +112,9 @@ def _close_inherited(*, keep: int) -> None:
 class Spawner:
     """Starts, signals, reaps and sweeps on the agent's word."""
 
-    def __init__(self, channel: Channel[w.ToSpawner], *, orphan_grace_s: float) -> None:
+    def __init__(self, channel: Channel[w.ToSpawner], *, job_id: str, orphan_grace_s: float) -> None:
         self._channel = channel
+        self._job_id = job_id
         self._orphan_grace_s = orphan_grace_s
         self._setup = w.Setup(env={}, cwd="/", cookie="", nofile=1024, signal_group=False)
         self._pids: dict[int, int] = {}  # pid -> rank, of workers not reaped yet
@@ -156,7 +164,7 @@ class Spawner:
     def _handle(self, message: w.ToSpawner) -> None:
         match message:
             case w.Setup():
-                self._setup = message
+                self._set_up(message)
             case w.Spawn():
                 descriptors = [self._channel.received.popleft() for _ in message.descriptors]
                 if self._warm.can_fork(message):
@@ -182,6 +190,14 @@ class Spawner:
                 pass  # the loop's own
             case _:
                 assert_never(message)
+
+    def _set_up(self, setup: w.Setup) -> None:
+        self._setup = setup
+        if setup.orphan_grace_s is not None:
+            self._orphan_grace_s = setup.orphan_grace_s
+        if setup.job_id != self._job_id:
+            self._job_id = setup.job_id
+            rename_process(NAME, _title(setup.job_id))
 
     def _report(self, message: w.FromSpawner) -> None:
         with suppress(OSError):  # the agent is gone: the read side of the loop sees it
@@ -342,6 +358,10 @@ class Spawner:
             self._reap()
         while self._kill_all():
             time.sleep(_WEDGED_STEP_S)
+        if self._setup.lodging:
+            from distlaunch.core.agent.lodging import remove_tree
+
+            remove_tree(self._setup.lodging)
 
 
 def _to_group(pid: int, signum: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 
 from distlaunch.core.agent.pseudo_terminal import PseudoTerminal
@@ -11,6 +12,7 @@ from distlaunch.core.wire import messages as m
 
 _HIGH = 100
 """Our descriptors get numbers that neither a shell's redirections nor a program's first files have."""
+BOOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot")
 _FEWEST = 8
 """With a lower limit of open files Python hardly starts; numbers above it can be given, too, but only once."""
 
@@ -24,14 +26,26 @@ def extra_numbers(nofile: int) -> tuple[int, int, int]:
     return progress, progress + 1, progress + 2
 
 
-def bootstrap_environment(start: m.Start, nofile: int) -> dict[str, str]:
+class Ground:
+    """What the place where an agent runs gives it and its workers: here, the launcher's own process."""
+
+    boot: str = BOOT
+    """The folder of our code for the workers' interpreters."""
+    lodging: str = ""
+    """A folder of the agent's own, which is to be gone when it has ended."""
+
+    def stdin(self, start: m.Start) -> int:
+        """Open what the rank with the launcher's stdin reads. Raises OSError."""
+        return os.dup(0)
+
+
+def bootstrap_environment(start: m.Start, nofile: int, folder: str = BOOT) -> dict[str, str]:
     """Give the variables that tell a worker of its descriptors, and that bring our code into its interpreter."""
     progress, stacks, _ = extra_numbers(nofile)
     env = {PROGRESS_FD: str(progress)}
     if start.watch:
         env[STACKS_FD] = str(stacks)
     if start.bootstrap:
-        folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot")
         env["DISTLAUNCH_BOOT"] = folder
         if start.bootstrap == "direct":
             env["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, start.env.get("PYTHONPATH"))))
@@ -45,7 +59,9 @@ class WorkerStreams:
     stream number, ``progress``, and ``stacks`` (a file in memory, -1 if none is wanted).
     """
 
-    def __init__(self, start: m.Start, *, stdin: bool, terminal: PseudoTerminal | None, nofile: int) -> None:
+    def __init__(
+        self, start: m.Start, *, stdin: Callable[[m.Start], int] | None, terminal: PseudoTerminal | None, nofile: int
+    ) -> None:
         opened: list[int] = []
         self.outputs: dict[int, int] = {}
         self.stacks = -1
@@ -58,7 +74,7 @@ class WorkerStreams:
                 opened.append(terminal.output)
                 ends = list(terminal.worker_ends)
             else:
-                ends = [os.dup(0) if stdin else os.open(os.devnull, os.O_RDONLY)]
+                ends = [stdin(start) if stdin else os.open(os.devnull, os.O_RDONLY)]
                 opened += ends
                 for number in (1, 2):
                     self.outputs[number], end = os.pipe()

@@ -173,8 +173,18 @@ class Fed(Record):
     closed: bool
 
 
+class Ending(Record):
+    """The agent was told to end on its node, or has failed: it ends its workers and then itself, and says no more.
+
+    The channel may stay open for as long: it is held by the shell that the agent was started from.
+    """
+
+    why: str
+    """As a clause: ``the agent was told to end by signal 15``."""
+
+
 ToRemote = m.ToAgent | Survey | Reach | Ping | Credit | Feed | Leave
-FromRemote = m.FromAgent | Hello | Surveyed | Reached | Pong | Output | RankEnded | Fed
+FromRemote = m.FromAgent | Hello | Surveyed | Reached | Pong | Output | RankEnded | Fed | Ending
 TO_REMOTE: tuple[type, ...] = (*m.TO_AGENT, Survey, Reach, Ping, Credit, Feed, Leave)
-FROM_REMOTE: tuple[type, ...] = (*m.FROM_AGENT, Hello, Surveyed, Reached, Pong, Output, RankEnded, Fed)
+FROM_REMOTE: tuple[type, ...] = (*m.FROM_AGENT, Hello, Surveyed, Reached, Pong, Output, RankEnded, Fed, Ending)
 REMOTE_PARTS: tuple[type, ...] = (*m.PARTS, Interface, Route, Gpu, MigDevice, GpuInventory, CpuInventory)

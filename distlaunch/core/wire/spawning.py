@@ -21,6 +21,12 @@ class Setup(Record):
     """Soft limit of open files to give them: the one the launcher was started with."""
     signal_group: bool
     """They are asked to end by their process group, also when the agent has vanished."""
+    job_id: str = ""
+    """Shown in the spawner's title, if it was not known before."""
+    orphan_grace_s: float | None = None
+    """How long they may take to end by TERM if the agent vanishes; None: what the spawner was started with."""
+    lodging: str = ""
+    """The agent's own folder, to be removed after all if it vanishes."""
 
 
 class Preload(Record):

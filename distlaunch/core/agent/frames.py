@@ -1,0 +1,120 @@
+"""Layer core.agent: messages to and from the coordinator over two descriptors, which never block their owner."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from distlaunch.core.wire.codec import Decoder, encode
+
+_READ_BYTES = 1 << 18
+_READS_AT_ONCE = 16
+
+M = TypeVar("M")
+
+
+class FrameStream(Generic[M]):
+    """Both directions of the channel. ``send`` may be called from any thread; all else is the loop's.
+
+    ``wake`` is called when ``send``, in another thread, has left something that waits for the peer to read.
+    """
+
+    def __init__(self, reading: int, writing: int, decoder: Decoder[M], wake: Callable[[], None]) -> None:
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+        self._reading = reading
+        self._writing = writing
+        self._decoder = decoder
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._out: deque[memoryview] = deque()
+        self.is_open = True
+        """Nothing is known of the end of what the peer sends."""
+        self.is_broken = False
+        """What is sent is dropped: nobody takes it any more."""
+
+    def descriptors(self) -> dict[int, int]:
+        """Give what to poll, with the events."""
+        wanted = {self._reading: select.POLLIN} if self.is_open else {}
+        if self._out:
+            wanted[self._writing] = wanted.get(self._writing, 0) | select.POLLOUT
+        return wanted
+
+    def send(self, message: Any) -> None:
+        """Queue a message and write what the peer takes now."""
+        self.put(encode(message))
+
+    def put(self, data: bytes) -> None:
+        """Queue bytes and write what the peer takes now."""
+        with self._lock:
+            waits = bool(self._out)
+            if self.is_broken:
+                return
+            self._out.append(memoryview(data))
+            if waits:
+                return
+            self._write()
+            waits = bool(self._out) or self.is_broken
+        if waits:
+            self._wake()
+
+    def flush(self) -> None:
+        """Write what the peer takes now."""
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            while self._out:
+                data = self._out[0]
+                written = os.write(self._writing, data)
+                if written == len(data):
+                    self._out.popleft()
+                else:
+                    self._out[0] = data[written:]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._out.clear()
+            self.is_broken = True
+
+    def receive(self) -> list[M] | None:
+        """Read what is there, in portions; None at the end of the stream. Raises ProtocolError."""
+        messages: list[M] = []
+        for _ in range(_READS_AT_ONCE):
+            if not self.is_open:
+                return messages or None
+            try:
+                data = os.read(self._reading, _READ_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self.is_open = False
+                return messages or None
+            messages.extend(self._decoder.feed(data))
+            if len(data) < _READ_BYTES:
+                break
+        return messages
+
+    def close(self, *, bound_s: float) -> None:
+        """Let what has been sent leave, for so long; then close both directions."""
+        deadline = time.monotonic() + bound_s
+        poll = select.poll()
+        while self._out and (left_s := deadline - time.monotonic()) > 0:
+            poll.register(self._writing, select.POLLOUT)
+            poll.poll(left_s * 1000)
+            self.flush()
+        with self._lock:
+            self._out.clear()
+            self.is_open, self.is_broken = False, True
+        for descriptor in {self._reading, self._writing}:
+            with suppress(OSError):
+                os.close(descriptor)

@@ -1,0 +1,157 @@
+"""Layer core.agent: a folder of an agent's own on its node, made when first needed, and gone when the agent has ended.
+
+It holds our code for the workers' interpreters, where ours runs from a zip, and what would be in the job's folder if
+that were there. The agent removes it, or the spawner, should the agent be killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+from distlaunch.core.agent.streams import BOOT
+from distlaunch.core.model.layout import MARKER
+from distlaunch.core.wire import messages as m
+
+_BOOT_FILES = ("sitecustomize.py", "_distlaunch_warm.py", "_distlaunch_worker.py")
+_ELSEWHERE = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - the folder made there is new, and only we can enter it
+
+
+class Lodging:
+    """The folder; ``path`` is empty until it is made."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self.path = ""
+        self._lock = -1
+
+    def boot(self) -> str:
+        """Give the folder of our code for the workers' interpreters, made if needed. Raises OSError."""
+        if os.path.isdir(BOOT):
+            return BOOT
+        folder = os.path.join(self._made(), "boot")
+        if not all(os.path.exists(os.path.join(folder, name)) for name in _BOOT_FILES):
+            self._extract(folder)
+        return folder
+
+    def run_dir(self) -> str:
+        """Give the folder that stands for the job's, made if needed. Raises OSError."""
+        folder = os.path.join(self._made(), "job")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        return folder
+
+    @staticmethod
+    def _extract(folder: str) -> None:
+        get_data = __loader__.get_data  # type: ignore[name-defined]  # zipimport's, as we came from there
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        for name in _BOOT_FILES:
+            with open(os.path.join(folder, name), "wb") as file:
+                file.write(get_data(os.path.join(BOOT, name)))
+
+    def _made(self) -> str:
+        if self.path and os.path.isdir(self.path):
+            return self.path
+        self._unlock()
+        problem = OSError("there is no place for temporary files")
+        for base in self._bases():
+            path = os.path.join(base, f"distlaunch-agent-{os.urandom(6).hex()}")
+            try:
+                os.mkdir(path, 0o700)
+                if not os.path.isdir(BOOT):  # a full disk shows now, while there are other places
+                    self._extract(os.path.join(path, "boot"))
+            except OSError as exc:
+                problem = exc
+                remove_tree(path)
+                continue
+            self.path = path
+            with suppress(OSError):  # systemd-tmpfiles leaves alone what somebody has locked
+                self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return path
+        raise problem
+
+    def _bases(self) -> Iterator[str]:
+        for base in (self._environ.get("TMPDIR", ""), *_ELSEWHERE):
+            if os.path.isabs(base) and os.path.isdir(base):
+                yield base
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def remove(self) -> None:
+        """Remove it with all that is in it."""
+        self._unlock()
+        if self.path:
+            remove_tree(self.path)
+            self.path = ""
+
+
+def remove_tree(path: str) -> None:
+    """Remove a folder as far as that is possible; links in it are removed, never followed."""
+    with suppress(OSError):
+        os.chmod(path, 0o700)
+    try:
+        entries = list(os.scandir(path))
+    except OSError:
+        entries = []
+    for entry in entries:
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                remove_tree(entry.path)
+            else:
+                os.unlink(entry.path)
+        except OSError:
+            continue
+    with suppress(OSError):
+        os.rmdir(path)
+
+
+def has_run_dir(path: str) -> bool:
+    """Tell whether a job's folder, with the launcher's marker, is here as well; this may wait for a file server."""
+    return bool(path) and os.path.isfile(os.path.join(path, MARKER))
+
+
+# --- a start that was written on another machine
+
+
+def settled(start: m.Start, environ: Mapping[str, str], *, moved_to: str | None) -> m.Start:
+    """Turn a ``travelled`` start into one for this node, whose own environment lies below what has come.
+
+    ``moved_to``: the folder that stands for the job's; None if that is here.
+    """
+    from distlaunch.core.model.record import replace
+    from distlaunch.core.model.variables import without_outer_launchers
+
+    own = {
+        name: value
+        for name, value in without_outer_launchers(environ).items()
+        if not name.startswith("SSH_") and name not in _OF_THE_SHELL
+    }
+    env = {**own, **start.env, "PWD": start.cwd}
+    run_dir = start.env.get("DISTLAUNCH_RUN_DIR", "")
+    if moved_to is None or not run_dir:
+        return replace(start, env=env)
+
+    def moved(path: str) -> str:
+        return (
+            moved_to + path[len(run_dir) :] if path == run_dir or path.startswith(run_dir.rstrip("/") + "/") else path
+        )
+
+    workers = tuple(
+        replace(
+            spec,
+            env={name: moved(value) if name == _ERROR_FILE else value for name, value in spec.env.items()},
+            error_file=None if spec.error_file is None else moved(spec.error_file),
+        )
+        for spec in start.workers
+    )
+    env["DISTLAUNCH_RUN_DIR"] = moved_to
+    return replace(start, env=env, workers=workers, preload_log=moved(start.preload_log))
+
+
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_OF_THE_SHELL = frozenset({"_", "OLDPWD", "SHLVL"})

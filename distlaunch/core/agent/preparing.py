@@ -1,0 +1,132 @@
+"""Layer core.agent: what must be settled on a node before an attempt's workers start.
+
+On GPUs the memory of the last attempt has to be given back; the master's node holds a port for rank 0, and lets other
+nodes try whether they get through to it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from distlaunch.core.agent.ports import HeldPort, hold_port
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.record import Record
+from distlaunch.core.wire import messages as m
+
+if TYPE_CHECKING:
+    import socket
+
+GPU_RELEASE_S = 30.0
+"""How long the driver may take to give back the memory of processes that have ended."""
+_ACCEPTED_AT_ONCE = 256
+"""So many connections are answered before the loop goes on."""
+
+
+class GpusFree(Record):
+    """The wait before an attempt is over; ``holders`` still had memory."""
+
+    prepare: m.Prepare
+    holders: tuple[int, ...]
+
+
+class Preparing:
+    """Answers ``Prepare``, and has the port until it is released."""
+
+    def __init__(
+        self,
+        *,
+        port: HeldPort | None,
+        send: Callable[[m.FromAgent], None],
+        post: Callable[[GpusFree], None],
+    ) -> None:
+        """``port``: for the first attempt it may be held already. ``post`` is called from another thread."""
+        self._port = port
+        self._send = send
+        self._post = post
+        self._listener: socket.socket | None = None
+        self._word = b""
+
+    def prepare(self, message: m.Prepare, *, owner: str, pids: Collection[int]) -> None:
+        """Settle it; first wait (in a thread) until the driver has taken back the memory of these ended processes."""
+        if not pids:
+            self._hold(message, owner, warning=None)
+            return
+        from distlaunch.core.probe.gpu_memory import await_release
+
+        ended = frozenset(pids)
+
+        def wait() -> None:
+            holders = await_release(ended, bound_s=GPU_RELEASE_S, environ=os.environ)
+            self._post(GpusFree(prepare=message, holders=holders))
+
+        threading.Thread(target=wait, name="gpu memory", daemon=True).start()
+
+    def gpus_free(self, event: GpusFree, *, owner: str) -> None:
+        """Go on after the wait."""
+        held = ", ".join(map(str, event.holders))
+        self._hold(event.prepare, owner, warning=f"GPU memory is still held by ended pid {held}" if held else None)
+
+    def _hold(self, message: m.Prepare, owner: str, *, warning: str | None) -> None:
+        if message.attempt > 0 or message.port is None or (self._port and message.port not in (0, self._port.number)):
+            self.release()
+        problem = hint = None
+        try:
+            if message.port is not None and self._port is None:
+                self._port = hold_port(message.port, owner=owner)
+            if self._port is not None and message.token:
+                self._listen(self._port, message.token)
+        except ConfigError as exc:
+            problem, hint = exc.message, exc.hint
+        number = self._port.number if self._port and not problem else None
+        self._send(m.Prepared(attempt=message.attempt, port=number, problem=problem, hint=hint, warning=warning))
+
+    # --- for other nodes to try
+
+    def _listen(self, port: HeldPort, token: str) -> None:
+        self._close_listener()
+        self._word = token.encode() + b"\n"
+        try:
+            self._listener = port.listener()
+        except OSError as exc:
+            raise ConfigError(f"nobody can listen on port {port.number}: {os.strerror(exc.errno or 0)}") from exc
+
+    def descriptors(self) -> dict[int, int]:
+        """Give what to poll, with the events."""
+        return {} if self._listener is None else {self._listener.fileno(): select.POLLIN}
+
+    def on_ready(self) -> None:
+        """Say the word to whoever has connected."""
+        if self._listener is None:
+            return
+        with suppress(BlockingIOError):
+            for _ in range(_ACCEPTED_AT_ONCE):
+                with suppress(ConnectionError):
+                    connection, _ = self._listener.accept()
+                    with connection, suppress(OSError):
+                        connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
+                        connection.send(self._word)
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    # --- the end
+
+    def share(self) -> None:
+        """Let rank 0 have the port from now on."""
+        self._close_listener()
+        if self._port is not None:
+            self._port.share()
+
+    def release(self) -> None:
+        """Give the port back."""
+        self._close_listener()
+        if self._port is not None:
+            self._port.release()
+            self._port = None

@@ -1,0 +1,310 @@
+"""Layer core.agent: an agent on a machine of its own: its loop, what it does beside its workers, and its end.
+
+Its coordinator is lost when the channel ends or nothing has come for a while; it is also told to end by signals. Then
+the workers are asked to end, and killed after their grace, and this process ends with them. What it cannot do, being
+killed, its spawner does.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+import signal
+import socket
+import time
+from contextlib import suppress
+
+from distlaunch.core.agent.agent import Agent
+from distlaunch.core.agent.channel import Channel
+from distlaunch.core.agent.feed import Feed
+from distlaunch.core.agent.frames import FrameStream
+from distlaunch.core.agent.kernel import rename_process
+from distlaunch.core.agent.remote import ORPHAN_S, last_words
+from distlaunch.core.agent.remote_ground import RemoteGround
+from distlaunch.core.agent.remote_output import RemoteTaker
+from distlaunch.core.errors import EXIT_SOFTWARE, ConfigError, ProtocolError
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import remote as r
+from distlaunch.core.wire import spawning as w
+from distlaunch.core.wire.codec import Decoder, encode
+
+NAME = "dl-agent"
+LATE_S = 2.0
+"""What the coordinator is given to be heard when it was us who have slept, not it that was silent."""
+_SLEPT_S = 1.0
+"""We have slept if a wait took so much longer than it should have."""
+_END_S = 20.0
+"""How long the end of workers may take beyond their grace, before what is left is left to the spawner's KILL."""
+_FLUSH_S = 2.0
+_TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+
+
+class Clock:
+    """Monotonic seconds that stand still while the job is paused."""
+
+    def __init__(self) -> None:
+        self._paused_s = 0.0
+        self._since: float | None = None
+
+    def __call__(self) -> float:
+        """Give the time."""
+        return (time.monotonic() if self._since is None else self._since) - self._paused_s
+
+    @property
+    def paused(self) -> bool:
+        """Tell whether it stands still."""
+        return self._since is not None
+
+    def pause(self, *, paused: bool) -> None:
+        """Stop it, or let it go on."""
+        if paused and self._since is None:
+            self._since = time.monotonic()
+        elif not paused and self._since is not None:
+            self._paused_s += time.monotonic() - self._since
+            self._since = None
+
+
+class RemoteAgent:
+    """The agent of one node, from its greeting to its exit code."""
+
+    def __init__(
+        self,
+        *,
+        word: str,
+        code_fd: int,
+        reading: int,
+        writing: int,
+        nofile: int,
+        silence_s: float,
+        channel: Channel[w.FromSpawner],
+        spawner: int,
+    ) -> None:
+        self._word = word
+        self._silence_s = silence_s
+        self._clock = Clock()
+        self._wake, self._wake_end = os.pipe()
+        for descriptor in (self._wake, self._wake_end):
+            os.set_blocking(descriptor, False)
+        decoder: Decoder[r.ToRemote] = Decoder(r.TO_REMOTE, r.REMOTE_PARTS)
+        self._stream = FrameStream(reading, writing, decoder, self._nudge)
+        send = self._stream.send
+        self._taker = RemoteTaker(send)
+        self._feed = Feed(send)
+        self._ground = RemoteGround(send=send, feed=self._feed, nudge=self._nudge, keep=(code_fd,))
+        self._agent = Agent(
+            job_id="", cookie=os.urandom(8).hex(), nofile=nofile, channel=channel, spawner_pid=spawner, port=None,
+            taker=self._taker, send=self._from_agent, clock=self._clock, ground=self._ground,
+        )  # fmt: skip
+        self._is_started = False
+        self._attempt: int | None = None  # that has workers
+        self._grace_s = ORPHAN_S
+        self._heard = time.monotonic()
+        self._round = self._heard
+        self._why = ""  # the coordinator is lost, or we are told to end
+        self._has_left = False
+
+    # --- the loop
+
+    def run(self) -> int:
+        """Serve until the coordinator lets us go, or is lost; give the exit code."""
+        for signum in (*_TO_END, signal.SIGCHLD):
+            signal.signal(signum, _nothing)
+        signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
+        hello = r.Hello(
+            hostname=socket.gethostname(), python=platform.python_version(), pid=os.getpid(), clock=self._clock()
+        )
+        self._stream.put(r.GREETING + self._word.encode() + b"\n" + encode(hello))
+        with suppress(OSError):
+            rename_process(NAME, f"{NAME}: of a job of distlaunch")
+        code = EXIT_SOFTWARE
+        try:
+            while not (self._has_left or self._why):
+                self._serve()
+            code = 0 if self._has_left else 1
+        except ProtocolError as exc:
+            self._why = f"the coordinator does not speak as it should: {exc.message}"
+        except Exception:  # noqa: BLE001 - whatever it is, the coordinator has to know
+            import traceback
+
+            self._why = f"the agent has failed\n{traceback.format_exc()}"
+        if not self._has_left:
+            self._end_workers()
+        self._finish()
+        return code
+
+    def _serve(self) -> None:
+        """Wait, and do what there is to do, once."""
+        self._wait()
+        self._hear()
+        self._work()
+        self._listen_for_silence()
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        for descriptor, wanted in {**self._stream.descriptors(), **self._ground.descriptors()}.items():
+            poll.register(descriptor, wanted)
+        for descriptor, wanted in self._agent.descriptors().items():
+            poll.register(descriptor, wanted)
+        poll.register(self._wake, select.POLLIN)
+        now = time.monotonic()
+        due = self._ground.deadline()
+        waits = [] if due is None else [due - now]
+        if not self._clock.paused:
+            waits.append(self._heard + self._silence_s - now)
+            if (deadline := self._agent.deadline()) is not None:
+                waits.append(deadline - self._clock())
+        timeout_s = max(0.0, min(waits)) if waits else None
+        ready = poll.poll(None if timeout_s is None else timeout_s * 1000 + 1)
+        woken = time.monotonic()
+        if timeout_s is not None and woken - now > timeout_s + _SLEPT_S:
+            self._slept(woken)
+        for descriptor, events in ready:
+            if descriptor == self._wake:
+                self._take_signals()
+            elif events & (select.POLLERR | select.POLLHUP):
+                self._ground.on_hangup(descriptor)
+
+    def _work(self) -> None:
+        self._stream.flush()
+        self._ground.on_ready()
+        self._agent.on_ready()
+        if not self._clock.paused:
+            self._agent.tick()
+
+    def _nudge(self) -> None:
+        with suppress(BlockingIOError):
+            os.write(self._wake_end, b"\0")
+
+    def _take_signals(self) -> None:
+        with suppress(BlockingIOError):
+            for number in os.read(self._wake, 4096):
+                if number in _TO_END:
+                    self._why = self._why or f"the agent was told to end by signal {number}"
+
+    # --- the coordinator
+
+    def _hear(self) -> None:
+        messages = self._stream.receive()
+        for message in messages or ():
+            self._heard = time.monotonic()
+            self._handle(message)
+            if self._has_left:
+                return
+        if not self._stream.is_open or self._stream.is_broken:
+            self._why = self._why or "the channel to the coordinator was closed"
+
+    def _listen_for_silence(self) -> None:
+        now = time.monotonic()
+        if now - self._round > self._silence_s:  # whatever kept us, the coordinator's words may lie unread
+            self._slept(now)
+        self._round = now
+        if not self._clock.paused and now >= self._heard + self._silence_s:
+            self._why = self._why or f"nothing was heard of the coordinator for {now - self._heard:.0f} s"
+
+    def _slept(self, now: float) -> None:
+        self._heard = max(self._heard, now - self._silence_s + LATE_S)
+
+    def _handle(self, message: r.ToRemote) -> None:
+        match message:
+            case r.Ping():
+                self._stream.send(r.Pong(serial=message.serial, clock=self._clock()))
+            case r.Credit():
+                self._taker.grant(message.size)
+            case r.Survey():
+                self._know_job(os.path.basename(message.run_dir.rstrip("/")))
+                self._ground.surveying.begin(message)
+            case r.Reach():
+                self._ground.reaching.begin(message)
+            case r.Feed():
+                self._feed.take(message.data)
+            case r.Leave():
+                self._has_left = True
+            case m.Prepare():
+                if self._can_work(message):
+                    self._agent.handle(message)
+            case m.Start():
+                self._start(message)
+            case m.Pause():
+                self._clock.pause(paused=message.paused)
+                self._heard = time.monotonic()
+                self._agent.handle(message)
+            case _:
+                self._agent.handle(message)
+
+    def _know_job(self, job_id: str) -> None:
+        if job_id and job_id != self._agent.job_id:
+            self._agent.job_id = job_id
+            with suppress(OSError):
+                rename_process(NAME, f"{NAME}: of job {job_id}")
+
+    def _can_work(self, prepare: m.Prepare) -> bool:
+        """Start the output thread: not before, as what surveys the node forks, and does so best without threads."""
+        if not self._is_started:
+            try:
+                self._agent.start()
+            except ConfigError as exc:
+                answer = m.Prepared(
+                    attempt=prepare.attempt, port=None, problem=exc.message, hint=exc.hint, warning=None
+                )  # fmt: skip
+                self._stream.send(answer)
+                return False
+            self._is_started = True
+        return True
+
+    def _start(self, start: m.Start) -> None:
+        if not self._is_started:
+            self._agent.start()
+            self._is_started = True
+        self._know_job(start.env.get("DISTLAUNCH_JOB_ID", ""))
+        if start.orphan_grace_s is not None:
+            self._grace_s = start.orphan_grace_s
+        self._attempt = start.attempt
+        self._taker.begin_attempt(self._ground.logs(start, self._agent.job_id))
+        self._agent.handle(self._ground.settled(start))
+
+    def _from_agent(self, message: m.FromAgent) -> None:
+        if isinstance(message, m.Gone):
+            self._attempt = None
+            self._feed.close()
+        self._stream.send(message)
+
+    # --- the end
+
+    def _end_workers(self) -> None:
+        """Ask the workers to end, nobody being there any more to do so; wait until they have, or were killed."""
+        last_words(self._why)
+        self._stream.send(r.Ending(why=self._why))  # if the other side is there, it is to know at once
+        self._stream.close(bound_s=0.0)
+        self._taker.lose()
+        self._ground.close()
+        if self._attempt is None:
+            return
+        if self._clock.paused:
+            self._clock.pause(paused=False)
+            self._agent.handle(m.Pause(paused=False))
+        self._agent.handle(m.Stop(attempt=self._attempt, signum=signal.SIGTERM, grace_s=self._grace_s))
+        until = time.monotonic() + self._grace_s + _END_S
+        while (left_s := until - time.monotonic()) > 0 and self._is_busy():
+            poll = select.poll()
+            for descriptor, wanted in self._agent.descriptors().items():
+                poll.register(descriptor, wanted)
+            deadline = self._agent.deadline()
+            wait_s = left_s if deadline is None else max(0.0, min(left_s, deadline - self._clock()))
+            poll.poll(wait_s * 1000 + 1)
+            self._agent.on_ready()
+            self._agent.tick()
+
+    def _is_busy(self) -> bool:
+        return self._attempt is not None
+
+    def _finish(self) -> None:
+        """Leave nothing behind."""
+        self._ground.close()
+        self._agent.close()
+        self._ground.remove()
+        self._stream.close(bound_s=_FLUSH_S)
+
+
+def _nothing(*_: object) -> None:
+    """Have a signal do nothing but wake the loop."""
