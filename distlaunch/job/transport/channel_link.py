@@ -1,0 +1,271 @@
+"""Layer job.transport: a link through one channel of a paramiko connection.
+
+paramiko's own buffers are replaced: its ``fileno`` can miss data where stdout and stderr come at once (two locks, one
+pipe), and its ``recv`` sends window adjustments, which may wait for the network; the main loop must not.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from distlaunch.core.model.text import printable
+
+if TYPE_CHECKING:
+    import paramiko
+
+WINDOW = 4 << 20
+PACKET = 1 << 15
+_GRANT = WINDOW // 8
+_SENT_AT_ONCE = 1 << 18
+_MOST_TAKEN = 1 << 19
+_MOST_WORDS = 16 << 10
+_ADJUST = 93
+"""SSH_MSG_CHANNEL_WINDOW_ADJUST (RFC 4254)."""
+
+
+class Wire(Protocol):
+    """What a connection runs over."""
+
+    sock: Any
+    """For paramiko: a socket, or a channel of another connection."""
+
+    def can_write(self) -> bool:
+        """Tell whether a short message can be sent without waiting for the network."""
+
+    def close(self) -> None:
+        """End it; whoever waits in it is woken. May be called again."""
+
+    def free(self) -> None:
+        """Give back what is left of it, once nobody waits in it."""
+
+    def why_closed(self) -> str:
+        """Say what is known of its end; empty if nothing is."""
+
+
+class Inbox:
+    """What has come on a channel, in place of paramiko's ``BufferedPipe``: level-readable by an eventfd."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._chunks: list[bytes] = []
+        self._closed = False
+        self._ready = False
+        self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.words = bytearray()
+        """The last of stderr."""
+        self._taken = 0
+        """Bytes that the peer has not been granted again."""
+
+    def fileno(self) -> int:
+        """Give the descriptor that is readable while there is something to take."""
+        return self._descriptor
+
+    def feed(self, data: bytes) -> None:
+        """Add what has come (paramiko's thread)."""
+        with self._lock:
+            self._chunks.append(bytes(data))
+            self._wake()
+
+    def feed_words(self, data: bytes) -> None:
+        """Add what has come on stderr (paramiko's thread)."""
+        with self._lock:
+            self.words += data
+            del self.words[:-_MOST_WORDS]
+            self._taken += len(data)
+            self._wake()
+
+    def unread(self, data: bytes) -> None:
+        """Put back what was taken too much."""
+        with self._lock:
+            self._chunks.insert(0, data)
+            self._taken -= len(data)
+            self._wake()
+
+    def _wake(self) -> None:
+        if not self._ready and self._descriptor >= 0:
+            self._ready = True
+            os.eventfd_write(self._descriptor, 1)
+
+    def take(self) -> bytes | None:
+        """Give what there is, without waiting; None at the end."""
+        with self._lock:
+            count, size = 0, 0
+            while count < len(self._chunks) and size < _MOST_TAKEN:
+                size += len(self._chunks[count])
+                count += 1
+            data = b"".join(self._chunks[:count])
+            del self._chunks[:count]
+            self._taken += size
+            if not self._chunks and not self._closed and self._ready:
+                self._ready = False
+                os.eventfd_read(self._descriptor)
+            return None if self._closed and not data else data
+
+    def owes(self) -> bool:
+        """Tell whether the peer is due to be granted more."""
+        return self._taken >= _GRANT
+
+    def claim(self) -> int:
+        """Give how much it is to be granted, once."""
+        with self._lock:
+            size, self._taken = self._taken, 0
+            return size
+
+    def close(self) -> None:
+        """Note the end (paramiko's)."""
+        with self._lock:
+            self._closed = True
+            self._wake()
+
+    def release(self) -> None:
+        """Give the descriptor back, for ever."""
+        with self._lock:
+            self._closed = True
+            self._chunks.clear()
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __len__(self) -> int:
+        return sum(map(len, self._chunks))
+
+
+class Words:
+    """The stderr of a channel, in place of paramiko's buffer."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def feed(self, data: bytes) -> None:
+        """Add what has come."""
+        self._inbox.feed_words(data)
+
+    def close(self) -> None:
+        """Note the end: stdout's counts."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+class ChannelLink:
+    """The stream of an agent at the other end of a session's channel."""
+
+    def __init__(self, channel: paramiko.Channel, wire: Wire, close_connection: Callable[[], None]) -> None:
+        self._channel: Any = channel
+        self._transport: Any = channel.get_transport()
+        self._wire = wire
+        self._close_connection = close_connection
+        self._inbox = Inbox()
+        channel.in_buffer = self._inbox  # type: ignore[assignment]  # the part of BufferedPipe that paramiko uses
+        channel.in_stderr_buffer = Words(self._inbox)  # type: ignore[assignment]  # same
+        self._sending = threading.Lock()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._why = ""
+
+    def fileno(self) -> int:
+        """Give the descriptor to poll; see ``Link``."""
+        return self._inbox.fileno()
+
+    def receive(self) -> bytes | None:
+        """Give what has come; see ``Link``."""
+        if self._closed:
+            return None
+        data = self._inbox.take()
+        if self._inbox.owes() and self._sending.acquire(blocking=False):
+            try:
+                self._grant()
+            except OSError:
+                pass  # the next call gives the end
+            finally:
+                self._sending.release()
+        return data
+
+    def _grant(self) -> None:
+        """Let the peer send as much again as was taken, unless that would have to wait: the next call does it then."""
+        if not (self._inbox.owes() and self._transport.clear_to_send.is_set() and self._wire.can_write()):
+            return
+        from paramiko.message import Message
+
+        message = Message()
+        message.add_byte(bytes((_ADJUST,)))
+        message.add_int(self._channel.remote_chanid)
+        message.add_int(self._inbox.claim())
+        self._say(message)
+
+    def _say(self, message: Any) -> None:
+        try:
+            self._transport._send_user_message(message)  # noqa: SLF001 - what Channel itself calls
+        except Exception as exc:  # paramiko raises EOFError, SSHException and OSError for one and the same
+            raise OSError(f"the connection is closed: {exc}") from exc
+
+    def unread(self, data: bytes) -> None:
+        """Have ``receive`` give this first; see ``Stream``."""
+        self._inbox.unread(data)
+
+    def execute(self, command: str) -> None:
+        """Ask for a command to be run, and do not wait for the answer: a refusal closes the channel."""
+        from paramiko.message import Message
+
+        message = Message()
+        message.add_byte(b"\x62")  # SSH_MSG_CHANNEL_REQUEST
+        message.add_int(self._channel.remote_chanid)
+        message.add_string("exec")
+        message.add_boolean(True)  # noqa: FBT003 - paramiko's
+        message.add_string(command)
+        self._say(message)
+
+    def send(self, data: bytes) -> None:
+        """Send all of it; see ``Link``."""
+        with self._sending:
+            for start in range(0, len(data), _SENT_AT_ONCE):
+                try:
+                    self._channel.sendall(data[start : start + _SENT_AT_ONCE])
+                except Exception as exc:  # as above
+                    raise OSError(f"the connection is closed: {exc}") from exc
+                if self._channel.closed or not self._transport.is_active():
+                    raise OSError("the connection is closed")
+            self._grant()
+
+    def last_words(self) -> bytes:
+        """Give the last of stderr."""
+        return bytes(self._inbox.words)
+
+    def close(self) -> None:
+        """Close channel and connection; see ``Link``."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        self._why = self._why or self._known()
+        if self._sending.acquire(blocking=False):
+            try:
+                if self._transport.clear_to_send.is_set() and self._wire.can_write():
+                    self._channel.close()
+            except Exception:  # noqa: BLE001 - it is closed in any case, in a moment
+                pass
+            finally:
+                self._sending.release()
+        self._close_connection()
+        self._inbox.release()
+
+    def why_closed(self) -> str:
+        """Say what is known of the end; see ``Link``."""
+        self._why = self._why or self._known()
+        return self._why
+
+    def _known(self) -> str:
+        status = self._channel.exit_status
+        if status >= 0:
+            return f"it ended with status {status}"
+        if self._transport.is_active() and not self._channel.event_ready:
+            return "the server has refused to run a command"
+        error = self._transport.get_exception()
+        if said := self._wire.why_closed():
+            return said
+        if error is None or isinstance(error, EOFError):
+            return "the connection was closed by the peer"
+        return f"the connection has failed: {printable(str(error) or type(error).__name__)}"

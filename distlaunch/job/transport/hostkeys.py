@@ -1,0 +1,149 @@
+"""Layer job.transport: whether a host's key is taken, by known_hosts and ``--ssh-host-keys``."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+
+from distlaunch.core.model.text import printable
+from distlaunch.job.transport.knownhosts import SSH_PORT, KnownHosts, KnownKey, hashed_name, judge, lookup_name, parse
+from distlaunch.job.transport.sshconfig import HostSettings
+from distlaunch.job.transport.trouble import Trouble
+from distlaunch.resolve.options import HostKeys
+
+_SALT_BYTES = 20
+_BY_OPENSSH = "--ssh-command ssh connects by OpenSSH, which checks certificates of hosts"
+
+
+class HostKeyCheck:
+    """Judges the keys of all hosts of a launcher; reads each file once."""
+
+    def __init__(self, mode: HostKeys | None) -> None:
+        """``mode`` None: as StrictHostKeyChecking says, and strictly where that says nothing."""
+        self._mode = mode
+        self._lock = threading.Lock()
+        self._read: dict[tuple[str, ...], KnownHosts] = {}
+
+    def mode(self, settings: HostSettings) -> HostKeys:
+        """Give what holds for one host."""
+        if self._mode is not None:
+            return self._mode
+        return {"no": "off", "off": "off", "accept-new": "accept-new"}.get(settings.check or "", "strict")  # type: ignore[return-value]
+
+    def known_kinds(self, settings: HostSettings) -> list[str]:
+        """Give the kinds of keys that a host is known by: it is to show one of these."""
+        return list(dict.fromkeys(line.kind for line in self._lines(settings) if not line.marker))
+
+    def _lines(self, settings: HostSettings) -> list[KnownKey]:
+        hosts = self._hosts(settings)
+        return hosts.of(_name(settings)) or hosts.of((settings.key_alias or settings.hostname).lower())
+
+    def _hosts(self, settings: HostSettings) -> KnownHosts:
+        files = (*settings.user_known_hosts, *settings.global_known_hosts)
+        with self._lock:
+            if files not in self._read:
+                self._read[files] = KnownHosts(files)
+            return self._read[files]
+
+    def check(self, settings: HostSettings, kind: str, blob: bytes) -> None:
+        """Take a key or not; a new one may be added to the user's known_hosts. Raises Trouble."""
+        mode = self.mode(settings)
+        if mode == "off":
+            return
+        key = base64.b64encode(blob).decode()
+        name = _name(settings)
+        hosts = self._hosts(settings)
+        named = hosts.of(name)
+        verdict, line = judge(named, kind, key)
+        if verdict == "unknown" and name != (bare := (settings.key_alias or settings.hostname).lower()):
+            # As OpenSSH: a key known for the host, without a port, will do. What differs there proves nothing.
+            without_port, _ = judge(hosts.of(bare), kind, key)
+            verdict = without_port if without_port in ("known", "revoked") else verdict
+        if verdict == "known":
+            return
+        if verdict == "unknown" and mode == "accept-new":
+            self._accept(settings, hosts, name, kind, key)
+            return
+        raise _refusal(settings, verdict, line, kind, blob)
+
+    def _accept(self, settings: HostSettings, hosts: KnownHosts, name: str, kind: str, key: str) -> None:
+        shown = hashed_name(name, os.urandom(_SALT_BYTES)) if settings.hash_names else name
+        with self._lock:
+            added = parse([f"{shown} {kind} {key}"], "this launcher")
+            hosts.add(added)
+            file = next(iter(settings.user_known_hosts), None)
+            if file is not None and file != os.devnull:
+                try:
+                    _append(file, f"{shown} {kind} {key}\n")
+                except OSError as exc:
+                    raise Trouble(
+                        "host key",
+                        f"its new key cannot be added to {printable(file)}: {exc.strerror}",
+                        passing=False,
+                    ) from exc
+
+
+def _append(file: str, line: str) -> None:
+    """Add a line to a file that other programs may be adding to."""
+    os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = "\n" + line
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _name(settings: HostSettings) -> str:
+    if settings.key_alias is not None:
+        return settings.key_alias.lower()
+    return lookup_name(settings.hostname, settings.port)
+
+
+def fingerprint(blob: bytes) -> str:
+    """Give a key's fingerprint as ssh prints it."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def _refusal(settings: HostSettings, verdict: str, line: KnownKey | None, kind: str, blob: bytes) -> Trouble:
+    place = printable(line.place) if line is not None else ""
+    shown = f"{printable(kind)} {fingerprint(blob)}"
+    match verdict:
+        case "changed":
+            return _trouble(
+                f"ITS KEY HAS CHANGED: {place} has another {printable(kind)} key than the one shown, {shown}."
+                " Someone may be posing as this host",
+                hint=f"if it was installed anew: ssh-keygen -R '{_name(settings)}', then {scan_hint(settings)}",
+            )
+        case "revoked":
+            return _trouble(f"its key is revoked by {place}: {shown}")
+        case "certified":
+            return _trouble(f"it is known by a certificate authority ({place}), not by {shown}", hint=_BY_OPENSSH)
+        case "other types":
+            return _trouble(
+                f"it is known by another kind of key ({place}) than the one shown, {shown}",
+                hint=f"to trust this one too: {scan_hint(settings)}",
+            )
+    return _trouble(
+        f"its key is not known: {shown}",
+        hint=f"to trust it: {scan_hint(settings)}; --ssh-host-keys accept-new takes the keys of all new hosts",
+    )
+
+
+def _trouble(text: str, *, hint: str | None = None) -> Trouble:
+    return Trouble("host key", text, hint=hint, passing=False)
+
+
+def scan_hint(settings: HostSettings) -> str:
+    """Write the command that adds a host's keys to known_hosts."""
+    port = "" if settings.port == SSH_PORT else f"-p {settings.port} "
+    files: Sequence[str] = settings.user_known_hosts
+    file = files[0] if files else "~/.ssh/known_hosts"
+    return f"ssh-keyscan {port}-H {printable(settings.hostname)} >> {printable(file)}"

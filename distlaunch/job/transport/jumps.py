@@ -1,0 +1,161 @@
+"""Layer job.transport: connections to jump hosts (ProxyJump), shared by all nodes that are behind the same one.
+
+A bastion drops logins that come too many at once (MaxStartups); channels through one connection it does not count.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import printable, quoted
+from distlaunch.job.transport.connection import Connection
+from distlaunch.job.transport.sshconfig import Asked, HostSettings, read_settings
+from distlaunch.job.transport.trouble import Trouble
+from distlaunch.job.transport.wires import JumpWire
+
+_MOST_HOPS = 8
+_FORWARD_S = 15.0
+
+Reach = Callable[[HostSettings, tuple[str, ...], float], Connection]
+"""Connects to a host; the strings are the jump hosts that this is for already."""
+
+
+class _Gateway:
+    """One jump host, and who uses it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.connection: Connection | None = None
+        self.users = 0
+        self.failed: tuple[float, Trouble] | None = None
+
+    def can_write(self) -> bool:
+        connection = self.connection
+        return connection is not None and connection.wire.can_write()
+
+
+class Jumps:
+    """Gives channels through jump hosts; a jump host is connected to while it has users."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        self._lock = threading.Lock()
+        self._gateways: dict[str, _Gateway] = {}
+
+    def wire(
+        self,
+        settings: HostSettings,
+        before: tuple[str, ...],
+        until: float,
+        *,
+        asked: Asked,
+        environ: Mapping[str, str],
+    ) -> JumpWire:
+        """Open a way to a host through the jump hosts that its settings name. Raises Trouble."""
+        hops = (settings.jumps or "").replace(" ", "")
+        if hops in before or len(before) >= _MOST_HOPS:
+            raise Trouble("connect", f"ProxyJump {quoted(hops)} leads round in a circle", passing=False)
+        with self._lock:
+            gateway = self._gateways.setdefault(hops, _Gateway())
+        first, _, last = hops.rpartition(",")
+        try:
+            connection = self._joined(gateway, first, last, (*before, hops), until, asked, environ)
+        except Trouble as trouble:
+            text = f"jump host {printable(last)}: {trouble.text}"
+            raise Trouble(trouble.step, text, hint=trouble.hint, passing=trouble.passing) from trouble
+        try:
+            channel = _channel(connection, settings, last, until)
+        except BaseException:
+            self._leave(gateway)
+            raise
+        return JumpWire(channel, gateway.can_write, lambda: self._leave(gateway))
+
+    def _joined(
+        self,
+        gateway: _Gateway,
+        first: str,
+        last: str,
+        before: tuple[str, ...],
+        until: float,
+        asked: Asked,
+        environ: Mapping[str, str],
+    ) -> Connection:
+        came = time.monotonic()
+        if not gateway.lock.acquire(timeout=max(0.0, until - came)):
+            raise Trouble("connect", "it has not been reached in time")
+        try:
+            if gateway.failed is not None and gateway.failed[0] >= came:
+                raise gateway.failed[1]  # while we waited: it would be the same for us
+            connection = gateway.connection
+            if connection is None or not connection.transport.is_active():
+                connection = gateway.connection = self._connected(gateway, first, last, before, until, asked, environ)
+            gateway.users += 1
+            return connection
+        finally:
+            gateway.lock.release()
+
+    def _connected(
+        self,
+        gateway: _Gateway,
+        first: str,
+        last: str,
+        before: tuple[str, ...],
+        until: float,
+        asked: Asked,
+        environ: Mapping[str, str],
+    ) -> Connection:
+        if gateway.connection is not None:
+            gateway.connection.close()  # it had broken
+        try:
+            user, host, port = hop_of(last)
+            # As with OpenSSH, what the command line says of user, port and key is meant for the nodes.
+            settings = read_settings(host, user=user, port=port, asked=Asked(config=asked.config), environ=environ)
+            if first:
+                settings = replace(settings, jumps=first, command=None)
+            return self._reach(settings, before, until)
+        except Trouble as trouble:
+            gateway.connection = None
+            gateway.failed = (time.monotonic(), trouble)
+            raise
+
+    def _leave(self, gateway: _Gateway) -> None:
+        with gateway.lock:
+            gateway.users -= 1
+            if gateway.users == 0 and gateway.connection is not None:
+                gateway.connection.close()
+                gateway.connection = None
+
+
+def _channel(connection: Connection, settings: HostSettings, last: str, until: float) -> Any:
+    import paramiko
+
+    try:
+        return connection.transport.open_channel(
+            "direct-tcpip",
+            (settings.hostname, settings.port),
+            ("127.0.0.1", 0),
+            timeout=max(0.1, min(_FORWARD_S, until - time.monotonic())),
+        )
+    except paramiko.ChannelException as exc:
+        said = printable(exc.text or "").lower()
+        raise Trouble("connect", f"jump host {printable(last)} does not connect to it: {said}") from exc
+    except (paramiko.SSHException, EOFError, OSError) as exc:
+        raise Trouble("connect", f"jump host {printable(last)} does not connect to it: {exc}") from exc
+
+
+def hop_of(text: str) -> tuple[str | None, str, int | None]:
+    """Read ``user@host:port``, also as ``ssh://…`` and with ``[address]``. Raises Trouble."""
+    user, _, place = text.removeprefix("ssh://").rstrip("/").rpartition("@")
+    host, port = place, ""
+    if place.startswith("["):
+        host, _, rest = place[1:].partition("]")
+        port = rest.removeprefix(":")
+    elif place.count(":") == 1:
+        host, _, port = place.partition(":")
+    if not host or (port and not (port.isascii() and port.isdigit())):
+        raise Trouble("resolve", f"ProxyJump {quoted(text)} is not [user@]host[:port]", passing=False)
+    return user or None, host, int(port) if port else None

@@ -1,0 +1,105 @@
+"""Layer job.transport: nodes by SSH, with paramiko: one connection each, through jump hosts where there are any."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+from distlaunch.job.transport.bootstrap import remote_command, start_agent
+from distlaunch.job.transport.channel_link import PACKET, WINDOW, ChannelLink
+from distlaunch.job.transport.connection import Connection, connect
+from distlaunch.job.transport.dialing import dial, resolve
+from distlaunch.job.transport.hostkeys import HostKeyCheck
+from distlaunch.job.transport.jumps import Jumps
+from distlaunch.job.transport.link import Link, Target, Unconnected
+from distlaunch.job.transport.login import KeyRing
+from distlaunch.job.transport.sshconfig import Asked, HostSettings, read_settings
+from distlaunch.job.transport.trouble import Trouble
+from distlaunch.job.transport.wires import CommandWire, JumpWire, SocketWire
+
+START_S = 30.0
+"""For login shell and Python to come up on a loaded node."""
+_CHANNEL_S = 15.0
+
+
+class Ssh:
+    """Opens links to nodes; ``open`` may be called from many threads at once."""
+
+    def __init__(
+        self, *, asked: Asked, check: HostKeyCheck, code: bytes, pythons: Sequence[str], environ: Mapping[str, str]
+    ) -> None:
+        self._asked = asked
+        self._check = check
+        self._code = code
+        self._pythons = tuple(pythons)
+        self._environ = environ
+        self._ring = KeyRing()
+        self._jumps = Jumps(lambda settings, before, until: self._reach(settings, before, until, _Place()))
+
+    def open(self, target: Target, within_s: float) -> Link:
+        """Connect, log in and start the agent; see ``Open``."""
+        until = time.monotonic() + within_s
+        place = _Place()
+        try:
+            settings = read_settings(
+                target.host, user=target.user, port=target.port, asked=self._asked, environ=self._environ
+            )
+            place.of(settings)
+            connection = self._reach(settings, (), until, place)
+            return self._start(connection, target.host, until)
+        except Trouble as trouble:
+            raise Unconnected(trouble.failure(target.host, address=place.address, user=place.user)) from trouble
+
+    def _reach(self, settings: HostSettings, before: tuple[str, ...], until: float, place: _Place) -> Connection:
+        wire = self._wire(settings, before, until, place)
+        return connect(wire, settings, check=self._check, ring=self._ring, until=until)
+
+    def _wire(
+        self, settings: HostSettings, before: tuple[str, ...], until: float, place: _Place
+    ) -> SocketWire | JumpWire:
+        if settings.jumps is not None:
+            return self._jumps.wire(settings, before, until, asked=self._asked, environ=self._environ)
+        if settings.command is not None:
+            return CommandWire(settings.command, self._environ)
+        addresses = resolve(settings.hostname, settings.port, family=settings.family, until=until)
+        place.address = addresses[0].text
+        sock, address = dial(addresses, until=until, within_s=settings.connect_timeout_s, bind=settings.bind_address)
+        place.address = address.text
+        return SocketWire(sock)
+
+    def _start(self, connection: Connection, host: str, until: float) -> Link:
+        import paramiko
+
+        try:
+            try:
+                channel = connection.transport.open_session(
+                    window_size=WINDOW,
+                    max_packet_size=PACKET,
+                    timeout=max(0.1, min(_CHANNEL_S, until - time.monotonic())),
+                )
+            except (paramiko.SSHException, EOFError, OSError) as exc:
+                raise Trouble("agent", f"the server opens no session: {exc}", passing=False) from exc
+            link = ChannelLink(channel, connection.wire, connection.close)
+        except BaseException:
+            connection.close()
+            raise
+        word = os.urandom(16).hex()
+        try:
+            link.execute(remote_command(count=len(self._code), word=word, pythons=self._pythons))
+        except OSError as exc:
+            link.close()
+            raise Trouble("agent", str(exc)) from exc
+        start_agent(link, self._code, word, until=min(until, time.monotonic() + START_S), where=host)
+        return link
+
+
+class _Place:
+    """Where a connection has got to, for messages."""
+
+    address = ""
+    user = ""
+
+    def of(self, settings: HostSettings) -> None:
+        self.user = settings.user
+        self.address = f"{settings.hostname}:{settings.port}"
