@@ -67,6 +67,12 @@ class Discovered(Record):
     problem: str | None = None
 
 
+class Broken(Record):
+    """The launcher itself can no longer do its work."""
+
+    text: str
+
+
 # --- actions
 
 
@@ -126,6 +132,8 @@ class Failed(Record):
     attempt: int
     final: bool
     why_final: str | None = None
+    restarts: int = 0
+    """How many there have been before; attempts may be more, where nodes were replaced."""
 
 
 class Hung(Record):
@@ -139,6 +147,8 @@ class Hung(Record):
     attempt: int
     final: bool
     why_final: str | None = None
+    restarts: int = 0
+    """As in ``Failed``."""
 
 
 class KeepStacks(Record):
@@ -158,7 +168,7 @@ class End(Record):
     exit_code: int
 
 
-Event = Begin | FromNode | Signalled | Tick | Joined | Unreachable | Lost | Discovered
+Event = Begin | FromNode | Signalled | Tick | Joined | Unreachable | Lost | Discovered | Broken
 Action = (
     Connect | Disconnect | Discover | ToNode | StartAttempt | Say | Entry | Failed | Hung | KeepStacks | Suspend | End
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.core.model.ids import name_ranks
 from distlaunch.core.model.text import counted
 from distlaunch.core.wire import messages as m
 from distlaunch.job.actions import Action, Say, ToNode
+from distlaunch.job.attempt import Attempt
 from distlaunch.job.progress import Progress
 from distlaunch.job.settings import PolicySettings
 
@@ -27,11 +27,11 @@ ALONE_S = 60.0
 class Watch:
     """Watches one attempt at a time, from when all its workers have started until its end is in sight."""
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self, settings: PolicySettings, run: Attempt) -> None:
         timeout_s = settings.hang_timeout_s
         self._timeout_s = None if timeout_s is None else timeout_s + SLACK_S
         self._settings = settings
-        self._attempt = 0
+        self._run = run
         self._mentioned = False
         self.ended: list[int] = []
         """Ranks that have ended with 0."""
@@ -51,9 +51,9 @@ class Watch:
         self._alone_at: float | None = None
         self._over = False
 
-    def begin(self, attempt: int) -> None:
+    def begin(self, run: Attempt) -> None:
         """Forget the attempt before."""
-        self._attempt = attempt
+        self._run = run
         self.ended, self.stacks = [], []
         self._reporting = set()
         self.stop()
@@ -115,15 +115,20 @@ class Watch:
 
     def answered(self, node: int, message: m.Stacks) -> None:
         """Take in where the workers of a node stand."""
-        if (message.attempt, message.serial) == (self._attempt, self._serial) and node in self._owing:
+        if (message.attempt, message.serial) == (self._run.number, self._serial) and node in self._owing:
             self._owing.discard(node)
             self.stacks += message.stacks
 
-    def tick(self, now: float, *, running: int) -> list[Action]:
-        """Do what has come due; ``running`` is the number of workers that have not ended."""
+    def lost(self, node: int) -> None:
+        """Take in that a node is gone: it tells nothing any more."""
+        self._owing.discard(node)
+
+    def tick(self, now: float) -> list[Action]:
+        """Do what has come due."""
         actions: list[Action] = []
         if self._alone_at is not None and now >= self._alone_at:
             self._alone_at, self._mentioned = None, True
+            running = self._run.up - self._run.ended
             text = (
                 f"{name_ranks(self.ended)} ended with 0 {ALONE_S:g} s ago; {counted(running, 'worker')} still running"
             )
@@ -139,32 +144,26 @@ class Watch:
         return actions
 
     def _ask(self, last: float, now: float) -> list[Action]:
-        nodes = range(len(self._settings.hosts))
+        nodes = sorted(self._run.owing)  # the others have no workers left
         self.silent_s, self.lived_s = now - last, last - self._since
         self._owing, self._until = set(nodes), now + ANSWER_S
         self._serial += 1
-        question = m.CollectStacks(attempt=self._attempt, serial=self._serial)
+        question = m.CollectStacks(attempt=self._run.number, serial=self._serial)
         return [ToNode(node=node, message=question) for node in nodes]
 
     def diagnose(self, progress: Progress) -> HangDiagnosis:
         """Find who is behind, now that all have told where they stand."""
         from distlaunch.job.diagnose.hang import diagnose_hang
 
-        settings = self._settings
+        settings, cast = self._settings, self._run.cast
         return diagnose_hang(
             self.stacks,
-            world_size=settings.world_size,
+            world_size=cast.world_size,
             silent_s=round(self.silent_s, 1),
             output_came=self._wrote is not None and self._wrote > self._since + self.lived_s + self.silent_s / 2,
             heartbeats=progress.latest,
             ended=self.ended,
-            hosts=lambda rank: settings.hosts[_node_of(settings.first_ranks, rank)],
+            hosts=cast.host_of,
             script_dir=settings.script_dir,
             spelt=settings.dialect.spelt,
         )
-
-
-def _node_of(first_ranks: Sequence[int], rank: int) -> int:
-    from bisect import bisect_right
-
-    return max(0, bisect_right(first_ranks, rank) - 1)

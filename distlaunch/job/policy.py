@@ -1,18 +1,16 @@
 """Layer job: the job policy, a pure state machine: ``step(event, now) -> actions``, no clock, no I/O.
 
-It decides when an attempt starts, when all are told to stop, whether there is another attempt, and the exit code.
-Work per event does not grow with the number of workers, except at the turns of an attempt.
+It decides who takes part in an attempt, whether there is another one, and the exit code; what happens while workers
+run is ``supervision``'s.
 """
 
 from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from distlaunch.core.errors import EXIT_HANG, EXIT_SOFTWARE, EXIT_USAGE
+from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE
 from distlaunch.core.model.never import assert_never
 from distlaunch.core.model.text import counted
 from distlaunch.core.wire import messages as m
@@ -20,15 +18,12 @@ from distlaunch.job import restarts
 from distlaunch.job.actions import (
     Action,
     Begin,
+    Broken,
     Discovered,
-    End,
     Entry,
     Event,
-    Failed,
     FromNode,
-    Hung,
     Joined,
-    KeepStacks,
     Lost,
     Say,
     Signalled,
@@ -38,282 +33,297 @@ from distlaunch.job.actions import (
     ToNode,
     Unreachable,
 )
-from distlaunch.job.diagnose.model import WorkerEnd
-from distlaunch.job.hangs import Watch
-from distlaunch.job.progress import Progress
+from distlaunch.job.attempt import Attempt, Verdict
+from distlaunch.job.cast import Cast
 from distlaunch.job.settings import PolicySettings
+from distlaunch.job.supervision import Supervision
 
 if TYPE_CHECKING:
-    from distlaunch.job.diagnose.hang import HangDiagnosis
-
-CAUSE_S = 0.8
-"""How long the others run on when the first failure looks like a consequence, so that its cause can show."""
-SAME_S = 0.15
-"""How long the others run on after a failure with words on stderr, so that the same one on all ranks is seen as one."""
-DOUBLE_S = 0.1
-"""Two signals closer than this are one: a wrapper that passes Ctrl-C on, or a scheduler that sends twice."""
-TAILS_KEPT = 256
-"""Of so many failed workers all last words are kept, of the rest what tells symptom from cause."""
-
-_INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)
-
-Phase = Literal["new", "preparing", "starting", "running", "stopping", "ended"]
+    from distlaunch.core.wire import remote as r
+    from distlaunch.job.convening import Convening
+    from distlaunch.job.gathering import Refusal
+    from distlaunch.resolve.meeting import Meeting
 
 
-class JobPolicy:
+class JobPolicy(Supervision):
     """One job, from ``Begin`` to ``End``."""
 
     def __init__(self, settings: PolicySettings) -> None:
-        self.settings = settings
-        self.phase: Phase = "new"
-        self.attempt = 0
-        self.up = 0
-        """Workers of this attempt that have been started."""
-        self.ended = 0
-        self.told: int | None = None
-        """The signal that told us to stop."""
-        self._told_at = 0.0
+        super().__init__(settings)
+        self.restarts = 0
+        """How many there have been; attempts are more where nodes that were lost were replaced."""
         self._port: int | None = None
-        self._failures: list[WorkerEnd] = []
-        self._finished: list[WorkerEnd] = []
-        """Workers that ended with 0, the first of them: a peer that waits for one of these failed by its absence."""
-        self._left: list[int] = []
-        self._first_failure: float | None = None
-        self._others_until: float | None = None
-        """Until when the others may run on after the first failure."""
-        self._seeks_cause = False
-        """They may because that failure looks like a consequence."""
-        self._fault: str | None = None
-        self._began = 0.0
-        self._waiting: set[int] = set()  # nodes that owe Prepared or Gone
         self._restart_times: deque[float] = deque()
         self._previous: restarts.Outcome | None = None
-        self.progress = Progress()
-        self._watch = Watch(settings)
-        self._hang: HangDiagnosis | None = None
+        self._convening: Convening | None = None
+        """Where there are several nodes, or one that is not this machine."""
+        if settings.gathering is not None:
+            from distlaunch.job.convening import Convening
+
+            self._convening = Convening(settings.gathering, settings)
 
     def deadline(self) -> float | None:
         """Give the time at which ``Tick`` is due."""
-        times = [time for time in (self._others_until, self._watch.deadline()) if time is not None]
-        return min(times, default=None)
+        times = [self._run.others_until, self._watch.deadline()]
+        if self._convening is not None and self.phase in ("gathering", "preparing"):
+            times.append(self._convening.deadline())
+        return min((time for time in times if time is not None), default=None)
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Take in an event that happened at ``now``; give what is to be done, in order."""
         if self.phase == "ended":
             return []
         match event:
+            case FromNode():
+                return self._from_node(event.node, event.message, now)
             case Begin():
-                return self._prepare(now)
+                return self._begin_attempt(now)
             case Signalled():
                 return self._signalled(event, now)
             case Tick():
                 return self._tick(now)
-            case FromNode():
-                return self._from_node(event.node, event.message, now)
+            case Broken():
+                return self._broken(event.text, f"internal error: {event.text}")
             case Joined() | Unreachable() | Lost() | Discovered():
-                return []
+                return [] if self._convening is None else self._of_membership(self._convening, event, now)
             case _:
                 assert_never(event)
 
-    def _from_node(self, node: int, message: m.FromAgent, now: float) -> list[Action]:
+    def _from_node(self, node: int, message: m.FromAgent | r.Surveyed | r.Reached, now: float) -> list[Action]:
         match message:
-            case m.Prepared():
-                return self._prepared(node, message)
-            case m.Started():
-                return self._started(message, now)
             case m.WorkerExited():
-                return self._exited(node, message, now)
+                return self._exited(node, message, now) if self._is_of(node, message.attempt) else []
+            case m.Started():
+                return self._started(node, message, now) if self._is_of(node, message.attempt) else []
+            case m.Alive():
+                return self._alive(message, now) if self._is_of(node, message.attempt) else []
+            case m.Gone():
+                return self._gone(node, message, now) if self._is_of(node, message.attempt) else []
+            case m.Prepared():
+                return self._prepared(node, message, now) if self._is_of(node, message.attempt) else []
             case m.WorkerHalted():
                 return [Suspend()]
-            case m.Alive():
-                return self._alive(message, now)
             case m.Stacks():
                 self._watch.answered(node, message)
                 return self._hung(now)
             case m.Remark():
-                return [Say(text=message.text, level="warning" if message.warning else "info")]
+                return self._remark(node, message.text, warning=message.warning)
             case m.PreloadEnded():
-                return [Entry(type="preload", fields=message.fields)]
-            case m.Gone():
-                return self._gone(node, message, now)
+                host = {} if self._convening is None else {"host": self._convening.host(node)}
+                return [Entry(type="preload", fields={**message.fields, **host})]
             case m.Fault():
-                return self._faulted(node, message)
+                return self._faulted(node, message, now)
             case _:
-                assert_never(message)
+                return [] if self._convening is None else self._of_gathering(self._convening, node, message, now)
+
+    def _remark(self, node: int, text: str, *, warning: bool) -> list[Action]:
+        said = text if self._convening is None else self._convening.says(node, text)
+        return [] if said is None else [Say(text=said, level="warning" if warning else "info")]
+
+    def _tick(self, now: float) -> list[Action]:
+        convening = self._convening
+        if convening is None or self.phase not in ("gathering", "preparing"):
+            return self._tick_of_run(now)
+        if self.phase == "gathering":
+            return self._convened(convening, convening.tick(now), now)
+        if now < convening.deadline():
+            return []
+        refusal = convening.late(self._run.owing)
+        return self._meet(convening, now) if refusal is None else self._refuse(refusal)
+
+    # --- nodes come and go
+
+    def _of_membership(
+        self, convening: Convening, event: Joined | Unreachable | Lost | Discovered, now: float
+    ) -> list[Action]:
+        match event:
+            case Joined():
+                return self._convened(convening, convening.joined(event.node, now), now)
+            case Unreachable():
+                return self._convened(convening, convening.unreachable(event, now), now)
+            case Discovered():
+                return self._convened(convening, convening.discovered(event, now), now)
+            case Lost():
+                return self._lost(convening, event, now)
+
+    def _of_gathering(
+        self, convening: Convening, node: int, message: r.Surveyed | r.Reached, now: float
+    ) -> list[Action]:
+        from distlaunch.core.wire.remote import Surveyed
+
+        if isinstance(message, Surveyed):
+            return self._convened(convening, convening.surveyed(node, message, now), now)
+        run = self._run
+        awaited = self.phase == "preparing" and convening.reaches and node in run.owing
+        if not awaited or not self._is_of(node, message.attempt):
+            return []
+        convening.reached(node, message)
+        run.owing.discard(node)
+        return [] if run.owing else self._meet(convening, now)
+
+    def _convened(self, convening: Convening, actions: list[Action], now: float) -> list[Action]:
+        """Go on once it is known who takes part."""
+        found = convening.settle(self.attempt, now) if self.phase == "gathering" else None
+        if found is None:
+            return actions
+        if isinstance(found, tuple):
+            cast, told = found
+            return [*actions, *told, *self._prepare(cast, now)]
+        return actions + self._refuse(found)
+
+    def _refuse(self, refusal: Refusal) -> list[Action]:
+        return [Say(text=refusal.text, level="error"), *self._end(refusal.exit_code)]
+
+    def _meet(self, convening: Convening, now: float) -> list[Action]:
+        from distlaunch.resolve.meeting import Meeting
+
+        found = convening.meet(now)
+        if isinstance(found, list):
+            return found + self._try_anew(now)
+        return self._start(found) if isinstance(found, Meeting) else self._refuse(found)
+
+    def _try_anew(self, now: float) -> list[Action]:
+        """Gather again for an attempt that came to nothing before it had started anything."""
+        self.attempt += 1
+        return self._begin_attempt(now, fresh=False)
+
+    def _lost(self, convening: Convening, event: Lost, now: float, *, code: int = EXIT_UNAVAILABLE) -> list[Action]:
+        run, node = self._run, event.node
+        took_part = self.phase not in ("new", "gathering") and node in run.alive
+        about = (self.attempt, run.cast.ranks(node)) if took_part else None
+        wanted = self.told is None and self._fault is None
+        actions = convening.lost(event, about, now, wanted=wanted)
+        if not actions or not took_part:
+            return self._convened(convening, actions, now)
+        if self.phase == "preparing":
+            return actions + self._try_anew(now)
+        owed = node in run.owing
+        loss = run.lost(node, event.why, now, exit_code=code)
+        self._watch.lost(node)
+        if run.has_ended:
+            self._watch.stop()
+        if loss is not None and self.phase != "stopping":
+            actions += self._stop_after_failure()
+        elif loss is None and owed:
+            text = f"node {convening.host(node)} left ({event.why}); its workers had all ended with 0"
+            actions.append(Say(text=text))
+        return actions + (self._hung(now) if run.owing or not owed else self._all_gone(now))
+
+    def _faulted(self, node: int, message: m.Fault, now: float) -> list[Action]:
+        convening, text = self._convening, message.text
+        if convening is None:
+            host = self._run.cast.host(node)
+            say = f"internal error on {host}: {text}; all workers have been killed"
+            return self._broken(text, say, without=node)
+        lost = Lost(node=node, why=f"internal error: {text}")
+        fields = {"text": text, "node": node, "host": convening.host(node)}
+        actions: list[Action] = [Entry(type="fault", fields=fields), convening.leave(node)]
+        return actions + self._lost(convening, lost, now, code=EXIT_SOFTWARE)
 
     # --- the turns of an attempt
 
-    def _prepare(self, now: float) -> list[Action]:
+    def _begin_attempt(self, now: float, *, fresh: bool = True) -> list[Action]:
+        convening = self._convening
+        if convening is None:
+            return self._prepare(self._run.cast, now)
+        self.phase = "gathering"
+        return self._convened(convening, convening.begin(now, fresh=fresh), now)
+
+    def _prepare(self, cast: Cast, now: float) -> list[Action]:
         self.phase = "preparing"
-        self._began = now
-        self.up = self.ended = 0
-        self._hang = None
+        self._run = Attempt(self.attempt, cast, began=now)
         self.progress.begin()
-        self._watch.begin(self.attempt)
-        self._failures = []
-        self._finished = []
-        self._left = []
-        self._first_failure = self._others_until = None
-        self._waiting = set(range(len(self.settings.hosts)))
+        self._watch.begin(self._run)
+        if self._convening is not None:
+            return self._convening.prepare(cast, self.attempt, now)
         return [
             ToNode(node=node, message=m.Prepare(attempt=self.attempt, port=None if node else self.settings.master_port))
-            for node in range(len(self.settings.hosts))
+            for node in cast.members
         ]
 
-    def _prepared(self, node: int, message: m.Prepared) -> list[Action]:
-        if message.attempt != self.attempt or self.phase != "preparing":
+    def _prepared(self, node: int, message: m.Prepared, now: float) -> list[Action]:
+        run, convening = self._run, self._convening
+        if self.phase != "preparing" or (convening is not None and convening.reaches):
             return []
         if message.problem is not None:
-            text = f"error: {message.problem}" + (f"\n  hint: {message.hint}" if message.hint else "")
+            where = "" if convening is None else f"{convening.host(node)}: "
+            text = f"error: {where}{message.problem}" + (f"\n  hint: {message.hint}" if message.hint else "")
             return [Say(text=text, level="error"), *self._end(EXIT_USAGE)]
         if message.port is not None:
             self._port = message.port
-        warned: list[Action] = [Say(text=message.warning, level="warning")] if message.warning else []
-        self._waiting.discard(node)
-        if self._waiting:
+        warned = self._remark(node, message.warning, warning=True) if message.warning else []
+        run.owing.discard(node)
+        if run.owing:
             return warned
+        if convening is None or len(run.cast.members) == 1:
+            return warned + self._start(None)
+        run.owing = set(run.cast.members[1:])
+        asked = convening.reach(self._port or 0, now)
+        return warned + (asked if isinstance(asked, list) else self._refuse(asked))
+
+    def _start(self, meeting: Meeting | None) -> list[Action]:
+        run = self._run
         self.phase = "starting"
-        self._waiting = set(range(len(self.settings.hosts)))
-        return [
-            *warned,
-            Entry(type="attempt_started", fields={"attempt": self.attempt, "master_port": self._port}),
-            StartAttempt(attempt=self.attempt, port=self._port),
-        ]
-
-    def _started(self, message: m.Started, now: float) -> list[Action]:
-        if message.attempt != self.attempt:
-            return []
-        self.up += len(message.pids)
-        actions: list[Action] = [
-            Entry(type="workers_started", fields={"attempt": self.attempt, "pids": dict(message.pids)})
-        ]
-        if self.phase == "starting" and self.up == self.settings.world_size:
-            self.phase = "running"
-            if self.ended < self.up:
-                self._watch.all_started(now)
-        return actions
-
-    def _exited(self, node: int, message: m.WorkerExited, now: float) -> list[Action]:
-        if message.attempt != self.attempt:
-            return []
-        self.ended += 1
-        actions: list[Action] = [
-            Entry(
-                type="worker_exited",
-                fields={
-                    "attempt": self.attempt,
-                    "rank": message.rank,
-                    "pid": message.pid,
-                    "returncode": message.returncode,
-                    "uptime_s": round(message.uptime_s, 3),
-                    "told_to_stop": message.told_to_stop,
-                },
-            )
-        ]
-        if self.settings.terminal and self.told is None and message.returncode in _INTERRUPTED:
-            self.told, self._told_at = signal.SIGINT, now
-        if message.returncode != 0:
-            actions += self._failed(node, message, now)
-        else:
-            actions += self._watch.worker_ended(message.rank, now)
-            if len(self._finished) < TAILS_KEPT:
-                self._finished.append(self._worker_end(node, message, now))
-        if self.ended == self.settings.world_size:
-            self._watch.stop()
-        return actions
-
-    def _failed(self, node: int, message: m.WorkerExited, now: float) -> list[Action]:
-        end = self._worker_end(node, message, now)
-        self._failures.append(end)
-        if self.told is not None or message.told_to_stop or self.phase == "stopping":
-            return []
-        self._watch.stop()
-        if self._first_failure is None:
-            self._first_failure = now
-            self._seeks_cause = restarts.looks_like_consequence(end)
-            wait_s = CAUSE_S if self._seeks_cause else SAME_S if restarts.may_be_shared(end) else 0.0
-            if wait_s and self.ended < self.settings.world_size:
-                self._others_until = now + wait_s
-                return []
-        elif self._others_until is not None and (not self._seeks_cause or restarts.looks_like_consequence(end)):
-            return []
-        return self._stop_after_failure()
-
-    def _worker_end(self, node: int, message: m.WorkerExited, now: float) -> WorkerEnd:
-        return restarts.worker_end(
-            message,
-            host=self.settings.hosts[node],
-            first_rank=self.settings.first_ranks[node],
-            ended_s=now - self._began,
-            whole=len(self._failures) < TAILS_KEPT,
-        )
-
-    def _stop_after_failure(self) -> list[Action]:
-        self._others_until = None
-        self._watch.stop()
-        self.phase = "stopping"
-        return self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)
-
-    def _stop_all(self, signum: int, grace_s: float) -> list[Action]:
-        stop = m.Stop(attempt=self.attempt, signum=int(signum), grace_s=grace_s)
-        return [ToNode(node=node, message=stop) for node in range(len(self.settings.hosts))]
-
-    def _gone(self, node: int, message: m.Gone, now: float) -> list[Action]:
-        if message.attempt != self.attempt:
-            return []
-        self._left += message.left
-        self._waiting.discard(node)
-        if self._waiting:
-            return []
-        actions: list[Action] = []
-        if self._left:
-            pids = ", ".join(map(str, self._left))
-            actions.append(Say(text=f"not even KILL ended these processes: pid {pids}", level="warning"))
-        return actions + self.progress.end(attempt=self.attempt, now=now) + self._conclude(now)
+        run.owing = set(run.cast.members)
+        fields: dict[str, object] = {"attempt": self.attempt, "master_port": self._port}
+        if meeting is not None:
+            fields["master_addr"] = meeting.address
+        composition = run.cast.composition
+        start = StartAttempt(attempt=self.attempt, port=self._port, composition=composition, meeting=meeting)
+        return [Entry(type="attempt_started", fields=fields), start]
 
     def _conclude(self, now: float) -> list[Action]:
+        run, settings = self._run, self.settings
         if self._fault is not None:
             return self._end(EXIT_SOFTWARE)
         if self.told is not None and not self._failed_before_told():
-            killed = sum(end.returncode == -signal.SIGKILL for end in self._failures)
-            left = f", {killed} of them killed" if killed else ", none had to be killed"
-            said = f"{counted(self.up, 'worker')} ended{left}" if self.up else "no worker had started"
-            return [Say(text=f"stopped: {said}"), *self._end(128 + self.told)]
-        if not self._failures and self._hang is None:
+            return self._stopped(self.told)
+        if run.went_well:
             return self._end(0)
-        outcome, code, report = self._judge()
-        why = "told to stop" if self.told is not None else self._why_not_again(outcome, now)
-        if why is None and self._left:
+        verdict = run.judge(settings, self.progress, lived_s=self._watch.lived_s, told=self.told is not None)
+        replaced = verdict.by_loss and self._convening is not None and self._convening.replaces()
+        if replaced and self.told is not None:
+            return self._stopped(self.told)
+        if replaced and not run.left:
+            return self._go_on_without(now)
+        why = "told to stop" if self.told is not None else self._why_not_again(verdict.outcome, now)
+        if why is None and run.left:
             why = "not restarted: what is left of this attempt would meet the next one"
         if why is not None:
-            why = self.settings.dialect.spelt(why)
-            return [report(final=True, why_final=why), *self._end(code if self.told is None else 128 + self.told)]
-        self._previous = outcome
-        self._restart_times.append(now)
-        self.attempt += 1
-        return [
-            report(final=False),
-            Entry(type="restarting", fields={"attempt": self.attempt, "of": self.settings.max_restarts}),
-            *self._prepare(now),
-        ]
+            report = verdict.report(final=True, why_final=settings.dialect.spelt(why), restarts=self.restarts)
+            return [report, *self._end(verdict.exit_code if self.told is None else 128 + self.told)]
+        return self._restart(verdict, now)
 
-    def _judge(self) -> tuple[restarts.Outcome, int, Callable[..., Failed | Hung]]:
-        """Sum up the attempt; give also the exit code if the job ends with it, and what makes the report."""
-        settings, went_on = self.settings, self.progress.went_on()
-        after_grace = restarts.after_grace(settings) if self.told is None else None
-        if self._hang is not None:
-            lived_s, min_uptime_s = self._watch.lived_s, settings.min_uptime_s
-            outcome = restarts.Outcome.after(self._hang.signature, lived_s, min_uptime_s=min_uptime_s, went_on=went_on)
-            killed = tuple(sorted(end.rank for end in self._failures if end.returncode == -signal.SIGKILL))
-            hung = partial(Hung, diagnosis=self._hang, killed=killed, after_grace=after_grace, attempt=self.attempt)
-            return outcome, EXIT_HANG, hung
-        ends = [*self._failures, *self._finished]
-        diagnosis = restarts.diagnose(ends, settings, after_grace=after_grace)
-        outcome = restarts.Outcome.of(diagnosis, self._failures, min_uptime_s=settings.min_uptime_s, went_on=went_on)
-        return outcome, diagnosis.exit_code, partial(Failed, diagnosis=diagnosis, attempt=self.attempt)
+    def _stopped(self, signum: int) -> list[Action]:
+        run = self._run
+        killed = sum(end.returncode == -signal.SIGKILL for end in run.failures)
+        left = f", {killed} of them killed" if killed else ", none had to be killed"
+        if run.losses:
+            left += f"; {counted(len(run.losses), 'node')} had been lost"
+        said = f"{counted(run.up, 'worker')} ended{left}" if run.up else "no worker had started"
+        return [Say(text=f"stopped: {said}"), *self._end(128 + signum)]
+
+    def _restart(self, verdict: Verdict, now: float) -> list[Action]:
+        report = verdict.report(final=False, restarts=self.restarts)
+        self._previous = verdict.outcome
+        self._restart_times.append(now)
+        self.restarts += 1
+        self.attempt += 1
+        fields = {"attempt": self.attempt, "of": self.settings.max_restarts}
+        return [report, Entry(type="restarting", fields=fields), *self._begin_attempt(now)]
+
+    def _go_on_without(self, now: float) -> list[Action]:
+        """Go on with the nodes that are left, and with those that have come: no restart, as nobody failed."""
+        losses = self._run.losses
+        self.attempt += 1
+        if self._convening is not None:
+            self._convening.note(losses)
+        fields = {"attempt": self.attempt, "lost": len(losses)}
+        return [Entry(type="reforming", fields=fields), *self._begin_attempt(now)]
 
     def _failed_before_told(self) -> bool:
-        return self._first_failure is not None and self._first_failure <= self._told_at
+        first = self._run.first_failure
+        return first is not None and first <= self._told_at
 
     def _why_not_again(self, outcome: restarts.Outcome, now: float) -> str | None:
         window = self.settings.restart_window_s
@@ -322,85 +332,3 @@ class JobPolicy:
         return restarts.why_final(
             outcome, self._previous, used=len(self._restart_times), allowed=self.settings.max_restarts, window_s=window
         )
-
-    # --- signals, time, faults
-
-    def _signalled(self, event: Signalled, now: float) -> list[Action]:
-        signum = event.signum
-        if signum in (signal.SIGUSR1, signal.SIGUSR2):
-            return [
-                Entry(type="signal", fields={"signal": signal.Signals(signum).name}),
-                *(ToNode(node=node, message=m.Forward(signum=signum)) for node in range(len(self.settings.hosts))),
-            ]
-        impatient = event.kill or signum == signal.SIGQUIT
-        if self.told is not None and now - self._told_at < DOUBLE_S and not impatient:
-            return []
-        record = Entry(type="signal", fields={"signal": signal.Signals(signum).name})
-        if self.told is not None:
-            if signum == signal.SIGTERM and not self.settings.repeated_term_kills:
-                return [record]
-            return [record, *self._kill_all("")]
-        self.told, self._told_at = signum, now
-        self._watch.stop()
-        if self.phase in ("new", "preparing"):
-            return [record, *self._end(128 + signum)]
-        name = signal.Signals(signum).name
-        asked_already = self.phase == "stopping"
-        self.phase = "stopping"
-        self._others_until = None
-        if asked_already and signum == signal.SIGTERM and not self.settings.repeated_term_kills:
-            return [record]
-        if asked_already or impatient:
-            return [record, *self._kill_all(f"{name}: ")]
-        grace_s = self.settings.grace_s
-        ask = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
-        again = "; once more kills" if signum == signal.SIGINT else ""
-        whom = counted(self.up - self.ended, "worker") if self.up > self.ended else "what is starting"
-        text = f"{name}: asking {whom} to end, within {grace_s:,.10g} s{again}"
-        return [record, Say(text=text), *self._stop_all(ask, grace_s)]
-
-    def _kill_all(self, why: str) -> list[Action]:
-        """Have all that runs killed; where nothing runs any more (a disk keeps the last output), wait no longer."""
-        say = "killing all workers" if self.ended < self.up or not self.up else "not waiting for the last output"
-        return [Say(text=why + say, level="warning"), *self._stop_all(signal.SIGKILL, 0)]
-
-    def _tick(self, now: float) -> list[Action]:
-        if self._others_until is not None and now >= self._others_until:
-            return self._stop_after_failure()
-        return self._watch.tick(now, running=self.up - self.ended) + self._hung(now)
-
-    def _alive(self, message: m.Alive, now: float) -> list[Action]:
-        if message.attempt != self.attempt:
-            return []
-        actions = self.progress.take(message.heartbeats, attempt=self.attempt, now=now)
-        return actions + self._watch.heard(message, now)
-
-    def _hung(self, now: float) -> list[Action]:
-        """Once it is known where silent workers stand, say so and stop them all."""
-        if not self._watch.found:
-            return []
-        self._hang = self._watch.diagnose(self.progress)
-        self._first_failure = now
-        return [
-            Entry(type="hang", fields={"attempt": self.attempt, **self._hang.record}),
-            KeepStacks(attempt=self.attempt, stacks=tuple(self._watch.stacks)),
-            Say(text=f"hang: {self._hang.summary}; stopping all workers", level="warning"),
-            *self._stop_after_failure(),
-        ]
-
-    def _faulted(self, node: int, message: m.Fault) -> list[Action]:
-        self._fault = message.text
-        self._watch.stop()
-        host = self.settings.hosts[node]
-        text = f"internal error on {host}: {message.text}; all workers have been killed"
-        nothing_runs = self.phase in ("new", "preparing")
-        self.phase = "stopping"
-        self._waiting.discard(node)
-        actions: list[Action] = [Say(text=text, level="error"), Entry(type="fault", fields={"text": message.text})]
-        if self._waiting and not nothing_runs:
-            return [*actions, *self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)]
-        return [*actions, *self._end(EXIT_SOFTWARE)]
-
-    def _end(self, exit_code: int) -> list[Action]:
-        self.phase = "ended"
-        return [Entry(type="job_ended", fields={"exit_code": exit_code}), End(exit_code=exit_code)]

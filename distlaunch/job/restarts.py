@@ -18,12 +18,21 @@ def after_grace(settings: PolicySettings) -> str:
     return settings.dialect.spelt(f"after the {settings.failure_grace_s:g} s of --failure-grace")
 
 
-def diagnose(ends: Sequence[WorkerEnd], settings: PolicySettings, *, after_grace: str | None) -> Diagnosis:
+def diagnose(
+    ends: Sequence[WorkerEnd], settings: PolicySettings, *, world_size: int, after_grace: str | None
+) -> Diagnosis:
     """Find the first cause, among the workers that ended badly; its hint speaks the user's dialect."""
     from distlaunch.job.diagnose.judge import diagnose as find
 
-    found = find(ends, world_size=settings.world_size, python=settings.python, after_grace=after_grace)
+    found = find(ends, world_size=world_size, python=settings.python, after_grace=after_grace)
     return replace(found, hint=settings.dialect.spelt(found.hint)) if found.hint else found
+
+
+def doing(ends: Sequence[WorkerEnd], *, world_size: int, after_grace: str | None) -> tuple[str, ...]:
+    """Say what all workers were doing, where something else than a worker is the cause."""
+    from distlaunch.job.diagnose.judge import doing as find
+
+    return find(ends, world_size=world_size, after_grace=after_grace)
 
 
 def looks_like_consequence(end: WorkerEnd) -> bool:

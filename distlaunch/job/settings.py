@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
 from distlaunch.core.model.record import Record
 from distlaunch.resolve.dialect import Dialect
+
+if TYPE_CHECKING:
+    from distlaunch.core.wire.remote import Reached, Survey, Surveyed
+    from distlaunch.job.composition import Compose
+    from distlaunch.resolve.meeting import Meeting
+
+
+class Gathering(Record):
+    """How the nodes of a job come together, where they are more than this launcher. All functions are pure."""
+
+    hosts: tuple[str, ...]
+    """By member number: those that are to train first, then spares."""
+    bounds: tuple[int, int]
+    """The fewest and the most nodes that train; equal for a job of fixed size."""
+    survey: Callable[[int], Survey]
+    """Gives the question to a node, by its serial."""
+    compose: Compose
+    addresses: Callable[[Surveyed, str], tuple[str, ...]]
+    """Gives where the master may be reached, from its survey and its host as the list of hosts has it: best first.
+
+    Raises LaunchError.
+    """
+    meet: Callable[[Sequence[Surveyed], Mapping[int, Reached]], Meeting]
+    """Settles the meeting point from all members' surveys, by node rank, and what each but the first has reached.
+
+    Raises LaunchError.
+    """
+    token: Callable[[int], str]
+    """Gives the word by which the master's port is known in an attempt."""
+    join_timeout_s: float = 60.0
+    discover: bool = False
+    """Hosts may come and go: the command of --discover tells."""
+
+    @property
+    def flexible(self) -> bool:
+        """Tell whether the job may go on with other nodes than it began with."""
+        return self.bounds[0] < self.bounds[1] or len(self.hosts) > self.bounds[1] or self.discover
 
 
 class PolicySettings(Record):
     """What does not change during a job. Times are seconds."""
 
-    hosts: tuple[str, ...]
-    """By node rank."""
-    first_ranks: tuple[int, ...]
+    hosts: tuple[str, ...] = ()
+    """By node rank; not used with ``gathering``, as are the next two."""
+    first_ranks: tuple[int, ...] = ()
     """The lowest rank of each node, by node rank."""
-    world_size: int
+    world_size: int = 0
+    gathering: Gathering | None = None
+    """For a job of several nodes, or of one that is not this machine."""
     python: str | None = None
     """The workers' interpreter, for hints; None if they are no Python."""
     script_dir: str = ""

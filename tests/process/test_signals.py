@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from distlaunch.job.policy import DOUBLE_S
+from distlaunch.job.supervision import DOUBLE_S
 
 
 def exits(result) -> dict[int, int]:

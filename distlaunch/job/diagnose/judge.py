@@ -96,6 +96,13 @@ def diagnose(
     )
 
 
+def doing(ends: Sequence[WorkerEnd], *, world_size: int, after_grace: str | None) -> tuple[str, ...]:
+    """Say what workers were doing when something else than one of them, such as a lost node, ended the attempt."""
+    bad = sorted((end for end in ends if end.returncode != 0 and not was_stopped(end)), key=lambda end: end.ended_s)
+    seen = {end.rank: read(end) for end in bad[:_READ_WHOLE]}
+    return _others(ends, seen, (), _lost_before_the_stop(ends), world_size=world_size, after_grace=after_grace)
+
+
 def _cause_of_a_stopped_one(bad: Sequence[WorkerEnd], seen: dict[int, Evidence]) -> Evidence | None:
     """Find a worker that had already printed its own exception when our order to stop ended it."""
     for end in bad[:_READ_WHOLE]:

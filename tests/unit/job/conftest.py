@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.core.errors import NodesError
+from distlaunch.core.model.gpus import GpuInventory
+from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.topology import Node
 from distlaunch.core.wire import messages as m
-from distlaunch.job import policy as p
-from distlaunch.job.settings import PolicySettings
+from distlaunch.core.wire import remote as r
+from distlaunch.job import actions as p
+from distlaunch.job.composition import Composition
+from distlaunch.job.failures import ConnectFailure
+from distlaunch.job.policy import JobPolicy
+from distlaunch.job.settings import Gathering, PolicySettings
+from distlaunch.resolve.meeting import Meeting
 
 RAISED = b"""Traceback (most recent call last):
   File "/home/u/train.py", line 9, in <module>
@@ -34,7 +45,7 @@ class Job:
 
     def __init__(self, nodes: int = 1, per_node: int = 2, **settings) -> None:
         self.nodes, self.per_node = nodes, per_node
-        self.policy = p.JobPolicy(
+        self.policy = JobPolicy(
             PolicySettings(
                 hosts=tuple(f"node{index}" for index in range(nodes)),
                 first_ranks=tuple(index * per_node for index in range(nodes)),
@@ -94,13 +105,16 @@ class Job:
             error_file=error_file,
             tail=tail,
         )
-        return self.say(rank // self.per_node, exited)
+        return self.say(self.member_of(rank), exited)
 
     def gone(self, node: int = 0, *, left=(), attempt=None) -> list[p.Action]:
         return self.say(node, m.Gone(attempt=self.attempt if attempt is None else attempt, left=left))
 
     def fault(self, node: int = 0, text: str = "it broke") -> list[p.Action]:
         return self.say(node, m.Fault(text=text))
+
+    def member_of(self, rank: int) -> int:
+        return rank // self.per_node
 
     # --- whole turns
 
@@ -153,6 +167,189 @@ class Job:
         return ends[0].exit_code if ends else None
 
 
+SURVEYED = r.Surveyed(
+    serial=0,
+    hostname="",
+    environ={},
+    interfaces=(),
+    named=(),
+    gpus=GpuInventory(),
+    cpus=CpuInventory(allowed=(0,), online=1),
+    granted_cpus=None,
+    python="/usr/bin/python3",
+    script_sha256="5c",
+    problem=None,
+    hint=None,
+    shares_run_dir=True,
+)
+
+
+class NodesJob(Job):
+    """A job whose policy gathers its nodes: ``hosts`` of them, of which between ``bounds`` train, on equal slots."""
+
+    def __init__(self, hosts: int = 4, per_node: int = 2, bounds=None, *, discover=False, join_timeout_s=60.0, **more):
+        self.bounds = (hosts, hosts) if bounds is None else bounds
+        self.names = [f"n{number}" for number in range(hosts)]
+        self.composed: list[Composition] = []
+        self.refuses: Exception | None = None
+        gathering = Gathering(
+            hosts=tuple(self.names),
+            bounds=self.bounds,
+            survey=self.survey,
+            compose=self.compose,
+            addresses=lambda surveyed, host: ("10.0.0.1", host),
+            meet=self.meet,
+            token=lambda attempt: f"word{attempt}",
+            join_timeout_s=join_timeout_s,
+            discover=discover,
+        )
+        super().__init__(0, per_node, gathering=gathering, **more)
+
+    def survey(self, serial: int) -> r.Survey:
+        return r.Survey(
+            serial=serial,
+            workdir="/work",
+            pythons=("/usr/bin/python3",),
+            script="train.py",
+            program="",
+            run_dir="/runs/1",
+            gpus=False,
+            topology=False,
+        )
+
+    def compose(self, surveys) -> Composition:
+        if self.refuses is not None:
+            raise self.refuses
+        members = tuple(surveys)[: self.bounds[1]]
+        per_node = self.per_node
+        nodes = tuple(Node(host=self.names[member], slots=per_node) for member in members)
+        workers = tuple(
+            WorkerPlan(rank=rank, local_rank=rank % per_node, node_rank=rank // per_node, env={}, cpus=None)
+            for rank in range(per_node * len(members))
+        )
+        plan = LaunchPlan(
+            job_id="j",
+            backend="pytorch-ddp",
+            nodes=nodes,
+            workers=workers,
+            argv=("python", "train.py"),
+            workdir="/work",
+            env={},
+            base_env={},
+            given_env={},
+            run_dir="/runs/1",
+            master_addr=None,
+            wanted_port=0,
+        )
+        self.composed.append(Composition(members=members, plan=plan))
+        return self.composed[-1]
+
+    def meet(self, surveys, reached) -> Meeting:
+        assert sorted(reached) == list(range(1, len(surveys)))
+        if not all(answer.routes for answer in reached.values()):
+            raise NodesError("no address of n0 can be reached from all")
+        return Meeting(address="10.0.0.1", env={})
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self.composed[-1].members
+
+    def member_of(self, rank: int) -> int:
+        return self.members[rank // self.per_node]
+
+    @property
+    def ranks(self) -> range:
+        return range(len(self.members) * self.per_node)
+
+    # --- what nodes tell
+
+    def joined(self, *nodes: int) -> list[p.Action]:
+        return [action for node in nodes for action in self.step(p.Joined(node=node))]
+
+    def unreachable(self, node: int, *, step="connect", text="refused", hint=None, passing=True) -> list[p.Action]:
+        failure = ConnectFailure(host=self.names[node], step=step, text=text, hint=hint, passing=passing)
+        return self.step(p.Unreachable(node=node, failure=failure))
+
+    def lost(self, node: int, why="no word from it for 10 s") -> list[p.Action]:
+        return self.step(p.Lost(node=node, why=why))
+
+    def asked(self, node: int) -> int:
+        """Give the serial of the newest survey that a node was asked for."""
+        return max((question.serial for to, question in self.sent(r.Survey) if to == node), default=0)
+
+    def surveyed(self, *nodes: int, **flaws) -> list[p.Action]:
+        return [
+            action
+            for node in nodes
+            for action in self.say(node, replace(SURVEYED, serial=self.asked(node), hostname=self.names[node], **flaws))
+        ]
+
+    def reached(self, *nodes: int, routes=None, problem=None, attempt=None) -> list[p.Action]:
+        route = r.Route(address="10.0.0.1", local="10.0.0.2", interface="eth0")
+        answer = r.Reached(
+            attempt=self.attempt if attempt is None else attempt,
+            routes=(route,) if routes is None else routes,
+            problem=problem,
+        )
+        return [action for node in nodes for action in self.say(node, answer)]
+
+    def started(self, rank: int, *, attempt=None) -> list[p.Action]:
+        at = self.attempt if attempt is None else attempt
+        return self.say(self.member_of(rank), m.Started(attempt=at, pids={rank: 1000 + rank}))
+
+    # --- whole turns
+
+    def gather(self, *nodes: int) -> None:
+        """Let these join and be surveyed; all where none is named."""
+        for node in nodes or range(len(self.names)):
+            self.joined(node)
+            self.surveyed(node)
+
+    def come_up(self) -> NodesJob:
+        """Bring an attempt whose nodes are composed to where all workers run."""
+        self.settle()
+        for rank in self.ranks:
+            self.started(rank)
+        return self
+
+    def settle(self) -> None:
+        first, *others = self.members
+        self.prepared(first, port=5000 + self.attempt)
+        for node in others:
+            self.prepared(node)
+        self.reached(*others)
+
+    def run(self) -> NodesJob:
+        self.begin()
+        self.gather()
+        return self.come_up()
+
+    def survey_all(self) -> None:
+        """Let all answer that were asked for a survey and have not answered: those that are up."""
+        for node in range(len(self.names)):
+            if self.policy._convening._gatherer.nodes[node].serial:
+                self.surveyed(node)
+
+    def all_gone(self, *but: int) -> list[p.Action]:
+        attempt = self.attempt
+        return [a for node in self.members if node not in but for a in self.gone(node, attempt=attempt)]
+
+    def stop_others(self, *lost: int) -> list[p.Action]:
+        """Let the workers obey that are not on lost nodes."""
+        for rank in self.ranks:
+            if self.member_of(rank) not in lost:
+                self.exited(rank, -15, told=True)
+        return self.all_gone(*lost)
+
+    def connects(self, actions=None) -> list[tuple[int, float]]:
+        return [(connect.node, connect.delay_s) for connect in self.of(p.Connect, actions)]
+
+
 @pytest.fixture(scope="session")
 def make_job() -> type[Job]:
     return Job
+
+
+@pytest.fixture(scope="session")
+def make_nodes() -> type[NodesJob]:
+    return NodesJob

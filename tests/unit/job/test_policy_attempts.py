@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from distlaunch.core.wire import messages as m
-from distlaunch.job import policy as p
+from distlaunch.job import actions as p
 
 
 def test_begin_asks_every_node_to_prepare_and_only_the_master_for_a_port(make_job):

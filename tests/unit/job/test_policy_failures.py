@@ -5,7 +5,8 @@ import signal
 import pytest
 
 from distlaunch.core.wire import messages as m
-from distlaunch.job import policy as p
+from distlaunch.job import actions as p
+from distlaunch.job.attempt import CAUSE_S, SAME_S, TAILS_KEPT
 from distlaunch.job.restarts import Outcome, why_final
 
 
@@ -22,9 +23,9 @@ def test_the_first_failure_stops_all_workers_on_all_nodes(make_job):
 def test_after_an_exception_the_others_get_a_moment_to_fail_in_the_same_way(make_job):
     job = make_job(per_node=3).run()
     assert stops(job, job.exited(1, 1, tail=job.RAISED)) == []
-    assert job.policy.deadline() == pytest.approx(job.now + p.SAME_S)
+    assert job.policy.deadline() == pytest.approx(job.now + SAME_S)
     assert stops(job, job.exited(0, 1, tail=job.RAISED)) == []
-    job.now += p.SAME_S
+    job.now += SAME_S
     assert stops(job, job.tick()) == [(0, signal.SIGTERM, job.policy.settings.failure_grace_s)]
     job.exited(2, -15, told=True)
     job.all_gone()
@@ -79,8 +80,8 @@ def test_a_consequence_waits_for_its_cause_which_then_stops_all(make_job):
     job.now = 10.0
     assert stops(job, job.exited(1, 1, tail=job.LOST)) == []
     assert job.phase == "running"
-    assert job.policy.deadline() == pytest.approx(10.0 + p.CAUSE_S)
-    job.now += p.CAUSE_S / 2
+    assert job.policy.deadline() == pytest.approx(10.0 + CAUSE_S)
+    job.now += CAUSE_S / 2
     assert len(stops(job, job.exited(0, 3, tail=job.RAISED))) == 1
     assert job.policy.deadline() is None
     job.exited(2, -15, told=True)
@@ -93,7 +94,7 @@ def test_a_second_consequence_neither_stops_nor_prolongs_the_wait(make_job):
     job = make_job(per_node=3).run()
     job.exited(1, 1, tail=job.LOST)
     deadline = job.policy.deadline()
-    job.now += p.CAUSE_S / 2
+    job.now += CAUSE_S / 2
     assert stops(job, job.exited(2, 1, tail=job.LOST)) == []
     assert job.policy.deadline() == deadline
 
@@ -102,7 +103,7 @@ def test_all_are_stopped_when_no_cause_shows_in_time(make_job):
     job = make_job(per_node=2, failure_grace_s=6.0).run()
     job.exited(1, 1, tail=job.LOST)
     assert job.tick() == [], "a tick that comes early does nothing"
-    job.now += p.CAUSE_S
+    job.now += CAUSE_S
     assert stops(job, job.tick()) == [(0, signal.SIGTERM, 6.0)]
     assert job.tick() == []
     job.exited(0, -15, told=True)
@@ -113,13 +114,13 @@ def test_all_are_stopped_when_no_cause_shows_in_time(make_job):
 
 
 def test_the_stop_comes_within_a_second_of_the_first_failure():
-    assert p.CAUSE_S < 1.0
+    assert CAUSE_S < 1.0
 
 
 def test_a_cause_that_shows_after_the_stop_is_still_the_one_that_is_named(make_job):
     job = make_job(per_node=2).run()
     job.exited(1, 1, tail=job.LOST)
-    job.now += p.CAUSE_S
+    job.now += CAUSE_S
     job.tick()
     job.now += 0.5
     job.exited(0, 9, tail=job.RAISED, told=True)
@@ -147,11 +148,11 @@ def test_all_ending_within_the_wait_ends_the_attempt_without_a_stop(make_job):
 
 
 def test_a_cause_after_many_consequences_is_named(make_job):
-    ranks = p.TAILS_KEPT + 50
+    ranks = TAILS_KEPT + 50
     job = make_job(per_node=ranks).run()
     for rank in range(1, ranks):
         assert stops(job, job.exited(rank, 1, tail=job.LOST)) == [], f"stopped at failure {rank}"
-    job.now += p.CAUSE_S / 2
+    job.now += CAUSE_S / 2
     job.exited(0, 3, tail=job.RAISED)
     job.all_gone()
     [failed] = job.of(p.Failed)

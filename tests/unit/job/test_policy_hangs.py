@@ -226,7 +226,9 @@ def test_where_only_heartbeats_were_missed_the_report_says_so_and_what_to_do(wat
     [event] = watch.job.entries("hang")
     assert event["output_came"] is True
     assert "send them during evaluation" in event["hint"]
-    assert watch.job.policy._hang.text.startswith("hang: no heartbeat from any of 3 workers for 30.3 s (output still")
+    assert watch.job.policy._run.hang.text.startswith(
+        "hang: no heartbeat from any of 3 workers for 30.3 s (output still"
+    )
 
 
 def test_output_soon_after_the_last_heartbeat_is_not_said_to_have_come_all_the_while(watched):

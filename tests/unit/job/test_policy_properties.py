@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.wire import messages as m
-from distlaunch.job import policy as p
+from distlaunch.job import actions as p
 
 TOLD = (-15, 143, 0, 1, -9)
 

@@ -5,7 +5,8 @@ import signal
 import pytest
 
 from distlaunch.core.wire import messages as m
-from distlaunch.job import policy as p
+from distlaunch.job import actions as p
+from distlaunch.job.supervision import DOUBLE_S
 
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 ASKING = ENDING[:3]
@@ -93,14 +94,14 @@ def test_the_first_signal_gives_the_exit_code(make_job):
 def test_two_signals_at_almost_the_same_time_are_one(make_job, second):
     job = make_job().run()
     job.signal(signal.SIGINT)
-    job.now += p.DOUBLE_S / 2
+    job.now += DOUBLE_S / 2
     assert job.signal(second) == []
 
 
 def test_a_quit_right_after_another_signal_kills(make_job):
     job = make_job().run()
     job.signal(signal.SIGTERM)
-    job.now += p.DOUBLE_S / 2
+    job.now += DOUBLE_S / 2
     assert kills(job, job.signal(signal.SIGQUIT))
 
 

@@ -1,0 +1,176 @@
+"""Layer job: what the policy needs only where a job has several nodes: from the list of hosts to a start. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from distlaunch.core.model.text import counted
+from distlaunch.core.wire.remote import Reached, Surveyed
+from distlaunch.job import shortfalls
+from distlaunch.job.actions import Action, Disconnect, Discovered, Entry, Lost, Say, Unreachable
+from distlaunch.job.cast import Cast
+from distlaunch.job.gathering import Gatherer, Refusal
+from distlaunch.job.losses import Loss, who_left
+from distlaunch.job.membership import name_hosts
+from distlaunch.job.preparing import Preparation
+from distlaunch.job.settings import Gathering, PolicySettings
+
+if TYPE_CHECKING:
+    from distlaunch.resolve.meeting import Meeting
+
+_RECORDED = 64
+"""Hosts that one event lists."""
+
+
+class Convening:
+    """Brings the nodes of one attempt after the other together."""
+
+    def __init__(self, gathering: Gathering, settings: PolicySettings) -> None:
+        self._gathering = gathering
+        self._port = settings.master_port
+        self._gatherer = Gatherer(gathering, failure_grace_s=settings.failure_grace_s)
+        self._preparation: Preparation | None = None
+        self._before: Cast | None = None
+        self._said: set[str] = set()
+
+    # --- gathering
+
+    def note(self, losses: Sequence[Loss]) -> None:
+        """Have the user told, with what follows, by which losses an attempt has ended."""
+        self._gatherer.left = who_left(losses)
+
+    def begin(self, now: float, *, fresh: bool) -> list[Action]:
+        """Gather; unless ``fresh``, within what is left of the time for an attempt that came to nothing."""
+        self._preparation = None
+        return self._gatherer.begin(now, fresh=fresh)
+
+    def settle(self, attempt: int, now: float) -> tuple[Cast, list[Action]] | Refusal | None:
+        """Tell who takes part, once that is known, or why there is no attempt."""
+        found = self._gatherer.settle(now)
+        if found is None or isinstance(found, Refusal):
+            return found
+        cast, before = Cast.of(found), self._before
+        self._before = cast
+        hosts = name_hosts(cast.hosts, most=2000)
+        fields = {"attempt": attempt, "nodes": len(cast.hosts), "world_size": cast.world_size, "hosts": hosts}
+        actions: list[Action] = [Entry(type="composed", fields=fields)]
+        if before is not None and (self._gatherer.left is not None or cast.members != before.members):
+            known = set(before.members)
+            new = [host for member, host in zip(cast.members, cast.hosts, strict=True) if member not in known]
+            joined = f"; new: {name_hosts(new)}" if new else ""
+            left = f"{self._gatherer.left}; " if self._gatherer.left is not None else ""
+            text = f"{left}going on with {len(cast.members)} of {self._gathering.bounds[1]} nodes{joined}"
+            actions.append(Say(text=text, level="warning" if left else "info"))
+        self._gatherer.left = None
+        if absent := self._gatherer.absent():
+            first = shortfalls.why_not(absent[0], waited_s=self._gathering.join_timeout_s)
+            others = f" and {counted(len(absent) - 1, 'other')}" if absent[1:] else ""
+            text = f"without {absent[0].host} ({first.step}: {first.text}){others}"
+            actions.append(Say(text=text, level="warning"))
+        return cast, actions
+
+    def replaces(self) -> bool:
+        """Tell whether the job goes on without a node that it has lost: that is no restart."""
+        fewest, most = self._gathering.bounds
+        if fewest < most:
+            return True
+        return self._gathering.flexible and self._gatherer.here() >= fewest
+
+    def joined(self, node: int, now: float) -> list[Action]:
+        """Take in that a node's agent has come up."""
+        return self._gatherer.joined(node, now)
+
+    def unreachable(self, event: Unreachable, now: float) -> list[Action]:
+        """Take in that a node was not reached."""
+        return self._gatherer.unreachable(event.node, event.failure, now)
+
+    def discovered(self, event: Discovered, now: float) -> list[Action]:
+        """Take in which hosts there are."""
+        return self._gatherer.discovered(event, now)
+
+    def surveyed(self, node: int, message: Surveyed, now: float) -> list[Action]:
+        """Take in what a node has found out about itself."""
+        return self._gatherer.surveyed(node, message, now)
+
+    def lost(self, event: Lost, run: tuple[int, Sequence[int]] | None, now: float, *, wanted: bool) -> list[Action]:
+        """Take in that a node is gone; empty if that is no news. ``run``: the attempt it took part in, its ranks."""
+        member = self._gatherer.nodes[event.node]
+        if member.state != "joined":
+            return []
+        fields: dict[str, object] = {"node": event.node, "host": member.host, "why": event.why}
+        if run is not None:
+            fields |= {"attempt": run[0], "ranks": list(run[1][:_RECORDED])}
+        return [
+            Entry(type="node_lost", fields=fields),
+            *self._gatherer.lost(event.node, event.why, now, wanted=wanted),
+        ]
+
+    @staticmethod
+    def leave(node: int) -> Action:
+        """Leave a node of which nothing is wanted any more."""
+        return Disconnect(node=node)
+
+    def host(self, node: int) -> str:
+        """Name a node."""
+        return self._gatherer.nodes[node].host
+
+    def says(self, node: int, text: str) -> str | None:
+        """Put a remark of a node for the user; None if one has said the same: thousands may."""
+        if text in self._said:
+            return None
+        if len(self._said) < _RECORDED:
+            self._said.add(text)
+        return f"{self.host(node)}: {text}"
+
+    # --- preparing
+
+    def prepare(self, cast: Cast, attempt: int, now: float) -> list[Action]:
+        """Have those who take part settle what only they know."""
+        surveys = [surveyed for member in cast.members if (surveyed := self._gatherer.nodes[member].surveyed)]
+        self._preparation = Preparation(self._gathering, cast, attempt, surveys, now)
+        return self._preparation.begin(self._port)
+
+    @property
+    def reaches(self) -> bool:
+        """Tell whether all have prepared, and try to reach the master's node."""
+        return self._preparation is not None and self._preparation.reaches
+
+    def reach(self, port: int, now: float) -> list[Action] | Refusal:
+        """Have the others try to reach the master's node."""
+        return [] if self._preparation is None else self._preparation.reach(port, now)
+
+    def reached(self, node: int, message: Reached) -> None:
+        """Take in how a node fared."""
+        if self._preparation is not None:
+            self._preparation.reached(node, message)
+
+    def late(self, owing: set[int]) -> Refusal | None:
+        """Take in that nodes have not answered in time; give why that ends the job, if it does."""
+        return None if self._preparation is None else self._preparation.late(owing)
+
+    def meet(self, now: float) -> Meeting | Refusal | list[Action]:
+        """Settle where workers meet; actions instead if the job is to go on without nodes that found no way there."""
+        preparation = self._preparation
+        if preparation is None:
+            return []
+        fewest = self._gathering.bounds[0]
+        astray = preparation.astray(lambda number: self.replaces() and self._gatherer.here() - number >= fewest)
+        if not astray:
+            return preparation.meet()
+        hosts = name_hosts(self.host(node) for node, _ in astray)
+        text = f"{'node' if len(astray) == 1 else 'nodes'} {hosts} left out: {astray[0][1]}"
+        actions: list[Action] = [Say(text=text, level="warning")]
+        for node, why in astray:
+            actions += self.lost(Lost(node=node, why=why), None, now, wanted=True)
+        return actions
+
+    # --- time
+
+    def deadline(self) -> float:
+        """Give when somebody is late, or ``tick`` is due."""
+        return self._preparation.deadline() if self._preparation is not None else self._gatherer.deadline()
+
+    def tick(self, now: float) -> list[Action]:
+        """Do what is due while nodes gather."""
+        return self._gatherer.tick(now)

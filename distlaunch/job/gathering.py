@@ -1,0 +1,356 @@
+"""Layer job: how the nodes of an attempt come together: reached, surveyed, composed to a plan. Pure.
+
+A job of fixed size waits for all its nodes, and tells of all that fail at once. One that may go on with fewer, or has
+spares, waits for the rest only ``ELASTIC_WAIT_S`` once it has enough, and never for a node that it has just lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from distlaunch.core.errors import EXIT_UNAVAILABLE, LaunchError
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import counted
+from distlaunch.core.wire.remote import Survey, Surveyed
+from distlaunch.job import shortfalls
+from distlaunch.job.actions import Action, Connect, Discover, Discovered, Entry, Say, ToNode
+from distlaunch.job.composition import Composition
+from distlaunch.job.failures import ConnectFailure
+from distlaunch.job.membership import Member, Membership, name_hosts
+from distlaunch.job.settings import Gathering
+
+ELASTIC_WAIT_S = 10.0
+"""How long a job that has enough nodes waits for the others."""
+LOOK_AGAIN_S = 0.5
+LOOK_S = 5.0
+"""What is missing on a node, or unlike the others', is looked at again for so long: NFS caches are old for a while."""
+DISCOVER_S = 30.0
+"""How often hosts are looked for while there are too few."""
+WAITING_S = 5.0
+"""After so long the user hears who is waited for."""
+
+
+class Refusal(Record):
+    """There is no attempt, and the job is over."""
+
+    exit_code: int
+    text: str
+
+    @staticmethod
+    def of(error: LaunchError) -> Refusal:
+        """Put an error into the words of a job that has begun."""
+        hint = f"\n  hint: {error.hint}" if error.hint else ""
+        return Refusal(exit_code=error.exit_code, text=f"error: {error.message}{hint}")
+
+
+class Gatherer:
+    """Gathers for one attempt after the other; between them it keeps track of who could take part in the next."""
+
+    def __init__(self, gathering: Gathering, *, failure_grace_s: float) -> None:
+        self._settings = gathering
+        self.nodes = Membership(gathering.hosts, flexible=gathering.flexible, failure_grace_s=failure_grace_s)
+        self.active = False
+        self.left: str | None = None
+        """Who has left the attempt before, and why, as long as the user has not been told."""
+        self._first = True
+        self._until = 0.0
+        self._extended = False
+        self._enough_since: float | None = None
+        self._in: set[int] = set()
+        """Surveyed, and fit to take part."""
+        self._unanswered: set[int] = set()
+        """They may yet join this attempt, and have not told anything so far."""
+        self._retrying: set[int] = set()
+        """Not reached at first; waited for as well."""
+        self._failed: set[int] = set()
+        """Cannot take part in this attempt."""
+        self._present = 0
+        self._serial = 0
+        self._question: Survey | None = None
+        self._again: deque[tuple[float, int]] = deque()
+        """When to look again at whom."""
+        self._odd_since: dict[int, float] = {}
+        self._differ_since: float | None = None
+        self._discover_at: float | None = None
+        self._discovery_until: float | None = None
+        self._said_problem: str | None = None
+        self._waiting_at: float | None = None
+
+    # --- its turns
+
+    def begin(self, now: float, *, fresh: bool) -> list[Action]:
+        """Gather for an attempt. Unless ``fresh``, the one before came to nothing: there is more time for that once."""
+        settings = self._settings
+        self.active = True
+        if fresh or not self._extended:
+            self._until = now + settings.join_timeout_s
+        self._extended = not fresh
+        self._enough_since = self._differ_since = None
+        for names in (self._in, self._unanswered, self._retrying, self._failed):
+            names.clear()
+        self._again.clear()
+        self._odd_since.clear()
+        self._waiting_at = now + WAITING_S
+        self._ask_anew()
+        actions: list[Action] = []
+        if settings.discover and not self._first:
+            actions.append(Discover())
+            self._discovery_until = now + ELASTIC_WAIT_S
+        self._discover_at = now + DISCOVER_S if settings.discover else None
+        self._first = False
+        actions += [
+            action for member in self.nodes.members if not member.present for action in self.nodes.leave(member)
+        ]
+        present = self.nodes.present()
+        self._present = len(present)
+        short = sum(member.state == "joined" for member in present) < settings.bounds[0]
+        return actions + [action for member in present for action in self._include(member, now, short=short)]
+
+    def _include(self, member: Member, now: float, *, short: bool) -> list[Action]:
+        if member.state == "joined":
+            return self._ask(member)
+        if member.state != "connecting":
+            self._unanswered.add(member.number)
+        elif not short:
+            return []  # it was lost, or could not be reached: it comes when it comes
+        elif member.cools_until > now:
+            self._retrying.add(member.number)
+            self._until = max(self._until, member.cools_until + self._settings.join_timeout_s)
+            return []
+        else:
+            self._unanswered.add(member.number)
+        return [self.nodes.connect(member, now)]
+
+    def settle(self, now: float) -> Composition | Refusal | None:
+        """Tell who takes part and what runs where, or why there is no attempt, once that is known."""
+        if not self.active or (self._discovery_until is not None and now < min(self._discovery_until, self._until)):
+            return None
+        (fewest, most), inside = self._settings.bounds, len(self._in)
+        if inside < fewest:
+            self._enough_since = None
+            possible = self._settings.discover or self._present - len(self._failed) >= fewest
+            if (self._unanswered or possible) and now < self._until:
+                return None
+            return self._refuse()
+        if self._enough_since is None:
+            self._enough_since = now
+        if self._unanswered or self._retrying:
+            over = now >= min(self._enough_since + ELASTIC_WAIT_S, self._until)
+            if not over and not (inside >= most and self._has_first(most)):
+                return None
+        return self._compose(now)
+
+    def _has_first(self, count: int) -> bool:
+        """Tell whether those that come first in the list of hosts are all there: the others are spares."""
+        for member in self.nodes.members:
+            if member.present:
+                if member.number not in self._in:
+                    return False
+                count -= 1
+                if not count:
+                    return True
+        return False
+
+    def _compose(self, now: float) -> Composition | Refusal | None:
+        surveys: dict[int, Surveyed] = {}
+        for number in sorted(self._in):
+            surveyed = self.nodes[number].surveyed
+            if surveyed is not None:
+                surveys[number] = surveyed
+        try:
+            composition = self._settings.compose(surveys)
+        except LaunchError as exc:
+            from distlaunch.resolve.members import NodesDiffer
+
+            differing = exc.nodes if isinstance(exc, NodesDiffer) else ()
+            if self._differ_since is None:
+                self._differ_since = now
+            if not differing or now >= self._differ_since + LOOK_S:
+                return Refusal.of(exc)
+            self._enough_since = None
+            self._until = max(self._until, self._differ_since + LOOK_S)
+            for number in differing:
+                self._look_again(number, now)
+            return None
+        self.active = False
+        return composition
+
+    def deadline(self) -> float:
+        """Give when ``tick`` is due."""
+        times = [self._until, self._discovery_until, self._discover_at, self._waiting_at]
+        if self._enough_since is not None and (self._unanswered or self._retrying):
+            times.append(self._enough_since + ELASTIC_WAIT_S)
+        if self._again:
+            times.append(self._again[0][0])
+        return min(time for time in times if time is not None)
+
+    def tick(self, now: float) -> list[Action]:
+        """Do what has come due; then ``settle``."""
+        if not self.active:
+            return []
+        actions: list[Action] = []
+        if self._again and now >= self._again[0][0]:
+            self._ask_anew()
+            while self._again and now >= self._again[0][0]:
+                member = self.nodes[self._again.popleft()[1]]
+                if member.state == "joined" and member.number in self._unanswered:
+                    actions += self._ask(member)
+        if self._discovery_until is not None and now >= self._discovery_until:
+            self._discovery_until = None
+        if self._discover_at is not None and now >= self._discover_at:
+            self._discover_at = now + DISCOVER_S
+            actions.append(Discover())
+        if self._waiting_at is not None and now >= self._waiting_at:
+            self._waiting_at = None
+            actions += self._tell_waiting(now)
+        return actions
+
+    def _tell_waiting(self, now: float) -> list[Action]:
+        missing = [member.host for member in self.nodes.present() if member.number not in self._in]
+        if not missing:
+            return []
+        left, self.left = self.left, None
+        here = f"{len(self._in)} of {counted(self._present, 'node')} {'is' if len(self._in) == 1 else 'are'} here"
+        text = f"{here}; waiting up to {self._until - now:.0f} s more for {name_hosts(missing)}"
+        return [Say(text=f"{left}; {text}", level="warning") if left else Say(text=text)]
+
+    def absent(self) -> list[Member]:
+        """Give those that were waited for, and have not come."""
+        missing = self._unanswered | self._retrying | self._failed
+        return [self.nodes[number] for number in sorted(missing)]
+
+    def here(self) -> int:
+        """Count the nodes whose agents are up."""
+        return sum(member.present and member.state == "joined" for member in self.nodes.members)
+
+    # --- what nodes tell
+
+    def joined(self, number: int, now: float) -> list[Action]:
+        """Take in that an agent has come up."""
+        member = self.nodes[number]
+        if not member.present:
+            return self.nodes.leave(member)
+        actions: list[Action] = []
+        if member.why_lost is not None:
+            later = "" if self.active else ": it takes part from the next attempt on"
+            actions.append(Say(text=f"node {member.host} is back{later}"))
+        actions += self.nodes.joined(member)
+        if self.active:
+            self._forget(number)
+            actions += self._ask(member)
+        return actions
+
+    def unreachable(self, number: int, failure: ConnectFailure, now: float) -> list[Action]:
+        """Take in that a node was not reached."""
+        member = self.nodes[number]
+        if member.state != "connecting":
+            return []
+        awaited = self.active and (number in self._unanswered or number in self._retrying)
+        actions = self.nodes.unreachable(member, failure)
+        if awaited:
+            self._forget(number)
+            (self._retrying if failure.passing else self._failed).add(number)
+            if not failure.passing and not self._settings.flexible:
+                member.state = "lost"
+                return actions
+        return [*actions, self.nodes.connect_again(member, now, needed=awaited)]
+
+    def lost(self, number: int, why: str, now: float, *, wanted: bool) -> list[Action]:
+        """Take in that a node that had joined is gone; ``wanted``: the job goes on, perhaps."""
+        member = self.nodes[number]
+        if member.state != "joined":
+            return []
+        actions = self.nodes.lost(member, why, now)
+        if not wanted:
+            return [action for action in actions if not isinstance(action, Connect)]
+        if self.active:
+            self._forget(number)
+            if not self._settings.flexible:
+                self._retrying.add(number)
+                actions.append(self.nodes.connect(member, now))
+        return actions
+
+    def surveyed(self, number: int, answer: Surveyed, now: float) -> list[Action]:
+        """Take in what a node has found out about itself."""
+        member = self.nodes[number]
+        if not self.active or member.state != "joined" or answer.serial != member.serial:
+            return []
+        member.serial = 0
+        flaw = shortfalls.flaw(member.host, self._question, answer) if self._question is not None else None
+        if flaw is None:
+            self._forget(number)
+            self._odd_since.pop(number, None)
+            member.surveyed, member.failure = answer, None
+            self._in.add(number)
+            return []
+        if now < self._odd_since.setdefault(number, now) + LOOK_S:
+            self._look_again(number, now)
+            return []
+        self._forget(number)
+        self._failed.add(number)
+        return self.nodes.unreachable(member, flaw)
+
+    def discovered(self, event: Discovered, now: float) -> list[Action]:
+        """Take in which hosts there are."""
+        self._discovery_until = None
+        if event.hosts is None:
+            told, self._said_problem = self._said_problem, event.problem
+            text = f"hosts were not found anew, those known stay: {event.problem}"
+            return [] if told == event.problem else [Say(text=text, level="warning")]
+        self._said_problem = None
+        come, gone = self.nodes.discovered(event.hosts)
+        self._present += len(come) - len(gone)
+        actions: list[Action] = []
+        if come or gone:
+            words = [(f"{name_hosts(each.host for each in come)} came", come)]
+            words.append((f"{name_hosts(each.host for each in gone)} went away", gone))
+            actions.append(Say(text="hosts: " + ", ".join(text for text, those in words if those)))
+            fields = {"came": [each.host for each in come[:64]], "went": [each.host for each in gone[:64]]}
+            actions.append(Entry(type="hosts_discovered", fields=fields))
+        for member in come:
+            if member.state == "joined":
+                actions += self._ask(member) if self.active else []
+                continue
+            if self.active:
+                self._unanswered.add(member.number)
+            actions.append(self.nodes.connect(member, now))
+        if self.active:
+            for member in gone:
+                self._forget(member.number)
+                actions += self.nodes.leave(member)
+        return actions
+
+    # --- surveys
+
+    def _ask_anew(self) -> None:
+        """Have a new question, so that late answers to the one before are known."""
+        self._serial += 1
+        self._question = self._settings.survey(self._serial)
+
+    def _ask(self, member: Member) -> list[Action]:
+        if self._question is None:
+            return []
+        member.serial = self._question.serial
+        self._unanswered.add(member.number)
+        return [ToNode(node=member.number, message=self._question)]
+
+    def _look_again(self, number: int, now: float) -> None:
+        self._forget(number)
+        self._unanswered.add(number)
+        self._again.append((now + LOOK_AGAIN_S, number))
+
+    def _forget(self, number: int) -> None:
+        for names in (self._in, self._unanswered, self._retrying, self._failed):
+            names.discard(number)
+
+    # --- too few
+
+    def _refuse(self) -> Refusal:
+        missing = [member for member in self.nodes.present() if member.number not in self._in]
+        fewest, inside = self._settings.bounds[0], len(self._in)
+        if self._settings.flexible:
+            few = f"{inside} of at least {counted(fewest, 'node')} {'is' if inside == 1 else 'are'} there"
+        else:
+            few = f"{len(missing)} of {counted(self._present, 'node')} cannot be used"
+        failures = [shortfalls.why_not(member, waited_s=self._settings.join_timeout_s) for member in missing]
+        return Refusal(exit_code=EXIT_UNAVAILABLE, text=f"error: {few}\n{shortfalls.table(failures)}".rstrip())

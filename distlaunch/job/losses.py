@@ -1,0 +1,97 @@
+"""Layer job: nodes that were lost during an attempt, as a cause among the failures, and in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from distlaunch.core.errors import EXIT_UNAVAILABLE
+from distlaunch.core.model.ids import format_ranks, name_ranks
+from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.text import counted
+from distlaunch.job.diagnose.model import Cause, Diagnosis, WorkerEnd
+from distlaunch.job.membership import name_hosts
+from distlaunch.job.progress import STEP
+
+_SHOWN = 4
+"""Nodes that are named one by one."""
+_RANKS_SHOWN = 60
+
+
+class Loss(Record):
+    """A node that was lost while workers of it ran, or were about to."""
+
+    member: int
+    host: str
+    why: str
+    """As a clause."""
+    ranks: tuple[int, ...]
+    ended_s: float
+    """When that was noticed, in seconds since the attempt began."""
+    exit_code: int = EXIT_UNAVAILABLE
+
+
+def explains(diagnosis: Diagnosis, failures: Iterable[WorkerEnd], losses: Sequence[Loss]) -> bool:
+    """Tell whether a worker's own failure, and no loss, is what an attempt ended by: it came first."""
+    first = diagnosis.cause.ranks[0] if diagnosis.cause_seen and diagnosis.cause.ranks else None
+    end = next((end for end in failures if end.rank == first), None)
+    return end is not None and not end.told_to_stop and end.ended_s <= losses[0].ended_s
+
+
+def with_losses(diagnosis: Diagnosis, losses: Sequence[Loss]) -> Diagnosis:
+    """Add to what the others did that their nodes were lost as well."""
+    ranks = [rank for loss in losses for rank in loss.ranks]
+    line = f"{_ranks(ranks)}: lost with {_nodes(losses)} ({losses[0].why})"
+    return replace(diagnosis, others=(*diagnosis.others, line))
+
+
+def diagnosis_of(
+    losses: Sequence[Loss], others: Sequence[str], *, latest: Mapping[int, Mapping[str, float]]
+) -> Diagnosis:
+    """Explain an attempt that ended because nodes were lost; ``latest``: the newest heartbeats, by rank."""
+    first = losses[0]
+    ranks = tuple(rank for loss in losses for rank in loss.ranks)
+    summary = f"node {first.host} is lost: {first.why}"
+    if len(losses) > 1:
+        alike = all(loss.why == first.why for loss in losses)
+        summary = f"{_nodes(losses)} are lost: {'' if alike else 'first '}{first.why}"
+    steps = {rank: latest[rank][STEP] for rank in ranks if rank in latest and STEP in latest[rank]}
+    message = None
+    if steps:
+        last = min(steps, key=lambda rank: (-steps[rank], rank))
+        message = f"the last step reported from there: {steps[last]:g} (rank {last})"
+    cause = Cause(
+        ranks=ranks,
+        host=name_hosts(loss.host for loss in losses),
+        returncode=first.exit_code,
+        summary=summary,
+        message=message,
+    )
+    return Diagnosis(
+        cause=cause,
+        exit_code=first.exit_code,
+        others=tuple(others),
+        hint="its system's log (dmesg, journalctl -k) may tell of a crash, or of memory that ran out",
+    )
+
+
+def who_left(losses: Sequence[Loss]) -> str:
+    """Say who has left an attempt and why: ``node n3 (ranks 4-5) left: no word for 10 s``."""
+    if len(losses) > _SHOWN:
+        return f"{_nodes(losses)} left: {losses[0].why}"
+    reasons: dict[str, list[str]] = {}
+    for loss in losses:
+        reasons.setdefault(loss.why, []).append(f"{loss.host} ({_ranks(loss.ranks)})")
+    return "; ".join(
+        f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(nodes)} left: {why}" for why, nodes in reasons.items()
+    )
+
+
+def _nodes(losses: Sequence[Loss]) -> str:
+    if len(losses) == 1:
+        return f"node {losses[0].host}"
+    return f"{counted(len(losses), 'node')} ({name_hosts(loss.host for loss in losses)})"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    text = format_ranks(ranks)
+    return name_ranks(ranks) if len(text) <= _RANKS_SHOWN else counted(len(set(ranks)), "rank")

@@ -1,0 +1,209 @@
+"""Layer job: the job policy's part from the start of an attempt's workers to the end of the last. Pure.
+
+It decides when all are told to stop. Work per event does not grow with the number of workers, except at those turns.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Literal
+
+from distlaunch.core.errors import EXIT_SOFTWARE
+from distlaunch.core.model.text import counted
+from distlaunch.core.wire import messages as m
+from distlaunch.job.actions import Action, End, Entry, KeepStacks, Say, Signalled, ToNode
+from distlaunch.job.attempt import Attempt
+from distlaunch.job.cast import Cast
+from distlaunch.job.hangs import Watch
+from distlaunch.job.progress import Progress
+from distlaunch.job.settings import PolicySettings
+
+DOUBLE_S = 0.1
+"""Two signals closer than this are one: a wrapper that passes Ctrl-C on, or a scheduler that sends twice."""
+_INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)
+
+Phase = Literal["new", "gathering", "preparing", "starting", "running", "stopping", "ended"]
+
+
+class Supervision:
+    """The workers of one attempt after the other; what comes between is the subclass's."""
+
+    def __init__(self, settings: PolicySettings) -> None:
+        self.settings = settings
+        self.phase: Phase = "new"
+        self.attempt = 0
+        self.told: int | None = None
+        """The signal that told us to stop."""
+        self.progress = Progress()
+        self._told_at = 0.0
+        self._fault: str | None = None
+        self._run = Attempt(0, Cast.fixed(settings), began=0.0)
+        self._watch = Watch(settings, self._run)
+
+    def _conclude(self, now: float) -> list[Action]:
+        """Go on after an attempt of which nothing is left."""
+        raise NotImplementedError
+
+    @property
+    def up(self) -> int:
+        """Workers of this attempt that have been started."""
+        return self._run.up
+
+    @property
+    def ended(self) -> int:
+        """Of those, how many have ended."""
+        return self._run.ended
+
+    @property
+    def world_size(self) -> int:
+        """Workers of this attempt; 0 before it is known who takes part."""
+        return self._run.cast.world_size
+
+    def _is_of(self, node: int, attempt: int) -> bool:
+        """Tell whether a message is of this attempt, and of a node that takes part in it and has not been lost."""
+        return attempt == self.attempt == self._run.number and node in self._run.alive
+
+    # --- workers
+
+    def _started(self, node: int, message: m.Started, now: float) -> list[Action]:
+        run = self._run
+        run.started(node, message)
+        if self.phase == "starting" and run.is_full:
+            self.phase = "running"
+            if not run.has_ended:
+                self._watch.all_started(now)
+        return [Entry(type="workers_started", fields={"attempt": self.attempt, "pids": dict(message.pids)})]
+
+    def _exited(self, node: int, message: m.WorkerExited, now: float) -> list[Action]:
+        run = self._run
+        failure = run.exited(node, message)
+        actions: list[Action] = [
+            Entry(
+                type="worker_exited",
+                fields={
+                    "attempt": self.attempt,
+                    "rank": message.rank,
+                    "pid": message.pid,
+                    "returncode": message.returncode,
+                    "uptime_s": round(message.uptime_s, 3),
+                    "told_to_stop": message.told_to_stop,
+                },
+            )
+        ]
+        if self.settings.terminal and self.told is None and message.returncode in _INTERRUPTED:
+            self.told, self._told_at = signal.SIGINT, now
+        if failure is None:
+            actions += self._watch.worker_ended(message.rank, now)
+        elif self.told is None and not message.told_to_stop and self.phase != "stopping":
+            self._watch.stop()
+            if run.first_reaction(failure, now) == "stop":
+                actions += self._stop_after_failure()
+        if run.has_ended:
+            self._watch.stop()
+        return actions
+
+    def _stop_after_failure(self) -> list[Action]:
+        self._run.others_until = None
+        self._watch.stop()
+        self.phase = "stopping"
+        return self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)
+
+    def _stop_all(self, signum: int, grace_s: float) -> list[Action]:
+        stop = m.Stop(attempt=self.attempt, signum=int(signum), grace_s=grace_s)
+        return [ToNode(node=node, message=stop) for node in self._run.members()]
+
+    def _gone(self, node: int, message: m.Gone, now: float) -> list[Action]:
+        run = self._run
+        if node not in run.owing or self.phase == "preparing":
+            return []
+        run.left += message.left
+        run.owing.discard(node)
+        return [] if run.owing else self._all_gone(now)
+
+    def _all_gone(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        if self._run.left:
+            pids = ", ".join(map(str, self._run.left))
+            actions.append(Say(text=f"not even KILL ended these processes: pid {pids}", level="warning"))
+        return actions + self.progress.end(attempt=self.attempt, now=now) + self._conclude(now)
+
+    # --- signs of life
+
+    def _tick_of_run(self, now: float) -> list[Action]:
+        until = self._run.others_until
+        if until is not None and now >= until:
+            return self._stop_after_failure()
+        return self._watch.tick(now) + self._hung(now)
+
+    def _alive(self, message: m.Alive, now: float) -> list[Action]:
+        actions = self.progress.take(message.heartbeats, attempt=self.attempt, now=now)
+        return actions + self._watch.heard(message, now)
+
+    def _hung(self, now: float) -> list[Action]:
+        """Once it is known where silent workers stand, say so and stop them all."""
+        if not self._watch.found:
+            return []
+        hang = self._run.hang = self._watch.diagnose(self.progress)
+        self._run.first_failure = now
+        return [
+            Entry(type="hang", fields={"attempt": self.attempt, **hang.record}),
+            KeepStacks(attempt=self.attempt, stacks=tuple(self._watch.stacks)),
+            Say(text=f"hang: {hang.summary}; stopping all workers", level="warning"),
+            *self._stop_after_failure(),
+        ]
+
+    # --- signals, faults
+
+    def _signalled(self, event: Signalled, now: float) -> list[Action]:
+        signum = event.signum
+        record = Entry(type="signal", fields={"signal": signal.Signals(signum).name})
+        if signum in (signal.SIGUSR1, signal.SIGUSR2):
+            forward = m.Forward(signum=signum)
+            whom = self._run.members() if self.phase not in ("new", "gathering") else []
+            return [record, *(ToNode(node=node, message=forward) for node in whom)]
+        impatient = event.kill or signum == signal.SIGQUIT
+        if self.told is not None and now - self._told_at < DOUBLE_S and not impatient:
+            return []
+        if self.told is not None:
+            if signum == signal.SIGTERM and not self.settings.repeated_term_kills:
+                return [record]
+            return [record, *self._kill_all("")]
+        self.told, self._told_at = signum, now
+        self._watch.stop()
+        if self.phase in ("new", "gathering", "preparing"):
+            return [record, *self._end(128 + signum)]
+        name = signal.Signals(signum).name
+        asked_already = self.phase == "stopping"
+        self.phase = "stopping"
+        self._run.others_until = None
+        if asked_already and signum == signal.SIGTERM and not self.settings.repeated_term_kills:
+            return [record]
+        if asked_already or impatient:
+            return [record, *self._kill_all(f"{name}: ")]
+        grace_s = self.settings.grace_s
+        ask = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
+        again = "; once more kills" if signum == signal.SIGINT else ""
+        whom_asked = counted(self.up - self.ended, "worker") if self.up > self.ended else "what is starting"
+        text = f"{name}: asking {whom_asked} to end, within {grace_s:,.10g} s{again}"
+        return [record, Say(text=text), *self._stop_all(ask, grace_s)]
+
+    def _kill_all(self, why: str) -> list[Action]:
+        """Have all that runs killed; where nothing runs any more (a disk keeps the last output), wait no longer."""
+        say = "killing all workers" if self.ended < self.up or not self.up else "not waiting for the last output"
+        return [Say(text=why + say, level="warning"), *self._stop_all(signal.SIGKILL, 0)]
+
+    def _broken(self, text: str, say: str, *, without: int | None = None) -> list[Action]:
+        """End the job for a fault of ours; node ``without`` has nothing left to stop."""
+        self._fault = text
+        self._watch.stop()
+        nothing_runs = self.phase in ("new", "gathering", "preparing")
+        self.phase = "stopping"
+        self._run.owing.discard(-1 if without is None else without)
+        actions: list[Action] = [Say(text=say, level="error"), Entry(type="fault", fields={"text": text})]
+        if self._run.owing and not nothing_runs:
+            return [*actions, *self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)]
+        return [*actions, *self._end(EXIT_SOFTWARE)]
+
+    def _end(self, exit_code: int) -> list[Action]:
+        self.phase = "ended"
+        return [Entry(type="job_ended", fields={"exit_code": exit_code}), End(exit_code=exit_code)]
