@@ -7,7 +7,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from distlaunch.backends.registry import find_backend
@@ -197,11 +197,24 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
         from distlaunch.resolve.members import Composer
 
         composer = Composer(options, facts, topology, location, backend, job_id=job_id, run_dir=run_dir)
+        plan = replace(plan, notes=(*plan.notes, *_unsettled(options, topology)))
     if options.explain:
         from distlaunch.resolve.explain import explain
 
         explanation = explain(options, facts, topology, plan, location=location, lost=lost)
     return Planned(plan=plan, topology=topology, location=location, composer=composer, explanation=explanation)
+
+
+def _unsettled(options: TrainOptions, topology: Topology) -> Iterator[str]:
+    """Say what of a plan over several nodes is settled only when they have come in."""
+    open_slots = [node.host for node in topology.nodes if node.slots is None]
+    if len(topology.nodes) > 1 and options.master_addr is None:
+        first = printable(topology.nodes[0].host)
+        yield f"settled at the start: the address of {first} that all nodes can reach (MASTER_ADDR), and its port"
+    if open_slots:
+        from distlaunch.resolve.hostlist import name_hosts
+
+        yield f"settled at the start: how many workers run on {name_hosts(open_slots)}"
 
 
 def _is_all_here(options: TrainOptions, topology: Topology) -> bool:

@@ -22,11 +22,10 @@ _MOST_KINDS = 3
 
 
 class KnownHosts:
-    """Gives hosts of which there are facts their workers; ``several``: the job has more nodes than one."""
+    """Gives hosts of which there are facts their workers; ``surveyed``: these are the facts that the nodes told."""
 
-    def __init__(self, request: Request, known: Mapping[int, Facts], *, several: bool) -> None:
-        self._request, self._known, self._several = request, known, several
-        self._surveyed = len(known) > 1
+    def __init__(self, request: Request, known: Mapping[int, Facts], *, surveyed: bool) -> None:
+        self._request, self._known, self._surveyed = request, known, surveyed
         self._options = request.options
         self._by_likeness: dict[object, tuple[Topology, Facts]] = {}
         self._failed: dict[tuple[str, str | None], list[Place]] = {}
@@ -72,27 +71,21 @@ class KnownHosts:
 
     def notes(self) -> list[str]:
         """Give what the user should hear, each once."""
-        everywhere = sum(map(len, self._devices.values()))
-        if self._surveyed and self.device == "cpu" and not on_cpus(self._options):
-            return [f"no GPU was found on {_names(self._devices['cpu'])}: their workers are on the CPU; {USE_CPUS}"]
-        return [
-            note
-            if not self._several or not self._surveyed or len(places) == everywhere
-            else f"{_names(places)}: {note}"
-            for note, places in self._notes.items()
-        ]
+        if not self._surveyed:
+            return list(self._notes)
+        if self.device == "cpu" and not on_cpus(self._options):
+            return [f"no GPU was found on {_names(self._devices['cpu'])}: workers run on the CPU; {USE_CPUS}"]
+        return [f"{_names(places)}: {note}" for note, places in self._notes.items()]
 
     def _found(self, place: Place, count: int | None) -> Topology:
-        facts, host = self._known[place.chosen.place], place.host
-        granted, only = host.devices or (), place.chosen.slots
-        self._check_there(place, count, facts)
-        key = likeness(facts), granted, only, place.chosen.without, count
+        facts, chosen = self._known[place.chosen.place], place.chosen
+        granted, only, without = place.host.devices or (), chosen.slots, chosen.without
+        key = likeness(facts), granted, only, without, count, place.host.unit, place.host.slots
         if key in self._by_likeness:
             found, model = self._by_likeness[key]
             return _with_gpus_of(found, model.gpus.gpus, facts.gpus.gpus)
-        found = workers_here(
-            self._options, facts, count=count, only=only, without=place.chosen.without, granted=granted
-        )
+        self._check_there(place, count, facts)
+        found = workers_here(self._options, facts, count=count, only=only, without=without, granted=granted)
         self._by_likeness[key] = found, facts
         return found
 

@@ -12,7 +12,7 @@ from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.core.model.variables import SET_FOR_NODES
-from distlaunch.core.wire.remote import Interface, Reached, Surveyed
+from distlaunch.core.wire.remote import Interface, Reached, Route, Surveyed
 from distlaunch.resolve.hostlist import name_hosts
 
 _GLOO, _TENSORPIPE, _NCCL = SET_FOR_NODES
@@ -21,6 +21,7 @@ _BRIDGES = (
     "nerdctl", "vmnet", "vboxnet", "weave", "dummy",
 )  # fmt: skip
 """Networks within one machine, whose addresses are the same on many."""
+_NOT_FOR_NCCL = ("lo", "docker")
 _TUNNELS = ("tun", "tap", "wg", "tailscale", "zt", "ppp", "utun")
 _LONGEST_NAME = 15
 """Bytes of an interface's name: IFNAMSIZ of the kernel, less the zero at its end."""
@@ -84,7 +85,8 @@ def meet(
     ``nccl``: they may use it. Raises NodesError that names who cannot reach whom, ConfigError for an interface that a
     node has not.
     """
-    ways = {rank: {route.address: route for route in reached[rank].routes} for rank in range(1, len(surveys))}
+    ranks = range(1, len(surveys))
+    ways = {rank: {route.address: route for route in _routes(reached, rank)} for rank in ranks}
     address = next((each for each in tried if all(each in routes for routes in ways.values())), None)
     if address is None:
         raise _cannot_meet(surveys, reached, tried, hosts)
@@ -110,7 +112,7 @@ def _usable(surveyed: Surveyed) -> Iterator[Interface]:
     for each in surveyed.interfaces:
         address = each.address.lower()
         link_local = address.startswith("169.254.") or address[:3] in {"fe8", "fe9", "fea", "feb"}
-        if not (each.name == "lo" or address.startswith("127.") or address == "::1" or link_local):
+        if not (address.startswith("127.") or address == "::1" or link_local):
             yield each
 
 
@@ -201,21 +203,25 @@ def _wanted(
     if first != near:
         yield _GLOO, name
         yield _TENSORPIPE, name
-    if nccl and len({each.name for each in usable if not each.name.startswith("docker")}) > 1:
+    if nccl and len({each.name for each in surveyed.interfaces if not each.name.startswith(_NOT_FOR_NCCL)}) > 1:
         yield _NCCL, f"={name}"
 
 
 # --- who cannot reach whom
 
 
+def _routes(reached: Mapping[int, Reached], rank: int) -> Sequence[Route]:
+    return reached[rank].routes if rank in reached else ()
+
+
 def _cannot_meet(
     surveys: Sequence[Surveyed], reached: Mapping[int, Reached], tried: Sequence[str], hosts: Sequence[str]
 ) -> NodesError:
     master, at = printable(hosts[0]), ", ".join(tried[:_SHOWN])
-    lost = [rank for rank in range(1, len(hosts)) if not reached[rank].routes]
+    lost = [rank for rank in range(1, len(hosts)) if not _routes(reached, rank)]
     if lost:
         names = name_hosts(hosts[rank] for rank in lost)
-        why = next((problem for rank in lost if (problem := reached[rank].problem)), None)
+        why = next((problem for rank in lost if rank in reached and (problem := reached[rank].problem)), None)
         said = (
             f"{names} cannot connect to {master}, where rank 0 is to be, at {at}{f': {printable(why)}' if why else ''}"
         )
@@ -235,5 +241,5 @@ def _cannot_meet(
 def _parties(reached: Mapping[int, Reached], hosts: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     parties: dict[str, list[str]] = {}
     for rank in range(1, len(hosts)):
-        parties.setdefault(" and ".join(route.address for route in reached[rank].routes), []).append(hosts[rank])
+        parties.setdefault(" and ".join(route.address for route in _routes(reached, rank)), []).append(hosts[rank])
     yield from parties.items()

@@ -176,7 +176,12 @@ class Composer:
             for each in (note, pinned_note(surveyed.cpus, "the agent")):
                 if each is not None:
                     notes.setdefault(each, []).append(host)
-        topology = settled_topology(self._allocation, options, known, [place_of[n] for n in members], here=here)
+        try:
+            topology = settled_topology(self._allocation, options, known, [place_of[n] for n in members], here=here)
+        except ConfigError as exc:
+            if members == tuple(range(self._training)):
+                raise
+            raise NodesError(exc.message, hint=exc.hint) from exc  # all that were planned with would do
         numbers = {self._hosts[number].host: number for number in members}
         members = tuple(numbers[node.host] for node in topology.nodes)
         self._check_scripts(members, surveys)

@@ -44,7 +44,7 @@ def build_topology(allocation: Allocation, options: TrainOptions, facts: Facts, 
     if options.spread and (request.total is None or request.per_node is not None or bounds is not None):
         notes.append("--spread changes nothing: it deals a total (--num-gpus, --num-procs) where nothing else does")
     planned = _dealt_to([slots.room(each) for each in kept], request, notes)
-    topology = _Builder(request, known, facts.hostname, planned).topology(notes)
+    topology = _Builder(request, known, facts.hostname, planned, surveyed=False).topology(notes)
     return replace(topology, spares=tuple(standing_by(each.host) for each in spares)) if spares else topology
 
 
@@ -67,7 +67,7 @@ def settled_topology(
     chosen = {each.place: each for each in _filtered(numbered, options)}
     notes: list[str] = []
     planned = _dealt_to([slots.room(chosen[place]) for place in places if place in chosen], request, notes)
-    return _Builder(request, known, known[places[0]].hostname, planned).topology(notes)
+    return _Builder(request, known, known[places[0]].hostname, planned, surveyed=True).topology(notes)
 
 
 def bounds_of(allocation: Allocation, options: TrainOptions) -> tuple[int, int] | None:
@@ -203,8 +203,15 @@ class _Builder:
     """Makes the nodes of the places that have workers; of those that are ``known``, by place, with their devices."""
 
     def __init__(
-        self, request: Request, known: Mapping[int, Facts], hostname: str, planned: Sequence[tuple[Place, int | None]]
+        self,
+        request: Request,
+        known: Mapping[int, Facts],
+        hostname: str,
+        planned: Sequence[tuple[Place, int | None]],
+        *,
+        surveyed: bool,
     ) -> None:
+        self._surveyed = surveyed
         self._request, self._hostname, self._planned = request, hostname, planned
         self._allocation, self._options = request.allocation, request.options
         self._picked = picked_gpus(request.options)
@@ -224,7 +231,7 @@ class _Builder:
         options = self._options
         on_gpus = asks_for_gpus(options) or all(p.host.unit == "gpus" and p.host.slots for p, _ in self._planned)
         device = "cpu" if on_cpus(options) else "cuda" if on_gpus else "auto"
-        finder = KnownHosts(self._request, self._known, several=self._several)
+        finder = KnownHosts(self._request, self._known, surveyed=self._surveyed)
         here: int | None = None
         nodes: list[Node] = []
         for place, count in self._planned:

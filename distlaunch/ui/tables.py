@@ -114,6 +114,7 @@ def _facts(console: Console, record: _Data, workers: int) -> None:
         ("Source", record.get("source")),
         ("Backend", record.get("backend")),
         ("Size", f"{shown} on {counted(nodes, 'node')}{elastic}"),
+        ("Spares", fold_hosts(map(str, record.get("spares") or ())) or None),
         ("Attempt", record.get("attempt")),
         ("Master", _master(record)),
         ("Directory", record.get("run_dir")),
