@@ -20,24 +20,20 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.layout import STDERR
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
-from distlaunch.core.model.text import printable
-from distlaunch.core.model.topology import Topology
 from distlaunch.core.wire.spawning import FromSpawner
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.policy import JobPolicy
 from distlaunch.job.records import EventLog, OutputFiles
 from distlaunch.job.rundir import RunDir, make_run_dir
-from distlaunch.job.runner import Clock, Runner, Terminal
+from distlaunch.job.runner import Clock, Files, Runner, Terminal
 from distlaunch.job.settings import PolicySettings
 from distlaunch.job.signals import SignalPipe
 from distlaunch.job.sink import Sink
 from distlaunch.job.transport.local import LocalTransport
-from distlaunch.planning import make_plan, needed_descriptors
+from distlaunch.planning import Planned, make_plan, needed_descriptors
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.resolve.select import hints
 
-_SHOWN_HOSTS = 60
-_ALONE = "; --num-nodes 1 runs on this machine alone"
 _HOUSEKEEPING_S = 0.25
 CONSOLE_CLOSE_S = 10.0
 """How long a pipe may stand still at the end of a job that failed or was stopped, before its rest is given up."""
@@ -45,7 +41,8 @@ _LATE_CLOSE_S = 1.0
 _PRUNE_S = 5.0
 
 if TYPE_CHECKING:
-    from distlaunch.resolve.location import Location
+    from distlaunch.job.fleet import Fleet
+    from distlaunch.launch_nodes import Nodes
 
 OpenSink = Callable[[int], Sink]
 """Opens the console for a world size."""
@@ -63,19 +60,18 @@ def run_job(
     open_terminal: OpenTerminal,
     open_filters: OpenFilters | None = None,
 ) -> int:
-    """Run a whole job on this machine; return the exit code of the launcher. Raises LaunchError before the start."""
+    """Run a whole job; return the exit code of the launcher. Raises LaunchError before the start."""
     planned = make_plan(options, environ)
-    if planned.location is not None:
-        refuse_others(planned.location, planned.topology)
+    nodes = _other_nodes(planned, options, environ)
     plan = planned.plan
     _check_proc()
-    workers = len(plan.workers)
-    terminal = open_terminal() if workers == 1 else None
+    workers = len(plan.workers) if nodes is None else nodes.most_workers
+    terminal = open_terminal() if workers == 1 and nodes is None else None
     sink = open_sink(workers)
     if planned.explanation is not None:
         sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
-    nofile = _allow_descriptors(workers)
-    port = hold_port(plan.wanted_port, owner=plan.job_id)  # refused before anything is made
+    nofile = _allow_descriptors(workers if nodes is None else 0)
+    port = hold_port(plan.wanted_port, owner=plan.job_id) if nodes is None else None  # refused before anything is made
     run_dir = make_run_dir(options.log_dir, plan.job_id, environ)
     if run_dir.path != plan.run_dir:
         plan = replace(plan, run_dir=run_dir.path, env={**plan.env, "DISTLAUNCH_RUN_DIR": run_dir.path})
@@ -91,15 +87,20 @@ def run_job(
     with ExitStack() as stack:
         stack.callback(run_dir.close)
         stack.callback(files.close)
-        transport = LocalTransport(
-            job_id=plan.job_id,
-            cookie=os.urandom(8).hex(),
-            nofile=nofile,
-            spawner=_start_spawner(plan.job_id, options),  # before the first thread
-            port=port,
-            taker=files,
-            clock=clock,
-        )
+        transport: LocalTransport | Fleet
+        filed: Files = files
+        if nodes is None:
+            transport = LocalTransport(
+                job_id=plan.job_id,
+                cookie=os.urandom(8).hex(),
+                nofile=nofile,
+                spawner=_start_spawner(plan.job_id, options),  # before the first thread
+                port=port,
+                taker=files,
+                clock=clock,
+            )
+        else:
+            transport = filed = nodes.fleet(files, clock, run_dir=run_dir.path)
         housekeeping = _Housekeeping(run_dir)
         stack.callback(housekeeping.finish)
         signal_pipe = SignalPipe()
@@ -109,16 +110,18 @@ def run_job(
         stack.callback(transport.close)
         runner = Runner(
             plan=plan,
-            policy=JobPolicy(_policy_settings(options, plan, environ, terminal=terminal is not None)),
+            policy=JobPolicy(_policy_settings(options, plan, environ, nodes=nodes, terminal=terminal is not None)),
             run_dir=run_dir,
             transport=transport,
-            files=files,
+            files=filed,
             sink=sink,
             events=EventLog(run_dir.events, sink),
             signal_pipe=signal_pipe,
             clock=clock,
             terminal=terminal,
             takes_typed=options.dialect.takes_typed,
+            feeder=None if nodes is None else nodes.feeder,
+            node_logs=options.node_logs or "",
         )
         run_dir.link_latest()
         if run_dir.temporary:
@@ -131,48 +134,18 @@ def run_job(
     return code
 
 
-def is_alone(location: Location, topology: Topology) -> bool:
-    """Tell whether all of the job is this launcher's: the only node is this machine, and every worker on it its own."""
-    if len(topology.nodes) != 1 or topology.here != 0:
-        return False
-    return location.allocation.part != "worker" or topology.world_size == 1
+def _other_nodes(planned: Planned, options: TrainOptions, environ: Mapping[str, str]) -> Nodes | None:
+    """Give the nodes that are to be reached by links; None if this machine is all. Raises ConfigError."""
+    if planned.location is None:
+        return None
+    from distlaunch import launch_nodes
 
-
-def refuse_others(location: Location, topology: Topology) -> None:
-    """Refuse to start what is not this launcher's alone. Raises ConfigError that says what was found."""
-    if is_alone(location, topology):
-        return
-    from distlaunch.resolve.hostlist import fold_hosts
-
-    allocation, nodes = location.allocation, topology.nodes
-    who = location.who
-    folded = fold_hosts(node.host for node in nodes)
-    listed = folded if len(folded) <= _SHOWN_HOSTS else f"{folded[:_SHOWN_HOSTS]}..."
-    by_user = allocation.by_user
-    if allocation.part == "worker":
-        tasks = f"{topology.world_size} workers" if topology.world_size else "several workers"
-        raise ConfigError(
-            f"{who} starts a launcher for each of {tasks} on {listed}: joining them to one job is not built yet",
-            hint="start one launcher, on one node (srun -n 1, mpirun -n 1); --source flags reads nothing from the"
-            " environment, and makes each launcher a job of its own on its machine",
-        )
-    if len(nodes) > 1:
-        alone = location.here == 0 or (location.here is not None and not by_user)
-        there = "; --source flags reads nothing from the environment"
-        if location.here is None:  # on a login node, where nobody wants to train
-            there = "; on one of them (srun -N 1 -n 1, ssh), --num-nodes 1 runs there alone"
-        raise ConfigError(
-            f"{who} names {len(nodes):,} nodes ({listed}): starting several nodes is not built yet",
-            hint=f"distlaunch plan shows what would run{_ALONE if alone else ''}{'' if by_user else there}",
-        )
-    there = (
-        "; to run here, name localhost or no host" if by_user else "; run it there (srun -N 1 -n 1, mpirun -n 1, ssh)"
-    )
-    raise ConfigError(
-        f"{who} names {listed}, and this machine is {printable(location.name)}:"
-        " starting workers elsewhere is not built yet",
-        hint=f"distlaunch plan shows what would run{there}",
-    )
+    if planned.composer is None and launch_nodes.is_alone(planned.location, planned.topology):
+        return None
+    launch_nodes.refuse_others(planned.location, planned.topology)
+    if planned.composer is None:
+        return None
+    return launch_nodes.Nodes(planned.composer, options, environ)
 
 
 def _check_proc() -> None:
@@ -257,12 +230,13 @@ def _script_dir(options: TrainOptions, plan: LaunchPlan) -> str:
 
 
 def _policy_settings(
-    options: TrainOptions, plan: LaunchPlan, environ: Mapping[str, str], *, terminal: bool
+    options: TrainOptions, plan: LaunchPlan, environ: Mapping[str, str], *, nodes: Nodes | None, terminal: bool
 ) -> PolicySettings:
     return PolicySettings(
         hosts=tuple(node.host for node in plan.nodes),
         first_ranks=plan.first_ranks,
         world_size=len(plan.workers),
+        gathering=None if nodes is None else nodes.gathering(),
         python=None if options.no_python else options.python or sys.executable,
         master_port=plan.wanted_port,
         max_restarts=options.max_restarts,

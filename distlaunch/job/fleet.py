@@ -161,8 +161,7 @@ class Fleet:
             self._take_found(self._found.popleft())
         if self._intake.fault is not None and not self._faulted:
             self._faulted = True
-            text = f"the output thread failed\n{self._intake.fault}"
-            self._events.append(a.FromNode(node=next(iter(self._peers), 0), message=m.Fault(text=text)))
+            self._events.append(a.Broken(text=f"the output thread failed\n{self._intake.fault}"))
         self._feed()
         self._tick()
         events = list(self._events)
@@ -238,7 +237,8 @@ class Fleet:
             self._events.append(a.Discovered(hosts=None, problem=found))
             return
         known = {target.host for target in self.targets}
-        self.targets += [target for target in found if target.host not in known]
+        new = {target.host: target for target in reversed(found) if target.host not in known}
+        self.targets += [target for target in found if new.pop(target.host, None) is not None]
         self._events.append(a.Discovered(hosts=tuple(target.host for target in found)))
 
     # --- reading
@@ -277,6 +277,8 @@ class Fleet:
             case r.Fed():
                 if self._feeder is not None:
                     self._feeder.taken(peer.node, message)
+            case r.Ending():
+                self._lose(peer, message.why)
             case r.Hello():
                 pass
             case m.WorkerExited():

@@ -260,12 +260,13 @@ class Runner:
 
     def _show_status(self) -> None:
         policy = self._policy
-        phases = {"new": "starting", "preparing": "restarting" if policy.attempt else "starting"}
+        before = "restarting" if policy.attempt else "starting"
+        phases = {"new": "starting", "gathering": before, "preparing": before, "meeting": before}
         self._sink.status(
             StatusView(
                 phase=phases.get(policy.phase, policy.phase),  # type: ignore[arg-type]  # the rest have the same names
                 workers_up=max(0, policy.up - policy.ended),
-                workers_total=policy.settings.world_size,
+                workers_total=policy.world_size,
                 attempt=policy.attempt,
                 max_restarts=policy.settings.max_restarts,
                 started_s=self._started_s,
@@ -290,6 +291,7 @@ class Runner:
             stdin=self._passes_stdin() if composition is None else self._feeder is not None,
             travelled=composition is not None,
             node_logs=self._node_logs,
+            orphan_grace_s=None if composition is None else self._policy.settings.failure_grace_s,
         )
         members = range(len(plan.nodes)) if composition is None else composition.members
         if self._feeder is not None:

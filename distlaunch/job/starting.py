@@ -20,6 +20,8 @@ class Streams(NamedTuple):
     travelled: bool
     """The nodes are reached by links, whatever machine they are."""
     node_logs: str = ""
+    orphan_grace_s: float | None = None
+    """How long workers may take to end if their agent, or we, vanish; None: as the spawner was told."""
 
 
 def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
@@ -32,7 +34,7 @@ def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
             node_rank,
             m.Start(
                 attempt=plan.attempt,
-                argv=plan.argv,
+                argv=node.argv or plan.argv,
                 env={**env, **node.env} if node.env else env,
                 cwd=plan.workdir,
                 workers=tuple(map(_spec, workers)),
@@ -49,6 +51,7 @@ def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
                 bootstrap=plan.bootstrap,
                 travelled=streams.travelled,
                 node_logs=streams.node_logs,
+                orphan_grace_s=streams.orphan_grace_s,
                 takes_feed=streams.travelled and node_rank == 0 and streams.stdin,
             ),
         )

@@ -1,0 +1,120 @@
+"""Layer launch_nodes: the composition root's part for jobs whose nodes are reached by links, this machine too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.topology import Node, Topology
+from distlaunch.discovery import run_discover
+from distlaunch.job.composition import Composition
+from distlaunch.job.feeding import Feeder
+from distlaunch.job.fleet import Fleet
+from distlaunch.job.intake import Files, Intake
+from distlaunch.job.settings import Gathering
+from distlaunch.job.transport.link import Target
+from distlaunch.job.transport.opening import opener
+from distlaunch.resolve.hostlist import fold_hosts
+from distlaunch.resolve.options import TrainOptions
+
+if TYPE_CHECKING:
+    from distlaunch.core.wire.remote import Surveyed
+    from distlaunch.resolve.location import Location
+    from distlaunch.resolve.members import Composer
+
+_SHOWN_HOSTS = 60
+_UNKNOWN_SLOTS = 64
+"""More workers than any node has, where only the node knows how many it runs."""
+_LEAST_CONNECT_S = 10.0
+_TOKEN_BYTES = 16
+
+
+def is_alone(location: Location, topology: Topology) -> bool:
+    """Tell whether all of the job is this launcher's: the only node is this machine, and every worker on it its own."""
+    if len(topology.nodes) != 1 or topology.here != 0:
+        return False
+    return location.allocation.part != "worker" or topology.world_size == 1
+
+
+def refuse_others(location: Location, topology: Topology) -> None:
+    """Refuse what several launchers, or a scheduler's own starter, would have to do. Raises ConfigError."""
+    allocation, nodes = location.allocation, topology.nodes
+    who = location.who
+    folded = fold_hosts(node.host for node in nodes)
+    listed = folded if len(folded) <= _SHOWN_HOSTS else f"{folded[:_SHOWN_HOSTS]}..."
+    if allocation.part == "worker":
+        tasks = f"{topology.world_size} workers" if topology.world_size else "several workers"
+        raise ConfigError(
+            f"{who} starts a launcher for each of {tasks} on {listed}: joining them to one job is not built yet",
+            hint="start one launcher, on one node (srun -n 1, mpirun -n 1); --source flags reads nothing from the"
+            " environment, and makes each launcher a job of its own on its machine",
+        )
+    if allocation.part == "node" or allocation.source == "slurm":
+        each = "starts a launcher on each of" if allocation.part == "node" else "names"
+        raise ConfigError(
+            f"{who} {each} {len(nodes):,} nodes ({listed}): one job of these is not built yet",
+            hint="distlaunch plan shows what would run; --num-nodes 1 runs on one of them alone; --hosts reaches"
+            " several by SSH from one launcher, where the nodes allow that",
+        )
+
+
+class Nodes:
+    """The nodes of one job: what the policy has to know of them, and the way to their agents."""
+
+    def __init__(self, composer: Composer, options: TrainOptions, environ: Mapping[str, str]) -> None:
+        self._composer = composer
+        self._options = options
+        self._environ = environ
+        self.feeder = Feeder() if Feeder.is_worth_it() else None
+
+    @property
+    def most_workers(self) -> int:
+        """Give how many workers the console may have to show, at most: some nodes will tell only later."""
+        return sum(_UNKNOWN_SLOTS if node.slots is None else node.slots for node in self._composer.hosts)
+
+    def gathering(self) -> Gathering:
+        """Give the policy its functions."""
+        composer, options = self._composer, self._options
+        tokens: dict[int, str] = {}
+
+        def compose(surveys: Mapping[int, Surveyed]) -> Composition:
+            members, plan = composer.compose(surveys)
+            return Composition(members=members, plan=plan)
+
+        return Gathering(
+            hosts=tuple(node.host for node in composer.hosts),
+            bounds=composer.bounds,
+            survey=composer.survey,
+            compose=compose,
+            addresses=composer.addresses,
+            meet=composer.meet,
+            token=lambda attempt: tokens.setdefault(attempt, os.urandom(_TOKEN_BYTES).hex()),
+            join_timeout_s=options.join_timeout,
+            discover=options.discover is not None,
+        )
+
+    def fleet(self, files: Files, clock: Callable[[], float], *, run_dir: str) -> Fleet:
+        """Make the way to the agents; nothing is connected yet."""
+        options = self._options
+        composer = self._composer = self._composer.located(run_dir)
+        return Fleet(
+            [self._target(node, member) for member, node in enumerate(composer.hosts)],
+            open_link=opener(options, self._environ),
+            fanout=options.ssh_fanout,
+            connect_s=max(_LEAST_CONNECT_S, options.join_timeout),
+            intake=lambda grant: Intake(files, nodes=len(composer.hosts), grant=grant),
+            clock=clock,
+            feeder=self.feeder,
+            find=None if options.discover is None else self._find,
+        )
+
+    def _target(self, node: Node, member: int | None) -> Target:
+        here = member is not None and member == self._composer.here
+        return Target(host=node.host, user=node.user, port=node.port, here=here)
+
+    def _find(self) -> list[Target]:
+        options = self._options
+        text = run_discover(options.discover or "", self._environ, who=options.named("discover"))
+        return [self._target(node, None) for node in self._composer.discovered(text)]
