@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from testbedlib import entering, layout, sandbox, users
+from testbedlib import entering, kernel, layout, sandbox, users
 from testbedlib import hosts as bed
 from testbedlib.layout import HEAD
 from testbedlib.sandbox import TestbedError
@@ -147,7 +148,7 @@ class Hosts:
             errors="replace",
             timeout=timeout_s,
             check=False,
-            env={**self.env, **(env or {})},
+            env=self._environment(host, env),
             preexec_fn=entering.preparation(self._namespaces[host], os.fspath(cwd)),
         )
         if check and done.returncode:
@@ -167,7 +168,7 @@ class Hosts:
         """Start a command on a host."""
         process = subprocess.Popen(
             argv,
-            env={**self.env, **(env or {})},
+            env=self._environment(host, env),
             preexec_fn=entering.preparation(self._namespaces[host], os.fspath(cwd), preexec_fn),  # noqa: PLW1509 - no threads
             **popen,
         )
@@ -185,6 +186,25 @@ class Hosts:
     ) -> Started:
         """Start the launcher, on the head by default."""
         return self.popen(host, [python, "-m", "distlaunch", *args], cwd=cwd, env=env, **popen)
+
+    def socket(self, host: str, family: socket.AddressFamily = socket.AF_INET) -> socket.socket:
+        """Make a socket in a host's network, for code that runs in this process; it wants addresses, not names."""
+        back, there = (
+            os.open(path, os.O_RDONLY) for path in ("/proc/thread-self/ns/net", self._namespaces[host]["net"])
+        )
+        try:
+            kernel.setns(there)
+            try:
+                return socket.socket(family, socket.SOCK_STREAM)
+            finally:
+                kernel.setns(back)
+        finally:
+            os.close(back)
+            os.close(there)
+
+    def _environment(self, host: str, more: Mapping[str, str] | None) -> dict[str, str]:
+        clock = self.layout[host].clock_variables() if host in self.layout else {}
+        return {**self.env, **clock, **(more or {})}
 
     # --- processes ---------------------------------------------------------------------------------------------------
 

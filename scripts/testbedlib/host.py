@@ -31,6 +31,10 @@ def be(host: Host, wanted: Wanted, directory: str, control: socket.socket) -> No
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     kernel.unshare(kernel.CLONE_NEWNET | kernel.CLONE_NEWUTS | kernel.CLONE_NEWIPC)
+    if host.monotonic_s:
+        kernel.unshare(kernel.CLONE_NEWTIME)
+        with open("/proc/self/timens_offsets", "w", encoding="ascii") as file:
+            file.write(f"monotonic {host.monotonic_s} 0\nboottime {host.monotonic_s} 0\n")
     kernel.private_mounts()
     socket.sethostname(host.name)
     own = f"{directory}/hosts/{host.name}"

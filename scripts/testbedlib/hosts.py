@@ -72,7 +72,11 @@ def namespaces(directory: str, init: int, host: str) -> dict[str, str]:
     if host != SWITCH:
         with open(f"{directory}/hosts/{host}/{_PID}", encoding="ascii") as file:
             pid = file.read()
-    return {name: f"/proc/{init}/root/proc/{pid}/ns/{name}" for name in ("mnt", "pid", "net", "uts", "ipc")}
+    files = {name: f"/proc/{init}/root/proc/{pid}/ns/{name}" for name in ("mnt", "pid", "net", "uts", "ipc")}
+    time = f"/proc/{init}/root/proc/{pid}/ns/time_for_children"
+    if os.path.exists(time) and os.readlink(time) != os.readlink("/proc/self/ns/time_for_children"):
+        files["time"] = time
+    return files
 
 
 def _why(directory: str, host: Host) -> str:

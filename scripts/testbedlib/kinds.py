@@ -63,10 +63,12 @@ _FLAGS = {
     "no_names": "hosts know no names but their own; ssh_config has addresses",
     "docker": "every host has docker0, all with the same address",
     "own_tmp": "every host has a /tmp of its own",
+    "clocks_apart": "every host counts its monotonic time from another start",
 }
 _LISTS = {
     "names": "instead of n1, n2, …",
     "own_name_is_loopback": "hosts that take their own name for 127.0.1.1, as on Debian",
+    "clocks": "n1=2.5 lets n1's time of day be 2.5 s ahead for what runs there by SSH",
 }
 
 

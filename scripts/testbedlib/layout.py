@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import ipaddress
 import json
 import re
@@ -15,6 +16,7 @@ HEAD = "head"
 MOST_HOSTS = 250
 MOST_NETWORKS = 4
 DOCKER = "docker0"
+_APART_S = 100_000
 _SSHD = """\
 Port 22
 HostKey {directory}/hosts/{name}/ssh_host_ed25519_key
@@ -54,6 +56,10 @@ class Wanted:
     docker: bool = False
     """Every host has the interface docker0 with the same address."""
     own_tmp: bool = False
+    clocks: tuple[str, ...] = ()
+    """``n1=2.5``: what runs by SSH on n1 sees a time of day that is 2.5 s ahead."""
+    clocks_apart: bool = False
+    """Every host counts its monotonic time from another start, as real ones do."""
     disk_mb: int = 16
 
     def __post_init__(self) -> None:
@@ -70,6 +76,15 @@ class Wanted:
                 raise TestbedError(f"{name!r} cannot be the name of a host")
         if unknown := set(self.own_name_is_loopback) - set(names):
             raise TestbedError(f"there is no host {min(unknown)}")
+        if unknown := set(self.ahead_s()) - set(names):
+            raise TestbedError(f"there is no host {min(unknown)}")
+
+    def ahead_s(self) -> dict[str, float]:
+        """Give the seconds by which hosts' time of day is ahead."""
+        try:
+            return {name: float(seconds) for name, _, seconds in (item.partition("=") for item in self.clocks)}
+        except ValueError:
+            raise TestbedError(f"{','.join(self.clocks)}: clocks are written NAME=SECONDS") from None
 
     def all_names(self) -> list[str]:
         """Name the head, then the others."""
@@ -100,6 +115,23 @@ class Host:
 
     name: str
     links: tuple[Link, ...]
+    ahead_s: float
+    """By how much its time of day is ahead."""
+    monotonic_s: int
+    """By how much its monotonic clock is ahead of the machine's."""
+
+    def clock_variables(self) -> dict[str, str]:
+        """Give the environment that makes programs believe this host's time of day."""
+        if not self.ahead_s:
+            return {}
+        return {"LD_PRELOAD": _library(), "FAKETIME": f"{self.ahead_s:+}", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+
+
+def _library() -> str:
+    found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
+    if not found:
+        raise TestbedError("libfaketime is not installed; Debian: apt-get install libfaketime")
+    return found[0]
 
 
 def hosts(wanted: Wanted) -> list[Host]:
@@ -118,7 +150,14 @@ def hosts(wanted: Wanted) -> list[Host]:
                     ipv6=str(ipaddress.ip_address(f"fd{tens}::{tail[0]}:{tail[1]}")),
                 )
             )
-        found.append(Host(name=name, links=tuple(links)))
+        found.append(
+            Host(
+                name=name,
+                links=tuple(links),
+                ahead_s=wanted.ahead_s().get(name, 0.0),
+                monotonic_s=_APART_S * number if wanted.clocks_apart else 0,
+            )
+        )
     return found
 
 
@@ -146,7 +185,7 @@ def to_json(all_hosts: Sequence[Host]) -> str:
 
 def from_json(text: str) -> list[Host]:
     """Read what ``to_json`` wrote."""
-    return [Host(name=item["name"], links=tuple(Link(**link) for link in item["links"])) for item in json.loads(text)]
+    return [Host(**{**item, "links": tuple(Link(**link) for link in item["links"])}) for item in json.loads(text)]
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -176,7 +215,8 @@ def etc_hosts(host: Host, all_hosts: Sequence[Host], wanted: Wanted) -> str:
 
 def sshd_config(host: Host, directory: str) -> str:
     """Write the configuration of a host's sshd."""
-    return _SSHD.format(directory=directory, name=host.name)
+    variables = " ".join(f"{name}={value}" for name, value in host.clock_variables().items())
+    return _SSHD.format(directory=directory, name=host.name) + (f"SetEnv {variables}\n" if variables else "")
 
 
 def ssh_config(all_hosts: Sequence[Host], wanted: Wanted, directory: str) -> str:

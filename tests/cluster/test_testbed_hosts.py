@@ -284,3 +284,53 @@ def test_the_launcher_itself_is_signalled(hosts):
     running.send_signal(signal.SIGKILL)
     assert running.wait().returncode == -signal.SIGKILL
     hosts.assert_clean()
+
+
+def test_a_time_of_day_that_is_ahead(make_hosts):
+    hosts = make_hosts(2, "--clocks=n1=1000.5,n2=-1000.5")
+    seen = [float(hosts.run(HEAD, "ssh", name, "date +%s.%N").stdout) for name in ("n2", HEAD, "n1")]
+    assert seen[1] - seen[0] >= 1000.5
+    assert seen[2] - seen[1] >= 1000.5
+    assert float(hosts.run("n1", "date +%s.%N").stdout) > seen[2]
+
+
+def test_monotonic_clocks_apart(make_hosts):
+    hosts = make_hosts(2, "--clocks-apart")
+    ask = f"{sys.executable} -c 'import time; print(time.monotonic())'"
+    seen = [float(hosts.run(HEAD, "ssh", name, ask).stdout) for name in (HEAD, "n1", "n2")]
+    assert seen[1] - seen[0] >= 100_000
+    assert seen[2] - seen[1] >= 100_000
+    assert float(hosts.run("n2", ask).stdout) > seen[2]
+
+
+def test_a_socket_in_a_host_s_network(make_hosts):
+    hosts = make_hosts(2)
+    with hosts.socket("n2") as client:
+        client.settimeout(30)
+        client.connect((hosts.address("n1"), 22))
+        assert client.getsockname()[0] == hosts.address("n2")
+        assert client.recv(8) == b"SSH-2.0-"
+    assert interfaces() != hosts.run("n2", "ls /sys/class/net").stdout.split()
+
+
+USER = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from testbedlib import faults
+from testbedlib.client import Hosts
+hosts = Hosts.started(2)
+faults.delay(hosts, "n1", 1)
+faults.pause(hosts, "n2")
+command = hosts.popen("n1", ["sleep", "1000"])
+print(hosts.directory, command.process.pid, *(process.pid for name in (*hosts.layout,) for process in hosts.everything(name)), flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_killed_user_leaves_nothing():
+    scripts = str(Path(TESTBED[1]).parent)
+    with subprocess.Popen([sys.executable, "-c", USER, scripts], stdout=subprocess.PIPE, text=True) as user:
+        directory, *pids = user.stdout.readline().split()
+        user.kill()
+    until(lambda: not os.path.exists(directory), "the end of the test bed")
+    until(lambda: [pid for pid in pids if os.path.exists(f"/proc/{pid}")] == [], "the end of all processes")
