@@ -30,6 +30,8 @@ class Place(Record):
     """It is the machine that we run on."""
     room: int | None
     """How many workers it takes at most; None if only the node knows."""
+    found: bool = False
+    """The room is what the host itself has found, and no list says otherwise: its devices are the better answer."""
     tasks: int | None = None
     """How many launchers a scheduler has started there, each for one worker."""
 
@@ -124,7 +126,7 @@ def _exactly(count: int, place: Place, said: str, request: Request) -> int:
     room = place.room
     # What a scheduler counts limits no workers on CPUs; what the user took away by a filter does.
     free = counts_processes(request.options) and not request.by_user and (place.whole or shares_gpus(request.options))
-    if room is None or room >= count or free:
+    if room is None or room >= count or free or place.found:
         return count
     raise ConfigError(
         f"{said} {count}: {printable(place.host.name)} has only {counted(room, 'slot')}",

@@ -62,7 +62,7 @@ def settled_topology(
     """
     bounds = None if bounds_of(allocation, options) is None else (len(places), len(places))
     request = Request(allocation=allocation, options=options, bounds=bounds)
-    slots = _Slots(request, known, here)
+    slots = _Slots(request, known, here, surveyed=True)
     numbered = [slots.numbered(place) for place in range(len(allocation.hosts))]
     chosen = {each.place: each for each in _filtered(numbered, options)}
     notes: list[str] = []
@@ -99,7 +99,10 @@ class _Slots:
     ``known`` has the facts of the hosts that are known, by place; ``here`` is this machine's.
     """
 
-    def __init__(self, request: Request, known: Mapping[int, Facts], here: int | None) -> None:
+    def __init__(
+        self, request: Request, known: Mapping[int, Facts], here: int | None, *, surveyed: bool = False
+    ) -> None:
+        self._surveyed = surveyed
         self._request, self._known, self._here, options = request, known, here, request.options
         self._by_task = request.allocation.part == "worker"
         self._on_cpus = on_cpus(options)
@@ -116,7 +119,12 @@ class _Slots:
             return None
         key = likeness(facts), host.devices
         if key not in self._counts:
-            self._counts[key] = len(selection_here(self._request.options, facts, granted=host.devices or ()).ids)
+            try:
+                self._counts[key] = len(selection_here(self._request.options, facts, granted=host.devices or ()).ids)
+            except ConfigError:
+                if not self._surveyed:
+                    raise
+                return None  # what is wrong is found again, and said of all hosts, when they get their workers
         return self._counts[key]
 
     def numbered(self, place: int) -> Host:
@@ -151,8 +159,14 @@ class _Slots:
         room = None if chosen.slots is None else len(chosen.slots)
         if shares_gpus(options):  # whose slots are GPUs, for any number of workers
             room = None if host.unit == "gpus" else host.slots
-        tasks = host.slots if self._by_task else None
-        return Place(chosen=chosen, here=chosen.place == self._here, room=room, tasks=tasks)
+        whole = not chosen.without and (chosen.slots is None or len(chosen.slots) == chosen.host.slots)
+        return Place(
+            chosen=chosen,
+            here=chosen.place == self._here,
+            room=room,
+            found=self._surveyed and host.slots is None and whole,
+            tasks=host.slots if self._by_task else None,
+        )
 
 
 def _filtered(hosts: Sequence[Host], options: TrainOptions) -> Sequence[Chosen]:

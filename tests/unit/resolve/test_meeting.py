@@ -1,0 +1,345 @@
+"""At which address nodes meet, by which interface, and what is said when they cannot."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.core.errors import ConfigError, NodesError
+from distlaunch.core.wire.remote import Interface, Reached, Route
+from distlaunch.resolve.meeting import addresses, check_interface, meet
+from distlaunch.resolve.plan import bind
+
+GLOO, TENSORPIPE, NCCL = "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+DOCKER = "docker0 172.17.0.1/16"
+
+
+def interfaces(*written: str) -> tuple[Interface, ...]:
+    """Read ``eth0 10.0.0.1/24``."""
+    made = []
+    for each in written:
+        name, _, rest = each.partition(" ")
+        address, _, prefix = rest.partition("/")
+        made.append(Interface(name=name, address=address, prefix=int(prefix)))
+    return tuple(made)
+
+
+def node(make_surveyed, host, *written, named=None, **changed):
+    own = interfaces(*written)
+    return make_surveyed(host, interfaces=own, named=(own[0].address,) if named is None else named, **changed)
+
+
+def way(address: str, local: str, interface: str = "") -> Route:
+    return Route(address=address, local=local, interface=interface)
+
+
+def reached(*routes: Route, problem: str | None = None) -> Reached:
+    return Reached(attempt=0, routes=routes, problem=problem)
+
+
+# --- the master's addresses
+
+
+@pytest.mark.parametrize(
+    ("written", "named", "host", "interface", "expected"),
+    [
+        (["eth0 10.0.0.1/24"], (), "a", None, ["10.0.0.1"]),
+        (["lo 127.0.0.1/8", "lo ::1/128", "eth0 10.0.0.1/24", "eth0 fe80::1/64"], (), "a", None, ["10.0.0.1"]),
+        (["eth0 169.254.3.4/16", "eth1 10.0.0.1/24"], (), "a", None, ["10.0.0.1"]),
+        ([DOCKER, "eth0 10.0.0.1/24"], (), "a", None, ["10.0.0.1", "172.17.0.1"]),
+        (["virbr0 192.168.122.1/24", "br-a1b2 172.18.0.1/16", "wg0 10.9.0.1/24", "ib0 10.0.0.1/24"], (), "a", None,
+         ["10.0.0.1", "10.9.0.1", "192.168.122.1", "172.18.0.1"]),
+        (["eth0 fd00::1/64", "eth0 10.0.0.1/24"], (), "a", None, ["10.0.0.1", "fd00::1"]),
+        (["eth0 fd00::1/64"], (), "a", None, ["fd00::1"]),
+        (["eth0 10.0.0.1/24", "eth1 10.1.0.1/24"], ("10.1.0.1",), "a", None, ["10.1.0.1", "10.0.0.1"]),
+        (["eth0 10.0.0.1/24", "eth1 10.1.0.1/24"], ("127.0.1.1",), "a", None, ["10.0.0.1", "10.1.0.1"]),
+        (["eth0 10.0.0.1/24", "eth1 10.1.0.1/24"], ("10.0.0.1",), "10.1.0.1", None, ["10.1.0.1", "10.0.0.1"]),
+        ([DOCKER, "eth0 10.0.0.1/24"], (), "172.17.0.1", None, ["172.17.0.1", "10.0.0.1"]),
+        (["eth0 10.0.0.1/24", "eth1 10.1.0.1/24"], (), "a", "eth1", ["10.1.0.1"]),
+        (["eth0 10.0.0.1/24", "eth1 10.1.0.1/24", "eth1 fd00::1/64"], (), "a", "eth1", ["10.1.0.1", "fd00::1"]),
+        (["eth0 10.0.0.1/24", "eth1 10.1.0.1/24"], (), "a", "10.1.0.0/16", ["10.1.0.1"]),
+        (["eth0 10.0.0.1/24", "eth0 fd00:1::5/64"], (), "a", "fd00:1::/32", ["fd00:1::5"]),
+        (["lo 10.255.0.3/32", "eth0 169.254.0.1/16"], (), "a", None, ["10.255.0.3"]),
+    ],
+)  # fmt: skip
+def test_addresses_come_best_first(make_surveyed, written, named, host, interface, expected):
+    told = node(make_surveyed, "a", *written, named=named)
+    assert list(addresses(told, host, interface=interface, given=None)) == expected
+
+
+def test_the_users_address_stands_alone(make_surveyed):
+    told = node(make_surveyed, "a", "eth0 10.0.0.1/24")
+    assert addresses(told, "a", interface=None, given="gw.example") == ("gw.example",)
+
+
+@pytest.mark.parametrize("interface", ["eth7", "10.9.0.0/16", "fd00::/8", "lo"])
+def test_a_node_without_such_an_interface_is_named_with_what_it_has(make_surveyed, interface):
+    told = node(make_surveyed, "b", "lo 127.0.0.1/8", "eth0 10.0.0.1/24", "ib0 10.1.0.1/16")
+    with pytest.raises(ConfigError, match=r"--interface: n7 has no ") as caught:
+        addresses(told, "n7", interface=interface, given=None)
+    assert caught.value.hint == "it has eth0 10.0.0.1/24, ib0 10.1.0.1/16"
+
+
+def test_a_node_with_loopback_alone_cannot_be_met(make_surveyed):
+    with pytest.raises(ConfigError, match="n7 has no address by which other nodes could reach it"):
+        addresses(node(make_surveyed, "n7", "lo 127.0.0.1/8"), "n7", interface=None, given=None)
+
+
+@pytest.mark.parametrize("text", ["eth0", "ib0", "enp3s0f1np1", "bond0.100", "10.0.0.0/8", "10.1.2.3/16", "fd00::/8"])
+def test_names_and_networks_are_interfaces(text):
+    check_interface(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["10.0.0.1", "10.0.0.0/33", "a b", "fd00:::/8", "x" * 16, "/", "10.0.0/x", "eth0/24", "\n", "é" * 9]
+)
+def test_what_is_neither_is_refused_early(text):
+    with pytest.raises(ConfigError) as caught:
+        check_interface(text)
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+
+
+# --- where all meet
+
+
+def test_the_first_address_that_all_have_reached_is_taken(make_surveyed):
+    surveys = [
+        node(make_surveyed, "a", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24", named=("10.1.0.1",)),
+        node(make_surveyed, "b", "eth0 10.0.0.2/24", "eth1 10.1.0.2/24", named=("10.1.0.2",)),
+        node(make_surveyed, "c", "eth1 10.1.0.3/24"),
+    ]
+    answers = {
+        1: reached(way("10.0.0.1", "10.0.0.2", "eth0"), way("10.1.0.1", "10.1.0.2", "eth1")),
+        2: reached(way("10.1.0.1", "10.1.0.3", "eth1")),
+    }
+    met = meet(surveys, answers, tried=("10.0.0.1", "10.1.0.1"), hosts=("a", "b", "c"), nccl=False)
+    assert (met.address, met.env) == ("10.1.0.1", {})
+
+
+def two(make_surveyed, first, second, answer, **more):
+    """Have two nodes meet at the first's first address."""
+    surveys = [
+        node(make_surveyed, "a", *first.pop("written"), **first),
+        node(make_surveyed, "b", *second.pop("written"), **second),
+    ]
+    tried = more.pop("tried", addresses(surveys[0], "a", interface=more.get("interface"), given=None))
+    return meet(surveys, {1: reached(*answer)}, tried=tried, hosts=("a", "b"), **more)
+
+
+def test_hosts_with_one_interface_and_good_names_need_nothing(make_surveyed):
+    met = two(
+        make_surveyed,
+        {"written": ["lo 127.0.0.1/8", "eth0 10.0.0.1/24", "eth0 fe80::1/64"], "named": ("10.0.0.1",)},
+        {"written": ["eth0 10.0.0.2/24"]},
+        [way("10.0.0.1", "10.0.0.2", "eth0")],
+    )
+    assert (met.address, met.env) == ("10.0.0.1", {})
+
+
+@pytest.mark.parametrize("named", [("127.0.1.1",), (), ("127.0.1.1", "10.0.0.2"), ("10.0.0.99",)])
+def test_gloo_is_told_where_a_hosts_own_name_leads_elsewhere(make_surveyed, named):
+    met = two(
+        make_surveyed,
+        {"written": ["eth0 10.0.0.1/24"]},
+        {"written": ["eth0 10.0.0.2/24"], "named": named},
+        [way("10.0.0.1", "10.0.0.2", "eth0")],
+    )
+    assert met.env == {1: {GLOO: "eth0", TENSORPIPE: "eth0"}}
+
+
+def test_the_master_is_told_as_well(make_surveyed):
+    met = two(
+        make_surveyed,
+        {"written": ["eth3 10.0.0.1/24"], "named": ("127.0.1.1",)},
+        {"written": ["eth0 10.0.0.2/24"]},
+        [way("10.0.0.1", "10.0.0.2")],
+    )
+    assert met.env == {0: {GLOO: "eth3", TENSORPIPE: "eth3"}}
+
+
+def test_with_several_interfaces_the_one_of_the_route_is_named(make_surveyed):
+    met = two(
+        make_surveyed,
+        {"written": ["eth0 192.168.0.1/24", "eth1 10.1.0.1/24"]},
+        {"written": ["eth0 192.168.7.2/24", "ens5 10.1.0.2/24"]},
+        [way("10.1.0.1", "10.1.0.2", "ens5")],
+    )
+    assert met.address == "10.1.0.1"
+    assert met.env == {
+        0: {GLOO: "eth1", TENSORPIPE: "eth1", NCCL: "=eth1"},
+        1: {GLOO: "ens5", TENSORPIPE: "ens5", NCCL: "=ens5"},
+    }
+
+
+def test_nccl_is_told_of_several_interfaces_although_names_are_good(make_surveyed):
+    first = {"written": ["eth0 10.0.0.1/24", "ib0 10.9.0.1/24"]}
+    second = {"written": ["eth0 10.0.0.2/24", "veth1 fe80::2/64"]}
+    route = [way("10.0.0.1", "10.0.0.2", "eth0")]
+    assert two(make_surveyed, dict(first), dict(second), route).env == {0: {NCCL: "=eth0"}, 1: {NCCL: "=eth0"}}
+    assert two(make_surveyed, first, second, route, nccl=False).env == {}
+
+
+def test_docker_of_the_same_address_on_all_nodes_does_not_count(make_surveyed):
+    met = two(
+        make_surveyed,
+        {"written": [DOCKER, "eth0 10.0.0.1/24"], "named": ("10.0.0.1",)},
+        {"written": [DOCKER, "eth0 10.0.0.2/24"], "named": ("10.0.0.2",)},
+        [way("10.0.0.1", "10.0.0.2", "eth0")],
+    )
+    assert (met.address, met.env) == ("10.0.0.1", {})
+
+
+def test_ipv6_alone_works(make_surveyed):
+    met = two(
+        make_surveyed,
+        {"written": ["lo ::1/128", "eth0 fd00::1/64", "eth0 fe80::1/64"], "named": ("::1",)},
+        {"written": ["eth0 fd00::2/64"]},
+        [way("fd00::1", "fd00::2", "eth0")],
+    )
+    assert (met.address, met.env) == ("fd00::1", {0: {GLOO: "eth0", TENSORPIPE: "eth0"}})
+
+
+def test_what_the_user_or_the_node_has_set_stays(make_surveyed):
+    first = {"written": ["eth0 10.0.0.1/24", "eth1 10.1.0.1/24"], "named": ()}
+    second = {"written": ["eth0 10.0.0.2/24", "eth1 10.1.0.2/24"], "named": (), "environ": {NCCL: "ib0"}}
+    met = two(make_surveyed, first, second, [way("10.0.0.1", "10.0.0.2", "eth0")], set_by_user={GLOO: "eth1"})
+    assert met.env == {0: {TENSORPIPE: "eth0", NCCL: "=eth0"}, 1: {TENSORPIPE: "eth0"}}
+
+
+def test_the_users_interface_is_named_to_all_that_need_it(make_surveyed):
+    met = two(
+        make_surveyed,
+        {"written": ["eth0 10.0.0.1/24", "eth1 10.1.0.1/24"]},
+        {"written": ["eth0 10.0.0.2/24", "eth1 10.1.0.2/24"]},
+        [way("10.1.0.1", "10.0.0.2", "eth0")],
+        interface="eth1",
+    )
+    assert met.address == "10.1.0.1"
+    assert met.env[0] == met.env[1] == {GLOO: "eth1", TENSORPIPE: "eth1", NCCL: "=eth1"}
+
+
+def test_a_node_without_the_users_interface_is_named(make_surveyed):
+    with pytest.raises(ConfigError, match=r"--interface: b has no interface 'eth1'"):
+        two(
+            make_surveyed,
+            {"written": ["eth0 10.0.0.1/24", "eth1 10.1.0.1/24"]},
+            {"written": ["eth0 10.0.0.2/24"]},
+            [way("10.1.0.1", "10.0.0.2", "eth0")],
+            interface="eth1",
+        )
+
+
+def test_the_users_address_may_be_a_name_that_no_interface_has(make_surveyed):
+    met = two(
+        make_surveyed,
+        {"written": ["eth0 192.168.3.1/24", "eth1 10.1.0.1/24"], "named": ("127.0.1.1",)},
+        {"written": ["eth1 10.1.0.2/24"]},
+        [way("gw.example", "10.1.0.2", "eth1")],
+        tried=("gw.example",),
+        nccl=False,
+    )
+    assert (met.address, met.env) == ("gw.example", {0: {GLOO: "eth1", TENSORPIPE: "eth1"}})
+
+
+# --- who cannot
+
+
+def four(make_surveyed):
+    return [node(make_surveyed, f"n{rank}", f"eth0 10.0.0.{rank}/24") for rank in (1, 2, 3, 4)]
+
+
+NAMES = ("n1", "n2", "n3", "n4")
+
+
+def test_a_node_that_cannot_reach_the_master_is_named_with_the_reason(make_surveyed):
+    good = reached(way("10.0.0.1", "10.0.0.2", "eth0"))
+    answers = {1: good, 2: reached(problem="no route to host"), 3: good}
+    with pytest.raises(NodesError) as caught:
+        meet(four(make_surveyed), answers, tried=("10.0.0.1",), hosts=NAMES)
+    assert caught.value.exit_code == 69
+    assert caught.value.message == ("n3 cannot connect to n1, where rank 0 is to be, at 10.0.0.1: no route to host")
+    assert all(
+        word in caught.value.hint for word in ("--interface", "--master-addr", "--master-port", "eth0 10.0.0.1/24")
+    )
+
+
+def test_a_node_that_did_not_answer_counts_as_one_that_cannot(make_surveyed):
+    with pytest.raises(NodesError, match=r"n\[2-4\] cannot connect to n1"):
+        meet(four(make_surveyed), {}, tried=("10.0.0.1",), hosts=NAMES)
+
+
+def test_nodes_in_two_networks_are_told_apart(make_surveyed):
+    answers = {
+        1: reached(way("10.0.0.1", "10.0.0.2")),
+        2: reached(way("10.9.0.1", "10.9.0.3")),
+        3: reached(way("10.0.0.1", "10.0.0.4")),
+    }
+    with pytest.raises(NodesError, match=r"n\[2,4\] by 10\.0\.0\.1 only, n3 by 10\.9\.0\.1 only"):
+        meet(four(make_surveyed), answers, tried=("10.0.0.1", "10.9.0.1"), hosts=NAMES)
+
+
+def test_texts_stay_short_however_many_nodes_there_are(make_surveyed):
+    surveys = [node(make_surveyed, f"n{rank}", f"eth0 10.0.{rank // 250}.{rank % 250}/16") for rank in range(2000)]
+    hosts = [f"n{rank:05d}x{rank * 7919 % 10007}" for rank in range(2000)]
+    with pytest.raises(NodesError) as caught:
+        meet(surveys, {}, tried=("10.0.0.0",), hosts=hosts)
+    assert len(caught.value.message) < 300
+    answers = {rank: reached(way(f"10.1.{rank}", "x")) for rank in range(1, 2000)}
+    with pytest.raises(NodesError) as caught:
+        meet(surveys, answers, tried=("10.0.0.0",), hosts=hosts)
+    assert len(caught.value.message) < 1200
+
+
+@given(data=st.data(), nodes=st.integers(2, 5))
+def test_an_address_is_taken_only_if_all_others_reached_it(make_surveyed, data, nodes):
+    tried = ("10.0.0.1", "10.1.0.1", "fd00::1")
+    surveys = [node(make_surveyed, f"n{rank}", f"eth0 10.0.0.{rank + 1}/24") for rank in range(nodes)]
+    sets = [data.draw(st.sets(st.sampled_from(tried))) for _ in range(nodes - 1)]
+    answers = {
+        rank: reached(*(way(each, f"10.0.0.{rank + 1}", "eth0") for each in those))
+        for rank, those in enumerate(sets, 1)
+    }
+    common = [each for each in tried if all(each in those for those in sets)]
+    hosts = [f"n{rank}" for rank in range(nodes)]
+    if common:
+        assert meet(surveys, answers, tried=tried, hosts=hosts).address == common[0]
+        return
+    with pytest.raises(NodesError):
+        meet(surveys, answers, tried=tried, hosts=hosts)
+
+
+# --- in the plan
+
+
+def test_the_meeting_point_is_bound_into_the_plan_of_the_attempt(make_composer, make_surveys):
+    made = make_composer(hosts="a:1,b:2", environ={"PATH": "/p"})
+    surveys = make_surveys(made)
+    surveys[1] = make_surveys(made, named=("127.0.1.1",), python="/opt/python3")[1]
+    members, plan = made.compose(surveys)
+    assert made.addresses(surveys[0], "a") == ("10.0.0.1",)
+    met = made.meet([surveys[number] for number in members], {1: reached(way("10.0.0.1", "10.0.0.2", "eth0"))})
+    bound = bind(plan, attempt=2, master_port=4711, meeting=met)
+    assert (bound.env["MASTER_ADDR"], bound.env["MASTER_PORT"], bound.attempt) == ("10.0.0.1", "4711", 2)
+    assert bound.nodes[0].env == {"PATH": "/p"}
+    assert bound.nodes[1].env == {GLOO: "eth0", TENSORPIPE: "eth0"}
+    nodes = bound.record()["nodes"]
+    assert ("env" in nodes[0], nodes[1]["env"]) == (False, {GLOO: "eth0", TENSORPIPE: "eth0"})
+
+
+def test_the_composer_takes_the_users_settings_for_the_meeting(make_composer, make_surveys):
+    made = make_composer(hosts="a,b", env=("GLOO_SOCKET_IFNAME=eth9",), master_addr="m.example")
+    surveys = make_surveys(made, named=())
+    assert made.addresses(surveys[0], "a") == ("m.example",)
+    made.compose(surveys)
+    met = made.meet([surveys[0], surveys[1]], {1: reached(way("m.example", "10.0.0.2", "eth0"))})
+    assert (met.address, met.env[1]) == ("m.example", {TENSORPIPE: "eth0"})
+
+
+def test_an_interface_that_a_node_lacks_is_told_before_anything_is_prepared(make_composer, make_surveys):
+    made = make_composer(hosts="a,b", interface="eth0")
+    surveys = make_surveys(made)
+    surveys[1] = make_surveys(made, interfaces=(Interface(name="ens1", address="10.0.0.2", prefix=24),))[1]
+    with pytest.raises(ConfigError, match="--interface: b has no interface 'eth0'"):
+        made.compose(surveys)

@@ -1,0 +1,358 @@
+"""Who takes part in an attempt, and what plan that makes, from what the nodes have told."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.core.errors import ConfigError, NodesError
+from distlaunch.core.model.node import CpuInventory
+from distlaunch.resolve.members import NodesDiffer
+
+
+def names(made) -> list[str]:
+    return [node.host for node in made.hosts]
+
+
+def composed(make_composer, make_surveys, *, away=(), changed=None, **options):
+    """Compose with all hosts but those away; ``changed`` has by host what one tells otherwise."""
+    made = make_composer(**options)
+    surveys = {number: told for number, told in make_surveys(made).items() if made.hosts[number].host not in away}
+    for number in surveys:
+        if (other := (changed or {}).get(made.hosts[number].host)) is not None:
+            surveys[number] = make_surveys(made, **other)[number]
+    members, plan = made.compose(surveys)
+    return [made.hosts[number].host for number in members], plan
+
+
+def sizes(plan) -> list[int]:
+    return [node.slots for node in plan.nodes]
+
+
+# --- who takes part
+
+
+def test_hosts_train_in_the_order_of_the_list_and_ranks_are_contiguous(make_composer, make_surveys):
+    hosts, plan = composed(make_composer, make_surveys, hosts="b:2,a,c:3")
+    assert hosts == ["b", "a", "c"]
+    assert sizes(plan) == [2, 1, 3]
+    assert [(w.rank, w.node_rank, w.local_rank) for w in plan.workers] == [
+        (0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 2, 0), (4, 2, 1), (5, 2, 2),
+    ]  # fmt: skip
+    assert (plan.world_size, plan.env["WORLD_SIZE"], plan.env["GROUP_WORLD_SIZE"]) == (6, "6", "3")
+    assert (plan.master_addr, plan.master_port, plan.env.get("MASTER_PORT")) == ("b", None, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "training", "spares", "bounds"),
+    [
+        ({"hosts": "a,b,c"}, 3, 0, (3, 3)),
+        ({"hosts": "a,b,c", "spares": 1}, 2, 1, (2, 2)),
+        ({"hosts": "a,b,c,d", "spares": 1, "num_nodes": 2}, 2, 1, (2, 2)),
+        ({"hosts": "a,b,c,d", "num_nodes": (2, 3)}, 3, 0, (2, 3)),
+        ({"hosts": "a,b,c,d", "num_nodes": (2, 4), "spares": 1}, 3, 1, (2, 4)),
+        ({"hosts": "a,b,c,d,e", "num_nodes": (1, 3), "spares": 1}, 3, 1, (1, 3)),
+        ({"hosts": "a:4,b:4,c:4", "num_procs": 8}, 2, 0, (2, 2)),
+        ({"hosts": "a:4,b:4,c:4", "num_procs": 8, "spares": 1}, 2, 1, (2, 2)),
+        ({"hosts": "a"}, 1, 0, (1, 1)),
+    ],
+)
+def test_spares_are_the_hosts_after_those_that_train(make_composer, options, training, spares, bounds):
+    made = make_composer(**options)
+    assert (len(made.hosts), made.spares, made.bounds) == (training + spares, spares, bounds)
+    assert names(made) == list("abcdef")[: training + spares]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hosts": "a,b", "spares": 2}, ("--spares 2", "2 hosts, a,b")),
+        ({"hosts": "a,b,c", "spares": 2, "num_nodes": 2}, ("--num-nodes 2 and --spares 2", "3 hosts")),
+        ({"hosts": "a,b,c", "spares": 2, "num_nodes": (2, 4)}, ("--num-nodes 2:4 and --spares 2", "3 hosts")),
+    ],
+)
+def test_too_few_hosts_for_the_spares_are_refused(make_composer, options, words):
+    with pytest.raises(ConfigError) as caught:
+        make_composer(**options)
+    assert all(word in caught.value.message for word in words)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("away", "expected"),
+    [("", ["a", "b"]), ("a", ["b", "c"]), ("b", ["a", "c"]), ("c", ["a", "b"]), ("ab", ["c", "d"])],
+)
+def test_a_spare_takes_the_place_of_a_host_that_is_not_there(make_composer, make_surveys, away, expected):
+    hosts, plan = composed(make_composer, make_surveys, hosts="a:2,b:2,c:2,d:2", num_nodes=2, spares=2, away=away)
+    assert hosts == expected
+    assert [worker.rank for worker in plan.workers] == [0, 1, 2, 3]
+    assert [node.host for node in plan.spares] == [each for each in "abcd" if each not in away and each not in expected]
+
+
+@pytest.mark.parametrize(("away", "expected"), [("", ["a", "b", "c"]), ("a", ["b", "c"]), ("ac", ["b"])])
+def test_an_elastic_job_takes_who_is_there(make_composer, make_surveys, away, expected):
+    hosts, plan = composed(make_composer, make_surveys, hosts="a:1,b:2,c:1", num_nodes=(1, 3), away=away)
+    assert hosts == expected
+    assert plan.env["WORLD_SIZE"] == str(sum(sizes(plan)))
+    assert (plan.bounds, plan.workers[-1].rank) == ((1, 3), sum(sizes(plan)) - 1)
+
+
+def test_too_few_that_are_there_are_no_configuration_error(make_composer, make_surveys):
+    with pytest.raises(NodesError, match=r"1 node of the 2 that are needed: a,c are not there") as caught:
+        composed(make_composer, make_surveys, hosts="a,b,c", num_nodes=(2, 3), away="ac")
+    assert caught.value.exit_code == 69
+
+
+def test_a_total_that_the_nodes_that_are_there_cannot_hold(make_composer, make_surveys):
+    options = {"hosts": "a:4,b:4,c:2", "num_procs": 8, "spares": 1}
+    hosts, plan = composed(make_composer, make_surveys, **options)
+    assert (hosts, sizes(plan)) == (["a", "b"], [4, 4])
+    with pytest.raises(NodesError, match=r"--num-procs 8: there are only 6 slots on 2 hosts, a,c"):
+        composed(make_composer, make_surveys, away="b", **options)
+
+
+def test_the_numbers_of_the_hosts_stay_when_others_take_part(make_composer, make_surveys):
+    made = make_composer(hosts="a:2,b:2,c:2", num_nodes=(1, 3))
+    surveys = make_surveys(made)
+    assert made.compose({0: surveys[0], 2: surveys[2]})[0] == (0, 2)
+    members, plan = made.compose(surveys)
+    assert members == (0, 1, 2)
+    assert [node.host for node in plan.nodes] == ["a", "b", "c"]
+
+
+# --- what only a node knows
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"hosts": "a,b", "procs_per_node": 3}, [3, 3]),
+        ({"hosts": "a:4,b:2", "procs_per_node": 2}, [2, 2]),
+        ({"hosts": "a:4,b:4", "num_nodes": 2, "num_procs": 6}, [3, 3]),
+        ({"hosts": "a:1,b:3", "device": "cpu"}, [1, 3]),
+        ({"hosts": "a,b", "device": "cpu"}, [1, 1]),
+        ({"hosts": "a,b"}, [1, 1]),
+        ({"hosts": "a:3,b"}, [3, 1]),
+        ({"hosts": "a:4,b:4", "exclude": "a:0,1"}, [2, 4]),
+        ({"hosts": "a:4,b:4", "num_procs": 6, "spread": True}, [3, 3]),
+    ],
+)
+def test_cpu_workers_are_as_many_as_asked(make_composer, make_surveys, options, expected):
+    _, plan = composed(make_composer, make_surveys, **options)
+    assert (sizes(plan), plan.device) == (expected, "cpu")
+    assert {worker.env["CUDA_VISIBLE_DEVICES"] for worker in plan.workers} == {""}
+
+
+def test_threads_and_cpus_are_of_each_node(make_composer, make_surveys):
+    small = CpuInventory(allowed=(4, 5), online=2)
+    _, plan = composed(make_composer, make_surveys, hosts="a:2,b:2", bind="cores", changed={"b": {"cpus": small}})
+    assert [worker.cpus for worker in plan.workers] == [tuple(range(8)), tuple(range(8, 16)), (4,), (5,)]
+    assert [worker.env["OMP_NUM_THREADS"] for worker in plan.workers] == ["8", "8", "1", "1"]
+
+
+def test_a_grant_of_cpus_on_a_node_limits_its_threads(make_composer, make_surveys):
+    _, plan = composed(make_composer, make_surveys, hosts="a:2,b:2", changed={"b": {"granted_cpus": 4}})
+    assert [worker.env["OMP_NUM_THREADS"] for worker in plan.workers] == ["8", "8", "2", "2"]
+
+
+def test_threads_that_the_user_set_stay(make_composer, make_surveys):
+    _, plan = composed(make_composer, make_surveys, hosts="a:2,b:2", env=("OMP_NUM_THREADS=3",))
+    assert all("OMP_NUM_THREADS" not in worker.env for worker in plan.workers)
+    assert plan.shared_env["OMP_NUM_THREADS"] == "3"
+
+
+def test_an_agent_that_is_pinned_is_said_of_its_node(make_composer, make_surveys):
+    pinned = CpuInventory(allowed=(3,), online=64)
+    _, plan = composed(
+        make_composer, make_surveys, hosts="a,b,c", changed={"b": {"cpus": pinned}, "c": {"cpus": pinned}}
+    )
+    assert [note for note in plan.notes if "pinned" in note] == [
+        "b,c: the agent is pinned to 1 of 64 CPUs, and all its workers share it"
+    ]
+
+
+def test_notes_are_said_once_for_all_nodes(make_composer, make_surveys):
+    _, plan = composed(make_composer, make_surveys, hosts="n[1-4],x", num_nodes=4)
+    assert plan.notes == (
+        "not needed for --num-nodes 4: x",
+        "no GPU was found on n[1-4]: workers run on the CPU; --num-procs N starts N workers without GPUs",
+    )
+
+
+# --- the interpreter
+
+
+def test_our_interpreter_is_the_workers_where_it_is(make_composer, make_surveys):
+    made = make_composer(hosts="a,b")
+    assert made.survey(7).pythons == ("/usr/bin/python3", "python3")
+    _, plan = made.compose(make_surveys(made))
+    assert plan.argv == ("/usr/bin/python3", "train.py")
+    assert [node.argv for node in plan.nodes] == [None, None]
+
+
+def test_another_interpreter_on_some_nodes_is_said_once(make_composer, make_surveys):
+    elsewhere = {"python": "/opt/bin/python3"}
+    _, plan = composed(
+        make_composer, make_surveys, hosts="a,b,c", script_args=("--x", "1"), changed={"b": elsewhere, "c": elsewhere}
+    )
+    assert plan.argv == ("/usr/bin/python3", "train.py", "--x", "1")
+    other = ("/opt/bin/python3", "train.py", "--x", "1")
+    assert [node.argv for node in plan.nodes] == [None, other, other]
+    (note,) = [note for note in plan.notes if "ours" in note]
+    assert note == (
+        "workers run /usr/bin/python3 on a, /opt/bin/python3 on b,c: ours, /usr/bin/python3, is not everywhere;"
+        " see --python"
+    )
+    record = plan.record()["nodes"][1]["workers"][0]
+    assert record["argv"] == list(other)
+
+
+def test_with_setup_the_interpreter_that_it_brings_runs_where_ours_is_not(make_composer, make_surveys):
+    made = make_composer(hosts="a,b", setup="source env/bin/activate")
+    assert (made.survey(0).program, made.survey(0).pythons) == ("bash", ("/usr/bin/python3", "python3"))
+    surveys = make_surveys(made)
+    surveys[1] = make_surveys(made, python=None)[1]
+    _, plan = made.compose(surveys)
+    assert plan.argv[:2] == ("bash", "-l")
+    assert plan.argv[-2:] == ("/usr/bin/python3", "train.py")
+    assert plan.nodes[1].argv[:-2] == plan.argv[:-2]
+    assert plan.nodes[1].argv[-2:] == ("python3", "train.py")
+    assert any("what --setup brings" in note and "python3 on b" in note for note in plan.notes)
+
+
+def test_the_users_interpreter_is_taken_as_it_is_typed(make_composer, make_surveys):
+    made = make_composer(hosts="a,b", python="/opt/py/bin/python")
+    assert made.survey(0).pythons == ("/opt/py/bin/python",)
+    _, plan = made.compose(make_surveys(made, python="/opt/py/bin/python"))
+    assert plan.argv[0] == "/opt/py/bin/python"
+    assert [node.argv for node in plan.nodes] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"script": "train.py"}, ("train.py", "", ("/usr/bin/python3", "python3"))),
+        ({"script": "pkg.train", "module": True}, ("", "", ("/usr/bin/python3", "python3"))),
+        ({"script": "./run", "no_python": True}, ("", "/w/./run", ())),
+        ({"script": "run", "no_python": True}, ("", "run", ())),
+        ({"script": "run", "no_python": True, "setup": "x"}, ("", "bash", ())),
+    ],
+)
+def test_the_survey_asks_for_what_the_workers_run(make_composer, options, expected):
+    asked = make_composer(hosts="a,b", **options).survey(3)
+    assert (asked.script, asked.program, asked.pythons) == expected
+    assert (asked.serial, asked.workdir, asked.run_dir, asked.gpus, asked.topology) == (
+        3,
+        "/w",
+        "/r/job-1",
+        True,
+        False,
+    )
+
+
+def test_from_a_laptop_script_and_directory_need_not_be_here(make_composer, make_surveys):
+    made = make_composer(hosts="a,b", script="src/other.py", workdir="/scratch/me")
+    asked = made.survey(0)
+    assert (asked.workdir, asked.script) == ("/scratch/me", "src/other.py")
+    _, plan = made.compose(make_surveys(made))
+    assert (plan.workdir, plan.argv[1]) == ("/scratch/me", "src/other.py")
+
+
+def test_on_one_of_the_nodes_the_script_is_looked_for_here(make_composer):
+    with pytest.raises(ConfigError, match=r"other\.py: there is no such file"):
+        make_composer(hosts="a,b", identity="b", script="other.py")
+    made = make_composer(hosts="a,b", identity="b")
+    assert (made.here, made.survey(0).script) == (1, "train.py")
+
+
+# --- one script on all nodes
+
+
+def test_scripts_that_differ_name_the_nodes_of_the_minority(make_composer, make_surveys):
+    with pytest.raises(NodesDiffer) as caught:
+        composed(make_composer, make_surveys, hosts="a,b,c,d", changed={"b": {"script_sha256": "cd" * 32}})
+    assert caught.value.nodes == (1,)
+    assert (
+        caught.value.message
+        == "train.py is not the same on all nodes: cdcdcdcd on b, but abababab on a,c-d".replace("a,c-d", "a,c,d")
+    )
+    assert caught.value.exit_code == 2
+    assert "--workdir" in caught.value.hint
+
+
+def test_scripts_that_differ_are_compared_with_ours_where_we_are_a_node(make_composer, make_surveys):
+    with pytest.raises(NodesDiffer, match=r"abababab on b,c, but cdcdcdcd on a") as caught:
+        composed(make_composer, make_surveys, hosts="a,b,c", identity="a", changed={"a": {"script_sha256": "cd" * 32}})
+    assert caught.value.nodes == (1, 2)
+
+
+def test_a_script_that_is_missing_somewhere_names_where(make_composer, make_surveys):
+    with pytest.raises(NodesDiffer, match=r"train\.py is not there on b \(directory: /w\)") as caught:
+        composed(make_composer, make_surveys, hosts="a,b", changed={"b": {"script_sha256": None}})
+    assert caught.value.nodes == (1,)
+
+
+def test_modules_and_programs_are_not_compared(make_composer, make_surveys):
+    other = {"b": {"script_sha256": None}}
+    composed(make_composer, make_surveys, hosts="a,b", script="m", module=True, changed=other)
+    composed(make_composer, make_surveys, hosts="a,b", script="run", no_python=True, changed=other)
+
+
+def test_spares_need_not_have_the_same_script(make_composer, make_surveys):
+    hosts, _ = composed(make_composer, make_surveys, hosts="a,b,c", spares=1, changed={"c": {"script_sha256": None}})
+    assert hosts == ["a", "b"]
+
+
+# --- hosts that come and go
+
+
+def test_discovered_hosts_get_the_next_numbers_and_others_keep_theirs(make_composer, make_surveys):
+    made = make_composer(discover="cmd", discovered="a:1\nb:1\n", num_nodes=(1, 4))
+    assert names(made) == ["a", "b"]
+    assert [node.host for node in made.discovered("c:2\nb:1\n")] == ["b", "c"]
+    assert names(made) == ["a", "b", "c"]
+    members, plan = made.compose(make_surveys(made))
+    assert (members, sizes(plan)) == ((1, 2), [1, 2])
+    assert [node.host for node in made.discovered("a:1\nb:3\nc:2\n")] == ["a", "b", "c"]
+    members, plan = made.compose(make_surveys(made))
+    assert (members, sizes(plan)) == ((0, 1, 2), [1, 3, 2])
+
+
+def test_no_more_than_the_most_are_to_be_reached(make_composer):
+    made = make_composer(discover="cmd", discovered="a\nb\n", num_nodes=(1, 2), spares=0)
+    assert [node.host for node in made.discovered("a\nb\nc\nd\n")] == ["a", "b"]
+    assert [node.host for node in made.discovered("c\nd\n")] == ["c", "d"]
+    assert names(made) == ["a", "b", "c", "d"]
+
+
+def test_few_or_no_hosts_for_a_while_are_no_error(make_composer, make_surveys):
+    made = make_composer(discover="cmd", discovered="a\nb\nc\n", num_nodes=(2, 3))
+    assert [node.host for node in made.discovered("b\n")] == ["b"]
+    with pytest.raises(NodesError):
+        made.compose(make_surveys(made))
+    assert made.discovered("# none now\n") == ()
+    assert [node.host for node in made.discovered("a\nc\n")] == ["a", "c"]
+    assert made.compose(make_surveys(made))[0] == (0, 2)
+
+
+def test_what_is_no_list_of_hosts_is_refused_and_changes_nothing(make_composer):
+    made = make_composer(discover="cmd", discovered="a\nb\n", num_nodes=(1, 3))
+    with pytest.raises(ConfigError):
+        made.discovered("a:x:y:z\n")
+    assert names(made) == ["a", "b"]
+
+
+# --- what the runner gets
+
+
+def test_the_folder_that_the_job_got_in_the_end_is_in_each_plan(make_composer, make_surveys):
+    made = make_composer(hosts="a,b")
+    assert made.located("/r/job-1-2") is made
+    _, plan = made.compose(make_surveys(made))
+    assert (plan.run_dir, plan.env["DISTLAUNCH_RUN_DIR"]) == ("/r/job-1-2", "/r/job-1-2")
+    assert plan.workers[1].env["TORCHELASTIC_ERROR_FILE"] == "/r/job-1-2/attempt-0/rank-1.error.json"
+    assert made.survey(0).run_dir == "/r/job-1-2"
+
+
+def test_one_remote_node_needs_no_meeting(make_composer, make_surveys):
+    hosts, plan = composed(make_composer, make_surveys, hosts="a:2")
+    assert (hosts, plan.master_addr, plan.env["MASTER_ADDR"]) == (["a"], "127.0.0.1", "127.0.0.1")

@@ -1,0 +1,116 @@
+"""Which variables go with the workers to other machines."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.resolve.plan import bind
+from distlaunch.resolve.travel import travelling
+
+STAY = (
+    *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "MAIL", "HOSTNAME", "DISPLAY", "XAUTHORITY", "TMPDIR"),
+    *("SSH_AUTH_SOCK", "SSH_CONNECTION", "SSH_TTY", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "TMUX", "TMUX_PANE"),
+    *("TERM_PROGRAM", "TERM_PROGRAM_VERSION", "VSCODE_IPC_HOOK_CLI", "BASH_FUNC_module%%", "BASH_FUNC_ml()", "SHLVL"),
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL"),
+    *("NVIDIA_VISIBLE_DEVICES", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURMD_NODENAME", "PMI_RANK"),
+    *("PMIX_RANK", "NOTIFY_SOCKET", "LISTEN_FDS", "JOURNAL_STREAM", "KRB5CCNAME"),
+)
+GO = (
+    *("LANG", "LC_ALL", "TERM", "TZ", "EDITOR", "http_proxy", "HF_HOME", "HF_TOKEN", "WANDB_API_KEY", "PYTHONPATH"),
+    *("NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "CUDA_HOME", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "DATA"),
+    *("PYTHONUNBUFFERED", "PYTORCH_CUDA_ALLOC_CONF", "MY_SSH_KEY", "HOMEPAGE", "XDGX", "TMPDIRS", "PATHS"),
+)
+OURS = (
+    *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CONDA_PREFIX_1"),
+    *("PYTHONHOME", "PYTHONUSERBASE", "LOADEDMODULES", "_LMFILES_", "LMOD_CMD", "_ModuleTable001_", "PYENV_ROOT"),
+)
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_what_belongs_to_a_host_stays(name):
+    assert travelling({name: "x"}) == ({}, {})
+
+
+@pytest.mark.parametrize("name", GO)
+def test_what_the_user_set_goes(name):
+    assert travelling({name: "x"}) == ({name: "x"}, {})
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_says_where_software_is_goes_where_our_interpreter_is(name):
+    assert travelling({name: "x"}) == ({}, {name: "x"})
+
+
+@given(st.dictionaries(st.sampled_from([*STAY, *GO, *OURS]) | st.text(min_size=1), st.text()))
+def test_values_are_as_they_were_and_nothing_is_in_both(environ):
+    everywhere, with_ours = travelling(environ)
+    assert not everywhere.keys() & with_ours.keys()
+    assert {**everywhere, **with_ours}.items() <= environ.items()
+
+
+def variables(plan, node_rank: int) -> dict[str, str]:
+    """Give what a node's workers are sent, as job.starting does."""
+    worker = next(each for each in plan.workers if each.node_rank == node_rank)
+    return {**plan.shared_env, **plan.nodes[node_rank].env, **worker.env}
+
+
+def composed(make_composer, make_surveys, **options):
+    environ = {
+        "PATH": "/env/bin:/bin",
+        "VIRTUAL_ENV": "/env",
+        "HOME": "/h",
+        "A": "1",
+        "RANK": "7",
+        "BIG": "x" * 300_000,
+    }
+    made = make_composer(hosts="a,b", environ=environ, **options)
+    surveys = make_surveys(made)
+    surveys[1] = make_surveys(made, python="/opt/python3")[1]
+    return made.compose(surveys)[1]
+
+
+def test_each_node_gets_what_fits_it(make_composer, make_surveys):
+    plan = composed(make_composer, make_surveys)
+    first, second = variables(plan, 0), variables(plan, 1)
+    assert (first["PATH"], first["VIRTUAL_ENV"]) == ("/env/bin:/bin", "/env")
+    assert not {"PATH", "VIRTUAL_ENV"} & second.keys()
+    for each in (first, second):
+        assert (each["A"], len(each["BIG"]), "HOME" in each) == ("1", 300_000, False)
+    assert (first["RANK"], second["RANK"]) == ("0", "1")
+
+
+def test_what_the_user_gives_comes_before_all(make_composer, make_surveys):
+    plan = composed(make_composer, make_surveys, env=("PATH=/mine", "HOME", "DISPLAY=:1"))
+    assert [variables(plan, rank)["PATH"] for rank in (0, 1)] == ["/mine", "/mine"]
+    assert [variables(plan, rank)["HOME"] for rank in (0, 1)] == ["/h", "/h"]
+    assert variables(plan, 1)["DISPLAY"] == ":1"
+
+
+def test_without_forwarding_only_what_is_given_is_sent(make_composer, make_surveys):
+    plan = composed(make_composer, make_surveys, forward_env=False, env=("B=2", "A"))
+    sent = variables(plan, 0)
+    assert {"PATH", "VIRTUAL_ENV", "BIG", "HOME"}.isdisjoint(sent)
+    assert (sent["A"], sent["B"], sent["WORLD_SIZE"]) == ("1", "2", "2")
+    assert plan.base_env == {}
+
+
+def test_a_users_interpreter_brings_the_environment_where_folders_are_shared(make_composer, make_surveys):
+    made = make_composer(hosts="a,b", environ={"PATH": "/p"}, python="/env/bin/python")
+    surveys = make_surveys(made, python="/env/bin/python")
+    surveys[1] = make_surveys(made, python="/env/bin/python", shares_run_dir=True)[1]
+    _, plan = made.compose(surveys)
+    assert ["PATH" in variables(plan, rank) for rank in (0, 1)] == [False, True]
+
+
+def test_nodes_that_are_alike_share_what_travels(make_composer, make_surveys):
+    made = make_composer(hosts="n[1-50]", environ={"PATH": "/p", "CONDA_PREFIX": "/c"})
+    _, plan = made.compose(make_surveys(made))
+    assert len({id(node.env) for node in plan.nodes}) == 1
+
+
+def test_no_travelling_value_shows_in_records(make_composer, make_surveys):
+    plan = composed(make_composer, make_surveys)
+    shown = "".join(bind(plan, attempt=0, master_port=1).json_chunks()) + repr(plan)
+    assert "/env/bin" not in shown
