@@ -147,8 +147,6 @@ class Attempt:
         ended_s = now - self.began
         loss = Loss(member=member, host=host, why=why, ranks=tuple(ranks), ended_s=ended_s, exit_code=exit_code)
         self.losses.append(loss)
-        if self.first_failure is None:
-            self.first_failure = now
         return loss
 
     def judge(self, settings: PolicySettings, progress: Progress, *, lived_s: float, told: bool) -> Verdict:

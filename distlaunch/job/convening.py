@@ -12,7 +12,7 @@ from distlaunch.job.actions import Action, Disconnect, Discovered, Entry, Lost, 
 from distlaunch.job.cast import Cast
 from distlaunch.job.gathering import Gatherer, Refusal
 from distlaunch.job.losses import Loss, who_left
-from distlaunch.job.membership import name_hosts
+from distlaunch.job.membership import name_hosts, shown
 from distlaunch.job.preparing import Preparation
 from distlaunch.job.settings import Gathering, PolicySettings
 
@@ -95,15 +95,15 @@ class Convening:
 
     def lost(self, event: Lost, run: tuple[int, Sequence[int]] | None, now: float, *, wanted: bool) -> list[Action]:
         """Take in that a node is gone; empty if that is no news. ``run``: the attempt it took part in, its ranks."""
-        member = self._gatherer.nodes[event.node]
+        member, why = self._gatherer.nodes[event.node], shown(event.why)
         if member.state != "joined":
             return []
-        fields: dict[str, object] = {"node": event.node, "host": member.host, "why": event.why}
+        fields: dict[str, object] = {"node": event.node, "host": member.host, "why": why}
         if run is not None:
             fields |= {"attempt": run[0], "ranks": list(run[1][:_RECORDED])}
         return [
             Entry(type="node_lost", fields=fields),
-            *self._gatherer.lost(event.node, event.why, now, wanted=wanted),
+            *self._gatherer.lost(event.node, why, now, wanted=wanted),
         ]
 
     @staticmethod
@@ -115,13 +115,21 @@ class Convening:
         """Name a node."""
         return self._gatherer.nodes[node].host
 
+    def why_lost(self, node: int) -> str:
+        """Say why a node that was lost was lost, as a clause."""
+        return self._gatherer.nodes[node].why_lost or ""
+
     def says(self, node: int, text: str) -> str | None:
         """Put a remark of a node for the user; None if one has said the same: thousands may."""
         if text in self._said:
             return None
         if len(self._said) < _RECORDED:
             self._said.add(text)
-        return f"{self.host(node)}: {text}"
+        return self.quote(node, text)
+
+    def quote(self, node: int, text: str) -> str:
+        """Put what a node says for the user."""
+        return f"{self.host(node)}: {shown(text)}"
 
     # --- preparing
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from distlaunch.core.errors import EXIT_UNAVAILABLE, LaunchError
+from distlaunch.core.errors import EXIT_UNAVAILABLE, LaunchError, NodesError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted
 from distlaunch.core.wire.remote import Survey, Surveyed
 from distlaunch.job import shortfalls
-from distlaunch.job.actions import Action, Connect, Discover, Discovered, Entry, Say, ToNode
+from distlaunch.job.actions import Action, Connect, Disconnect, Discover, Discovered, Entry, Say, ToNode
 from distlaunch.job.composition import Composition
 from distlaunch.job.failures import ConnectFailure
 from distlaunch.job.membership import Member, Membership, name_hosts
@@ -28,6 +28,9 @@ DISCOVER_S = 30.0
 """How often hosts are looked for while there are too few."""
 WAITING_S = 5.0
 """After so long the user hears who is waited for."""
+
+_LATE_SHOWN = 8
+"""So many nodes are named that come between two attempts."""
 
 
 class Refusal(Record):
@@ -54,6 +57,7 @@ class Gatherer:
         """Who has left the attempt before, and why, as long as the user has not been told."""
         self._first = True
         self._until = 0.0
+        self._late = 0
         self._extended = False
         self._enough_since: float | None = None
         self._in: set[int] = set()
@@ -67,6 +71,9 @@ class Gatherer:
         self._present = 0
         self._serial = 0
         self._question: Survey | None = None
+        self._too_few = 0
+        self._why_few: Refusal | None = None
+        """With so many nodes there is no plan, and why."""
         self._again: deque[tuple[float, int]] = deque()
         """When to look again at whom."""
         self._odd_since: dict[int, float] = {}
@@ -85,12 +92,14 @@ class Gatherer:
         if fresh or not self._extended:
             self._until = now + settings.join_timeout_s
         self._extended = not fresh
-        self._enough_since = self._differ_since = None
+        self._enough_since = self._differ_since = self._why_few = None
+        self._too_few = 0
         for names in (self._in, self._unanswered, self._retrying, self._failed):
             names.clear()
         self._again.clear()
         self._odd_since.clear()
         self._waiting_at = now + WAITING_S
+        self._late = 0
         self._ask_anew()
         actions: list[Action] = []
         if settings.discover and not self._first:
@@ -126,12 +135,12 @@ class Gatherer:
         if not self.active or (self._discovery_until is not None and now < min(self._discovery_until, self._until)):
             return None
         (fewest, most), inside = self._settings.bounds, len(self._in)
-        if inside < fewest:
+        if inside < (needed := max(fewest, self._too_few + 1)):
             self._enough_since = None
-            possible = self._settings.discover or self._present - len(self._failed) >= fewest
+            possible = self._settings.discover or self._present - len(self._failed) >= needed
             if (self._unanswered or possible) and now < self._until:
                 return None
-            return self._refuse()
+            return self._why_few or self._refuse()
         if self._enough_since is None:
             self._enough_since = now
         if self._unanswered or self._retrying:
@@ -163,6 +172,9 @@ class Gatherer:
             from distlaunch.resolve.members import NodesDiffer
 
             differing = exc.nodes if isinstance(exc, NodesDiffer) else ()
+            if isinstance(exc, NodesError) and now < self._until and len(surveys) < self._present:
+                self._too_few, self._why_few = len(surveys), Refusal.of(exc)
+                return self.settle(now)
             if self._differ_since is None:
                 self._differ_since = now
             if not differing or now >= self._differ_since + LOOK_S:
@@ -228,12 +240,15 @@ class Gatherer:
     def joined(self, number: int, now: float) -> list[Action]:
         """Take in that an agent has come up."""
         member = self.nodes[number]
-        if not member.present:
-            return self.nodes.leave(member)
+        if not member.present:  # it was on its way when its host vanished
+            self.nodes.leave(member)
+            return [Disconnect(node=number)]
         actions: list[Action] = []
-        if member.why_lost is not None:
-            later = "" if self.active else ": it takes part from the next attempt on"
-            actions.append(Say(text=f"node {member.host} is back{later}"))
+        if member.why_lost is not None or not self.active:
+            self._late += 1
+            how = "has come" if member.why_lost is None else "is back"
+            text = f"node {member.host} {how}{'' if self.active else ', and may take part from the next attempt on'}"
+            actions += [Say(text=text)] if self._late <= _LATE_SHOWN else []
         actions += self.nodes.joined(member)
         if self.active:
             self._forget(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 
 from distlaunch.core.errors import EXIT_UNAVAILABLE
@@ -11,10 +12,14 @@ from distlaunch.core.model.text import counted
 from distlaunch.job.diagnose.model import Cause, Diagnosis, WorkerEnd
 from distlaunch.job.membership import name_hosts
 from distlaunch.job.progress import STEP
+from distlaunch.job.restarts import looks_like_consequence
 
 _SHOWN = 4
 """Nodes that are named one by one."""
 _RANKS_SHOWN = 60
+_SHUT_DOWN = (-signal.SIGTERM, -signal.SIGKILL, -signal.SIGHUP)
+_SHUT_DOWN_S = 10.0
+"""A system that goes down ends all processes so, and its connections by and by."""
 
 
 class Loss(Record):
@@ -34,7 +39,11 @@ def explains(diagnosis: Diagnosis, failures: Iterable[WorkerEnd], losses: Sequen
     """Tell whether a worker's own failure, and no loss, is what an attempt ended by: it came first."""
     first = diagnosis.cause.ranks[0] if diagnosis.cause_seen and diagnosis.cause.ranks else None
     end = next((end for end in failures if end.rank == first), None)
-    return end is not None and not end.told_to_stop and end.ended_s <= losses[0].ended_s
+    if end is None or end.told_to_stop or end.ended_s > losses[0].ended_s or looks_like_consequence(end):
+        return False
+    itself = next((loss for loss in losses if end.rank in loss.ranks), None)
+    shut_down = itself is not None and end.returncode in _SHUT_DOWN and itself.ended_s - end.ended_s <= _SHUT_DOWN_S
+    return not shut_down
 
 
 def with_losses(diagnosis: Diagnosis, losses: Sequence[Loss]) -> Diagnosis:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from distlaunch.core.model.text import counted
+from distlaunch.core.model.text import counted, printable
 from distlaunch.core.wire.remote import Surveyed
 from distlaunch.job.actions import Action, Connect, Disconnect, Entry, Say
 from distlaunch.job.failures import ConnectFailure
@@ -25,6 +25,7 @@ COOLING_S, COOLING_MOST_S = 60.0, 3600.0
 AFTER_S = 1.0
 """A lost agent's workers may take the failure grace to end; its node is not used again before that and so long."""
 _SHOWN = 60
+_LONGEST = 2000
 
 
 class Member:
@@ -170,6 +171,11 @@ class Membership:
 
 def _doubled(first_s: float, times: int, most_s: float) -> float:
     return min(first_s * 2.0 ** min(max(times, 0), 30), most_s)
+
+
+def shown(text: str) -> str:
+    """Put what a node says into a line of ours, of which it may not make anything else."""
+    return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...", keep="\n")
 
 
 def name_hosts(hosts: Iterable[str], *, most: int = _SHOWN) -> str:

@@ -198,14 +198,15 @@ class JobPolicy(Supervision):
         if self.phase == "preparing":
             return actions + self._try_anew(now)
         owed = node in run.owing
-        loss = run.lost(node, event.why, now, exit_code=code)
+        loss = run.lost(node, convening.why_lost(node), now, exit_code=code)
         self._watch.lost(node)
         if run.has_ended:
             self._watch.stop()
         if loss is not None and self.phase != "stopping":
+            run.first_failure = now if run.first_failure is None else run.first_failure
             actions += self._stop_after_failure()
         elif loss is None and owed:
-            text = f"node {convening.host(node)} left ({event.why}); its workers had all ended with 0"
+            text = f"node {convening.host(node)} left ({convening.why_lost(node)}); its workers had all ended with 0"
             actions.append(Say(text=text))
         return actions + (self._hung(now) if run.owing or not owed else self._all_gone(now))
 
@@ -246,8 +247,8 @@ class JobPolicy(Supervision):
         if self.phase != "preparing" or (convening is not None and convening.reaches):
             return []
         if message.problem is not None:
-            where = "" if convening is None else f"{convening.host(node)}: "
-            text = f"error: {where}{message.problem}" + (f"\n  hint: {message.hint}" if message.hint else "")
+            problem = message.problem if convening is None else convening.quote(node, message.problem)
+            text = f"error: {problem}" + (f"\n  hint: {message.hint}" if message.hint else "")
             return [Say(text=text, level="error"), *self._end(EXIT_USAGE)]
         if message.port is not None:
             self._port = message.port

@@ -91,7 +91,16 @@ class Job:
         return self.say(rank // self.per_node, m.Started(attempt=at, pids={rank: 1000 + rank}))
 
     def exited(
-        self, rank: int, returncode: int = 0, *, tail=b"", told=False, uptime_s=1.0, attempt=None, error_file=None
+        self,
+        rank: int,
+        returncode: int = 0,
+        *,
+        tail=b"",
+        told=False,
+        uptime_s=1.0,
+        attempt=None,
+        error_file=None,
+        ended=None,
     ):
         exited = m.WorkerExited(
             attempt=self.attempt if attempt is None else attempt,
@@ -99,7 +108,7 @@ class Job:
             pid=1000 + rank,
             returncode=returncode,
             uptime_s=uptime_s,
-            ended=self.now,
+            ended=self.now if ended is None else ended,
             told_to_stop=told,
             oom_kills=0,
             error_file=error_file,
@@ -278,11 +287,12 @@ class NodesJob(Job):
         return max((question.serial for to, question in self.sent(r.Survey) if to == node), default=0)
 
     def surveyed(self, *nodes: int, **flaws) -> list[p.Action]:
-        return [
-            action
-            for node in nodes
-            for action in self.say(node, replace(SURVEYED, serial=self.asked(node), hostname=self.names[node], **flaws))
-        ]
+        return [action for node in nodes for action in self.say(node, self.answer(node, **flaws))]
+
+    def answer(self, node: int, *, serial=None, **flaws) -> r.Surveyed:
+        return replace(
+            SURVEYED, serial=self.asked(node) if serial is None else serial, hostname=self.names[node], **flaws
+        )
 
     def reached(self, *nodes: int, routes=None, problem=None, attempt=None) -> list[p.Action]:
         route = r.Route(address="10.0.0.1", local="10.0.0.2", interface="eth0")
@@ -304,6 +314,18 @@ class NodesJob(Job):
         for node in nodes or range(len(self.names)):
             self.joined(node)
             self.surveyed(node)
+
+    def pass_time(self, seconds: float) -> list[p.Action]:
+        """Let time go by, with every deadline kept."""
+        actions: list[p.Action] = []
+        until = self.now + seconds
+        while (due := self.policy.deadline()) is not None and due <= until and self.exit_code is None:
+            self.now = max(self.now, due)
+            before = self.policy.deadline(), self.phase
+            actions += self.tick()
+            assert (self.policy.deadline(), self.phase) != before, "a deadline stands still"
+        self.now = max(self.now, until) if self.exit_code is None else self.now
+        return actions
 
     def come_up(self) -> NodesJob:
         """Bring an attempt whose nodes are composed to where all workers run."""

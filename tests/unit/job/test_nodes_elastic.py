@@ -1,0 +1,457 @@
+"""Jobs that may go on with other nodes: elastic ones, spares, hosts that come and go."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from distlaunch.core.errors import NodesError
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import remote as r
+from distlaunch.job import actions as p
+from distlaunch.job.gathering import DISCOVER_S, ELASTIC_WAIT_S, LOOK_AGAIN_S
+from distlaunch.job.membership import AFTER_S, BACK_S, COOLING_S, LOSSES_S
+
+BACK = max(BACK_S, 5.0 + AFTER_S)
+"""When a lost node is tried first: what ran there has the failure grace."""
+
+
+# --- when it goes on
+
+
+def test_an_elastic_job_starts_at_once_when_all_are_there(make_nodes):
+    job = make_nodes(4, bounds=(2, 4))
+    job.begin()
+    job.gather()
+    assert job.phase == "preparing"
+    assert job.members == (0, 1, 2, 3)
+
+
+def test_with_enough_nodes_the_others_are_waited_for_a_while(make_nodes):
+    job = make_nodes(4, bounds=(2, 4))
+    job.begin()
+    job.pass_time(20.0)
+    job.gather(0, 2)
+    job.unreachable(1)
+    job.pass_time(ELASTIC_WAIT_S - 0.1)
+    assert job.phase == "gathering"
+    job.pass_time(0.2)
+    assert job.phase == "preparing"
+    assert job.members == (0, 2)
+    assert "without n1 (connect: refused) and 1 other" in job.said
+
+
+def test_who_cannot_take_part_is_not_waited_for_and_said(make_nodes):
+    job = make_nodes(3, bounds=(1, 3))
+    job.begin()
+    job.gather(0, 1)
+    job.unreachable(2, step="login", text="no key was accepted", passing=False)
+    assert job.members == (0, 1)
+    assert "without n2 (login: no key was accepted)" in job.said
+
+
+def test_fewer_than_the_least_end_the_job_at_the_join_timeout_and_the_missing_are_named(make_nodes):
+    job = make_nodes(4, bounds=(3, 4), join_timeout_s=30.0)
+    job.begin()
+    job.gather(0)
+    job.unreachable(1, text="no route")
+    job.unreachable(2, step="login", text="no key was accepted", passing=False)
+    job.pass_time(29.9)
+    assert job.exit_code is None
+    job.pass_time(0.2)
+    assert job.exit_code == 69
+    assert "1 of at least 3 nodes is there" in job.said
+    for words in ("n1", "no route", "n2", "no key was accepted", "n3"):
+        assert words in job.said
+
+
+def test_a_total_that_the_first_nodes_cannot_hold_waits_for_more(make_nodes):
+    job = make_nodes(3, bounds=(1, 3), join_timeout_s=30.0)
+    job.refuses = NodesError("8 workers do not fit on 2 nodes")
+    job.begin()
+    job.gather(0, 1)
+    job.pass_time(ELASTIC_WAIT_S)
+    assert job.phase == "gathering"
+    job.refuses = None
+    job.gather(2)
+    assert job.members == (0, 1, 2)
+
+
+def test_a_total_that_cannot_be_held_ends_the_job(make_nodes):
+    job = make_nodes(3, bounds=(1, 3), join_timeout_s=30.0)
+    job.refuses = NodesError("8 workers do not fit on 2 nodes")
+    job.begin()
+    job.gather(0, 1)
+    job.pass_time(30.0)
+    assert job.exit_code == 69
+    assert "8 workers do not fit" in job.said
+
+
+# --- losing nodes
+
+
+def test_the_rest_re_form_at_once_and_that_is_no_restart(make_nodes):
+    job = make_nodes(4, bounds=(2, 4)).run()
+    job.now = 50.0
+    actions = job.lost(2)
+    assert [node for node, _ in job.sent(m.Stop, actions)] == [0, 1, 3]
+    assert job.connects(actions) == [(2, BACK)]
+    job.stop_others(2)
+    job.survey_all()
+    assert job.phase == "preparing"
+    assert job.members == (0, 1, 3)
+    assert "node n2 (ranks 4-5) left: no word from it for 10 s; going on with 3 of 4 nodes" in job.said
+    assert len([say for say in job.of(p.Say) if "n2" in say.text]) == 1
+    job.come_up()
+    assert (job.attempt, job.policy.restarts, job.policy.world_size) == (1, 0, 6)
+    assert job.of(p.Failed) == []
+    assert job.entries("reforming") == [{"attempt": 1, "lost": 1}]
+    for rank in job.ranks:
+        job.exited(rank)
+    job.all_gone()
+    assert job.exit_code == 0
+
+
+def test_a_lost_node_joins_again_at_the_next_attempt(make_nodes):
+    job = make_nodes(3, bounds=(2, 3)).run()
+    job.lost(0)
+    job.stop_others(0)
+    job.survey_all()
+    job.come_up()
+    assert job.members == (1, 2)
+    job.now += 8.0
+    job.joined(0)
+    assert "node n0 is back, and may take part from the next attempt on" in job.said
+    assert job.phase == "running"
+    job.lost(2)
+    job.stop_others(2)
+    job.survey_all()
+    assert job.members == (0, 1)
+    assert "going on with 2 of 3 nodes; new: n0" in job.said
+
+
+def test_lost_nodes_are_tried_again_later_and_later(make_nodes):
+    job = make_nodes(3, bounds=(2, 3)).run()
+    job.lost(2)
+    job.now += 100.0
+    delays = [delay_s for _ in range(5) for _, delay_s in job.connects(job.unreachable(2))]
+    assert delays == [10.0, 20.0, 40.0, 60.0, 60.0]
+
+
+def test_below_the_least_number_the_job_waits_for_nodes_and_says_for_whom(make_nodes):
+    job = make_nodes(2, bounds=(2, 3), join_timeout_s=60.0).run()
+    job.lost(1)
+    actions = job.stop_others(1)
+    assert [node for node, _ in job.connects(actions)] == [1], "sooner than in the background"
+    job.survey_all()
+    job.pass_time(6.0)
+    assert "node n1 (ranks 2-3) left: no word from it for 10 s; 1 of 2 nodes is here; waiting up to" in job.said
+    job.gather(1)
+    job.pass_time(ELASTIC_WAIT_S)
+    assert job.phase == "preparing"
+    assert job.said.count("(ranks 2-3) left") == 1
+
+
+def test_below_the_least_number_at_the_join_timeout_the_job_ends_with_69(make_nodes):
+    job = make_nodes(2, bounds=(2, 3), join_timeout_s=60.0).run()
+    job.lost(1)
+    job.stop_others(1)
+    job.survey_all()
+    job.pass_time(60.0)
+    assert job.exit_code == 69
+    assert "lost (no word from it for 10 s), and not back" in job.said
+
+
+def test_told_to_stop_while_the_rest_is_to_re_form_the_job_is_stopped(make_nodes):
+    job = make_nodes(3, bounds=(1, 3)).run()
+    job.lost(1)
+    job.now += 1.0
+    job.signal(signal.SIGTERM)
+    job.stop_others(1)
+    assert job.exit_code == 143
+    assert job.of(p.Failed) == []
+
+
+def test_a_failure_of_a_worker_is_a_restart_like_any(make_nodes):
+    job = make_nodes(3, bounds=(1, 3), max_restarts=1).run()
+    job.exited(0, 1, tail=job.RAISED)
+    job.pass_time(1.0)
+    job.lost(2)
+    for rank in (1, 2, 3):
+        job.exited(rank, -15, told=True)
+    job.gone(0)
+    job.gone(1)
+    assert (job.policy.restarts, job.attempt) == (1, 1)
+    job.survey_all()
+    assert job.members == (0, 1)
+    assert "going on with 2 of 3 nodes" in job.said
+
+
+def test_several_nodes_that_leave_are_told_in_one_line(make_nodes):
+    job = make_nodes(6, per_node=1, bounds=(1, 6)).run()
+    job.lost(1)
+    job.lost(3, "the connection was closed")
+    job.lost(4)
+    job.stop_others(1, 3, 4)
+    job.survey_all()
+    text = (
+        "nodes n1 (rank 1), n4 (rank 4) left: no word from it for 10 s; node n3 (rank 3) left: the connection was"
+        " closed; going on with 3 of 6 nodes"
+    )
+    assert text in job.said
+
+
+def test_very_many_nodes_that_leave_are_told_in_a_short_line(make_nodes):
+    job = make_nodes(400, per_node=1, bounds=(1, 400)).run()
+    left = [node for node in range(400) if node % 7 == 0]
+    for node in left:
+        job.lost(node)
+    job.stop_others(*left)
+    job.survey_all()
+    assert job.phase == "preparing"
+    assert max(len(say.text) for say in job.of(p.Say)) < 300
+
+
+def test_a_fault_on_a_node_of_an_elastic_job_is_a_loss(make_nodes):
+    job = make_nodes(3, bounds=(1, 3)).run()
+    job.fault(1, "the spawner was killed")
+    job.stop_others(1)
+    job.survey_all()
+    assert job.members == (0, 2)
+    assert "left: internal error: the spawner was killed; going on with 2 of 3 nodes" in job.said
+
+
+# --- a node that is lost again and again
+
+
+def test_a_node_that_is_lost_three_times_in_ten_minutes_is_left_alone_for_a_while(make_nodes):
+    job = make_nodes(3, bounds=(1, 3), failure_grace_s=1.0).run()
+    delays = []
+    for _ in range(4):
+        [(_, delay_s)] = job.connects(job.lost(2))
+        delays.append(delay_s)
+        job.now += 100.0
+        job.joined(2)
+        if 2 in job.members:
+            job.stop_others(2)
+            job.survey_all()
+            job.come_up()
+    assert delays == [BACK_S, BACK_S, COOLING_S, 2 * COOLING_S]
+    assert "node n2 was lost 3 times within 10 min: not used for 60 s" in job.said
+
+
+def test_losses_of_long_ago_do_not_count(make_nodes):
+    job = make_nodes(3, bounds=(1, 3)).run()
+    delays = []
+    for _ in range(5):
+        [(_, delay_s)] = job.connects(job.lost(2))
+        delays.append(delay_s)
+        job.now += LOSSES_S / 2
+        job.joined(2)
+    assert set(delays) == {BACK}
+
+
+def test_a_job_that_needs_the_node_waits_for_its_cooling_down(make_nodes):
+    job = make_nodes(2, bounds=(2, 3), join_timeout_s=30.0).run()
+    for _ in range(3):
+        job.lost(1)
+        job.stop_others(1)
+        job.survey_all()
+        if job.policy._convening._gatherer.nodes[1].cools_until > job.now:
+            break
+        job.pass_time(7.0)
+        job.gather(1)
+        job.pass_time(ELASTIC_WAIT_S)
+        job.come_up()
+    job.pass_time(COOLING_S + 20.0)
+    assert job.exit_code is None, "the join timeout begins when it may be used again"
+    job.gather(1)
+    job.pass_time(ELASTIC_WAIT_S)
+    assert job.phase == "preparing"
+
+
+# --- spares
+
+
+def test_spares_are_connected_but_do_not_hold_up_the_start(make_nodes):
+    job = make_nodes(4, bounds=(2, 2))
+    job.begin()
+    assert [node for node, _ in job.connects()] == [0, 1, 2, 3]
+    job.gather(0, 1)
+    assert job.phase == "preparing"
+    assert job.members == (0, 1)
+
+
+def test_a_spare_stands_in_at_the_start_if_one_cannot_take_part(make_nodes):
+    job = make_nodes(3, bounds=(2, 2))
+    job.begin()
+    job.gather(0, 2)
+    assert job.phase == "gathering", "node 1 may yet come"
+    job.unreachable(1, step="login", text="no key", passing=False)
+    assert job.members == (0, 2)
+    assert "without n1 (login: no key)" in job.said
+
+
+def test_a_spare_takes_the_place_of_a_lost_node_at_once_without_a_restart(make_nodes):
+    job = make_nodes(3, bounds=(2, 2)).run()
+    job.lost(0)
+    job.stop_others(0)
+    job.survey_all()
+    assert job.members == (1, 2)
+    assert "node n0 (ranks 0-1) left: no word from it for 10 s; going on with 2 of 2 nodes; new: n2" in job.said
+    job.come_up()
+    assert job.policy.restarts == 0
+    assert job.sent(m.Prepare)[-2:] == [
+        (1, m.Prepare(attempt=1, port=0, token="word1")),
+        (2, m.Prepare(attempt=1, port=None)),
+    ]
+
+
+def test_without_a_spare_left_a_loss_is_a_failure(make_nodes):
+    job = make_nodes(3, bounds=(2, 2)).run()
+    job.lost(2)
+    assert job.phase == "running"
+    assert job.entries("node_lost") == [{"node": 2, "host": "n2", "why": "no word from it for 10 s"}]
+    job.lost(1)
+    job.stop_others(1)
+    assert job.exit_code == 69
+    assert job.of(p.Failed)[0].final
+
+
+# --- no way to the master
+
+
+def test_a_node_that_finds_no_way_to_the_master_is_left_out(make_nodes):
+    job = make_nodes(3, bounds=(2, 3))
+    job.begin()
+    job.gather()
+    for node in range(3):
+        job.prepared(node)
+    job.reached(1)
+    actions = job.reached(2, routes=(), problem="no route to host")
+    assert "node n2 left out: no route to host" in job.said
+    assert [node for node, _ in job.connects(actions)] == [2]
+    assert (job.attempt, job.phase) == (1, "gathering")
+    job.survey_all()
+    assert job.members == (0, 1)
+
+
+def test_where_nobody_finds_a_way_the_master_is_the_trouble(make_nodes):
+    job = make_nodes(3, bounds=(1, 3))
+    job.begin()
+    job.gather()
+    for node in range(3):
+        job.prepared(node)
+    job.reached(1, 2, routes=(), problem="no route to host")
+    assert job.exit_code == 69
+
+
+# --- --discover
+
+
+@pytest.fixture
+def found(make_nodes):
+    job = make_nodes(3, per_node=1, bounds=(2, 5), discover=True, join_timeout_s=100.0)
+
+    def discovered(*hosts: str, problem=None) -> list[p.Action]:
+        job.names += [host for host in hosts if host not in job.names]
+        return job.step(p.Discovered(hosts=None if problem else hosts, problem=problem))
+
+    job.discovered = discovered
+    return job
+
+
+def test_hosts_are_looked_for_at_each_re_forming_and_new_ones_take_part(found):
+    job = found
+    job.begin()
+    job.gather()
+    job.pass_time(0)
+    job.come_up()
+    assert job.of(p.Discover) == []
+    job.lost(0)
+    assert len(job.of(p.Discover, job.stop_others(0))) == 1
+    job.survey_all()
+    assert job.phase == "gathering", "the hosts are not known yet"
+    actions = job.discovered("n0", "n1", "n2", "m7", "m7", "m8")
+    assert job.connects(actions) == [(3, 0.0), (4, 0.0)]
+    job.gather(3, 4)
+    assert job.members == (1, 2, 3, 4)
+    assert "hosts: m[7-8] came" in job.said
+
+
+def test_hosts_that_have_vanished_take_no_part_in_the_next_attempt(found):
+    job = found
+    job.begin()
+    job.gather()
+    job.come_up()
+    job.lost(2)
+    job.stop_others(2)
+    job.survey_all()
+    actions = job.discovered("n1", "m7", "m8")
+    assert p.Disconnect(node=0) in actions
+    job.gather(3, 4)
+    assert job.members == (1, 3, 4)
+    assert job.joined(2) == [p.Disconnect(node=2)], "it was on its way when it vanished"
+
+
+def test_a_command_that_fails_leaves_the_hosts_as_they_were_and_is_said_once(found):
+    job = found
+    job.begin()
+    job.gather(0)
+    job.pass_time(DISCOVER_S)
+    assert len(job.of(p.Discover)) == 1
+    job.discovered(problem="it ended with 1")
+    job.pass_time(DISCOVER_S)
+    assert len(job.of(p.Discover)) == 2
+    job.discovered(problem="it ended with 1")
+    assert job.said.count("it ended with 1") == 1
+    job.gather(1)
+    job.pass_time(ELASTIC_WAIT_S)
+    assert job.members == (0, 1)
+
+
+def test_a_command_that_hangs_does_not_hold_up_the_re_forming(found):
+    job = found
+    job.begin()
+    job.gather()
+    job.come_up()
+    job.lost(2)
+    job.stop_others(2)
+    job.survey_all()
+    job.pass_time(ELASTIC_WAIT_S)
+    assert job.members == (0, 1)
+
+
+def test_a_host_that_comes_back_to_the_list_is_used_again(found):
+    job = found
+    job.begin()
+    job.gather(0)
+    job.discovered("n0", "n1")
+    job.discovered("n0", "n1", "n2")
+    assert job.connects()[-1] == (2, 0.0)
+    job.gather(1, 2)
+    job.pass_time(ELASTIC_WAIT_S)
+    assert job.members == (0, 1, 2)
+
+
+def test_too_few_hosts_end_the_job_only_at_the_join_timeout_as_more_may_come(found):
+    job = found
+    job.begin()
+    job.gather(0)
+    for node in (1, 2):
+        job.unreachable(node, step="login", passing=False)
+    job.pass_time(99.0)
+    assert job.exit_code is None
+    job.pass_time(1.0)
+    assert job.exit_code == 69
+
+
+def test_what_is_odd_on_a_node_that_is_then_lost_is_forgotten(make_nodes):
+    job = make_nodes(2, bounds=(1, 2))
+    job.begin()
+    job.gather(0)
+    job.joined(1)
+    job.surveyed(1, script_sha256=None)
+    job.lost(1)
+    assert job.sent(r.Survey, job.pass_time(LOOK_AGAIN_S)) == []
