@@ -1,0 +1,18 @@
+"""Says what a worker got, as one line of JSON: what is named on its command line, else its place."""
+
+import json
+import os
+import sys
+
+NAMES = [
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+]
+said = {name: os.environ.get(name) for name in [*NAMES, *os.environ.get("ASK", "").split()]}
+print(json.dumps({"host": os.uname().nodename, "cwd": os.getcwd(), "argv": sys.argv[1:], **said}), flush=True)

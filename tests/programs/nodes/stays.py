@@ -1,0 +1,32 @@
+"""Stays, with a child and a daemon that has cut all ties, until it is ended; ``deaf`` workers do not obey TERM.
+
+Arguments: ``deaf``, and for one rank what it does once all are there (a file for each says so): ``1=exit:3``.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+PLACE = os.path.join(os.environ["PLACE"], os.environ["DISTLAUNCH_ATTEMPT"])
+
+if "deaf" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "1000"])
+subprocess.Popen(["env", "-i", "setsid", "sh", "-c", "sleep 1001 & sleep 1002"])
+os.makedirs(PLACE, exist_ok=True)
+open(os.path.join(PLACE, str(RANK)), "w").close()
+while len(os.listdir(PLACE)) < WORLD:
+    time.sleep(0.01)
+print("all are here", flush=True)
+for word in sys.argv[1:]:
+    rank, _, what = word.partition("=")
+    if rank == str(RANK):
+        kind, _, value = what.partition(":")
+        if kind == "exit":
+            sys.exit(int(value))
+        raise RuntimeError(value)
+while True:
+    time.sleep(1000)
