@@ -158,6 +158,7 @@ class Runner:
         self._takes_typed = takes_typed
         self._feeder = feeder
         self._node_logs = node_logs
+        self._noted: set[str] = set()
         self._has_terminal = False
         self._interrupts: deque[float] = deque(maxlen=INTERRUPTS_KILL)
         self._exit_code: int | None = None
@@ -175,8 +176,8 @@ class Runner:
         """Run the job; give the exit code."""
         plan = self._plan
         self._sink.say(f"job {plan.job_id}: {_what_where(plan)}; logs: {plan.run_dir}")
-        for note in plan.notes:
-            self._sink.say(note)
+        if self._policy.settings.gathering is None:
+            self._say_notes(plan)
         fields = {"job_id": plan.job_id, "world_size": plan.world_size, "backend": plan.backend}
         self._events.write("job_started", fields)
         self._transport.start()
@@ -284,6 +285,7 @@ class Runner:
         self._plan = self._reporter.plan = plan = bind(
             plan, attempt=attempt, master_port=action.port, meeting=action.meeting
         )
+        self._say_notes(plan)
         self._write_plan(attempt)
         self._files.begin_attempt(attempt)
         streams = Streams(
@@ -298,6 +300,13 @@ class Runner:
             self._feeder.begin(members[0])
         for node_rank, start in starts(plan, streams):
             self._transport.send(members[node_rank], start)
+
+    def _say_notes(self, plan: LaunchPlan) -> None:
+        """Say what there is to say of a plan, each thing once in a job: nodes tell of themselves only at the start."""
+        for note in plan.notes:
+            if note not in self._noted:
+                self._noted.add(note)
+                self._sink.say(note)
 
     def _passes_stdin(self) -> bool:
         """Tell whether rank 0 gets our stdin. Where we are in the background it would take what the shell is typed."""
