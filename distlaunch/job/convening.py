@@ -12,9 +12,10 @@ from distlaunch.job.actions import Action, Disconnect, Discovered, Entry, Lost, 
 from distlaunch.job.cast import Cast
 from distlaunch.job.gathering import Gatherer, Refusal
 from distlaunch.job.losses import Loss, who_left
-from distlaunch.job.membership import name_hosts, shown
+from distlaunch.job.membership import shown
 from distlaunch.job.preparing import Preparation
 from distlaunch.job.settings import Gathering, PolicySettings
+from distlaunch.resolve.hostlist import fold_hosts, name_hosts
 
 if TYPE_CHECKING:
     from distlaunch.resolve.meeting import Meeting
@@ -52,7 +53,7 @@ class Convening:
             return found
         cast, before = Cast.of(found), self._before
         self._before = cast
-        hosts = name_hosts(cast.hosts, most=2000)
+        hosts = shown(fold_hosts(cast.hosts))
         fields = {"attempt": attempt, "nodes": len(cast.hosts), "world_size": cast.world_size, "hosts": hosts}
         actions: list[Action] = [Entry(type="composed", fields=fields)]
         if before is not None and (self._gatherer.left is not None or cast.members != before.members):

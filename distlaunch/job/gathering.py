@@ -16,8 +16,10 @@ from distlaunch.job import shortfalls
 from distlaunch.job.actions import Action, Connect, Disconnect, Discover, Discovered, Entry, Say, ToNode
 from distlaunch.job.composition import Composition
 from distlaunch.job.failures import ConnectFailure
-from distlaunch.job.membership import Member, Membership, name_hosts
+from distlaunch.job.membership import Member, Membership
 from distlaunch.job.settings import Gathering
+from distlaunch.job.transport.unreachable import render
+from distlaunch.resolve.hostlist import name_hosts
 
 ELASTIC_WAIT_S = 10.0
 """How long a job that has enough nodes waits for the others."""
@@ -368,4 +370,4 @@ class Gatherer:
         else:
             few = f"{len(missing)} of {counted(self._present, 'node')} cannot be used"
         failures = [shortfalls.why_not(member, waited_s=self._settings.join_timeout_s) for member in missing]
-        return Refusal(exit_code=EXIT_UNAVAILABLE, text=f"error: {few}\n{shortfalls.table(failures)}".rstrip())
+        return Refusal(exit_code=EXIT_UNAVAILABLE, text=f"error: {few}\n{render(failures)}".rstrip())

@@ -6,13 +6,13 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 
 from distlaunch.core.errors import EXIT_UNAVAILABLE
-from distlaunch.core.model.ids import format_ranks, name_ranks
+from distlaunch.core.model.ids import name_ranks
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted
 from distlaunch.job.diagnose.model import Cause, Diagnosis, WorkerEnd
-from distlaunch.job.membership import name_hosts
 from distlaunch.job.progress import STEP
 from distlaunch.job.restarts import looks_like_consequence
+from distlaunch.resolve.hostlist import name_hosts
 
 _SHOWN = 4
 """Nodes that are named one by one."""
@@ -59,10 +59,10 @@ def diagnosis_of(
     """Explain an attempt that ended because nodes were lost; ``latest``: the newest heartbeats, by rank."""
     first = losses[0]
     ranks = tuple(rank for loss in losses for rank in loss.ranks)
-    summary = f"node {first.host} is lost: {first.why}"
+    summary = f"the node is lost: {first.why}"
     if len(losses) > 1:
         alike = all(loss.why == first.why for loss in losses)
-        summary = f"{_nodes(losses)} are lost: {'' if alike else 'first '}{first.why}"
+        summary = f"{counted(len(losses), 'node')} are lost: {'' if alike else f'{first.host} first, '}{first.why}"
     steps = {rank: latest[rank][STEP] for rank in ranks if rank in latest and STEP in latest[rank]}
     message = None
     if steps:
@@ -73,6 +73,7 @@ def diagnosis_of(
         host=name_hosts(loss.host for loss in losses),
         returncode=first.exit_code,
         summary=summary,
+        at_once=True,
         message=message,
     )
     return Diagnosis(
@@ -102,5 +103,5 @@ def _nodes(losses: Sequence[Loss]) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    text = format_ranks(ranks)
-    return name_ranks(ranks) if len(text) <= _RANKS_SHOWN else counted(len(set(ranks)), "rank")
+    named = name_ranks(ranks)
+    return named if len(named) <= _RANKS_SHOWN else counted(len(set(ranks)), "rank")

@@ -24,7 +24,6 @@ LOSSES, LOSSES_S = 3, 600.0
 COOLING_S, COOLING_MOST_S = 60.0, 3600.0
 AFTER_S = 1.0
 """A lost agent's workers may take the failure grace to end; its node is not used again before that and so long."""
-_SHOWN = 60
 _LONGEST = 2000
 
 
@@ -176,11 +175,3 @@ def _doubled(first_s: float, times: int, most_s: float) -> float:
 def shown(text: str) -> str:
     """Put what a node says into a line of ours, of which it may not make anything else."""
     return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...", keep="\n")
-
-
-def name_hosts(hosts: Iterable[str], *, most: int = _SHOWN) -> str:
-    """Write hosts for a line of ours: folded, and cut off where that is long."""
-    from distlaunch.resolve.hostlist import fold_hosts
-
-    folded = fold_hosts(hosts)
-    return folded if len(folded) <= most else f"{folded[:most]}..."

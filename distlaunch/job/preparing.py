@@ -15,8 +15,8 @@ from distlaunch.core.wire.remote import Reach, Reached, Surveyed
 from distlaunch.job.actions import Action, ToNode
 from distlaunch.job.cast import Cast
 from distlaunch.job.gathering import Refusal
-from distlaunch.job.membership import name_hosts
 from distlaunch.job.settings import Gathering
+from distlaunch.resolve.hostlist import name_hosts
 from distlaunch.resolve.meeting import Meeting
 
 REACH_S = 5.0

@@ -43,13 +43,13 @@ class Reporter:
         fields = {"attempt": action.attempt, "final": action.final, "diagnosis": diagnosis_record(diagnosis)}
         self._events.write("failure", fields)
         if not action.final:
-            self._again(action.attempt, f"failed: {one_line(diagnosis)}")
+            self._again(action, f"failed: {one_line(diagnosis, many_hosts=len(plan.nodes) > 1)}")
             return
         text = render_report(
             diagnosis,
             job_id=plan.job_id,
             world_size=len(plan.workers),
-            attempt=action.attempt,
+            attempt=action.restarts,
             max_restarts=self._max_restarts,
             elapsed_s=time.monotonic() - self._started_s,
             run_dir=plan.layout.attempt_dir(plan.run_dir, action.attempt),
@@ -60,7 +60,7 @@ class Reporter:
     def hung(self, action: a.Hung) -> None:
         """Tell of an attempt that hung. Its ``hang`` event was written when that was found."""
         if not action.final:
-            self._again(action.attempt, "hung")
+            self._again(action, "hung")
             return
         from distlaunch.job.diagnose.report import job_line, killed_lines
 
@@ -70,7 +70,7 @@ class Reporter:
             f"  stacks and logs: {self.plan.layout.attempt_dir(self.plan.run_dir, action.attempt)}",
             job_line(
                 job_id=self.plan.job_id,
-                attempt=action.attempt,
+                attempt=action.restarts,
                 max_restarts=self._max_restarts,
                 elapsed_s=time.monotonic() - self._started_s,
             ),
@@ -101,8 +101,8 @@ class Reporter:
             with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
                 file.write(message.error_file)
 
-    def _again(self, attempt: int, what: str) -> None:
-        text = f"attempt {attempt} {what}; restart {attempt + 1} of {self._max_restarts}"
+    def _again(self, action: a.Failed | a.Hung, what: str) -> None:
+        text = f"attempt {action.attempt} {what}; restart {action.restarts + 1} of {self._max_restarts}"
         self._sink.say(text, level="warning")
 
     def _last_words(self, text: str, why_final: str | None) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from distlaunch.core.wire.remote import Survey, Surveyed
 from distlaunch.job.failures import ConnectFailure, Step
 from distlaunch.job.membership import Member
@@ -36,11 +34,3 @@ def why_not(member: Member, *, waited_s: float) -> ConnectFailure:
     if member.state == "joined":
         return ConnectFailure(host=member.host, step="agent", text=f"no answer to the survey within {waited_s:g} s")
     return ConnectFailure(host=member.host, step="connect", text=f"not reached within {waited_s:g} s")
-
-
-def table(failures: Sequence[ConnectFailure]) -> str:
-    """Show who failed, and why."""
-    lines = [f"  {row.host}: {row.step}: {row.text}" for row in failures[:20]]
-    if len(failures) > 20:
-        lines.append(f"  and {len(failures) - 20} more")
-    return "\n".join([*lines, *(f"  hint: {hint}" for hint in dict.fromkeys(row.hint for row in failures) if hint)])

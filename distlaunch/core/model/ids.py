@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_LONGEST = 160
+
 
 def format_ranks(ranks: Iterable[int]) -> str:
     """Write ranks the way people do: ``0,2-5``; the input may be in any order."""
@@ -21,6 +23,9 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """Write ranks as a sentence has them: ``rank 0``, ``ranks 0,2-5``."""
-    text = format_ranks(ranks)
+    """Write ranks as a sentence has them: ``rank 0``, ``ranks 0,2-5``; only the first of very many that lie apart."""
+    those = set(ranks)
+    text = format_ranks(those)
+    if len(text) > _LONGEST:
+        return f"ranks {text[:_LONGEST].rpartition(',')[0]},... ({len(those):,} in all)"
     return f"rank {text}" if text.isdigit() else f"ranks {text}"

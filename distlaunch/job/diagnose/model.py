@@ -51,6 +51,8 @@ class Cause(Record):
     """The exception's own last lines, at most 20, ready to print (no control characters)."""
     last_words: bool = False
     """The excerpt is what the worker wrote last, and no exception's own lines."""
+    at_once: bool = False
+    """It is nothing that one rank after the other did: their nodes were lost."""
     log_path: str | None = None
 
 

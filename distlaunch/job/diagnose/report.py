@@ -30,7 +30,7 @@ def render_report(
     """
     cause = diagnosis.cause
     host = f" on {cause.host}" if many_hosts and cause.host else ""
-    first = f" (rank {cause.ranks[0]} first)" if 1 < len(cause.ranks) < world_size else ""
+    first = f" (rank {cause.ranks[0]} first)" if 1 < len(cause.ranks) < world_size and not cause.at_once else ""
     lines = _wrapped(f"{_who(cause.ranks, world_size)}{host} failed{first}: {cause.summary}", "")
     exception = (
         f"{cause.exception_type}: {cause.message or ''}".removesuffix(": ") if cause.exception_type else cause.message
@@ -68,12 +68,13 @@ def job_line(*, job_id: str, attempt: int, max_restarts: int, elapsed_s: float) 
     return f"  job {job_id}, after {_duration(elapsed_s)}{tries}"
 
 
-def one_line(diagnosis: Diagnosis) -> str:
+def one_line(diagnosis: Diagnosis, *, many_hosts: bool = False) -> str:
     """Say a cause in one line: who failed, with what, where."""
     cause = diagnosis.cause
+    host = f" on {cause.host}" if many_hosts and cause.host else ""
     what = f"{cause.exception_type}: {cause.message}" if cause.exception_type else cause.summary
     where = f" ({cause.frame})" if cause.frame else ""
-    return f"{name_ranks(cause.ranks)}: {what[:160]}{where}"
+    return f"{name_ranks(cause.ranks)}{host}: {what[:160]}{where}"
 
 
 def diagnosis_record(diagnosis: Diagnosis) -> dict[str, object]:

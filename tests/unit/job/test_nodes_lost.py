@@ -28,7 +28,7 @@ def test_the_others_are_stopped_and_the_job_ends_with_69_and_says_who_was_lost(m
     [failed] = job.of(p.Failed)
     cause = failed.diagnosis.cause
     assert (cause.ranks, cause.host) == ((2, 3), "n1")
-    assert cause.summary == "node n1 is lost: no word from it for 10 s"
+    assert cause.summary == "the node is lost: no word from it for 10 s"
     assert failed.diagnosis.others == ("ranks 0-1,4-5: stopped by us",)
     assert failed.final
     assert job.entries("node_lost") == [
@@ -54,7 +54,7 @@ def test_several_lost_nodes_are_one_failure(make_nodes):
     [failed] = job.of(p.Failed)
     assert failed.diagnosis.cause.ranks == (1, 3)
     assert failed.diagnosis.cause.host == "n[1,3]"
-    assert failed.diagnosis.cause.summary.startswith("2 nodes (n[1,3]) are lost: no word")
+    assert failed.diagnosis.cause.summary.startswith("2 nodes are lost: no word")
     assert job.exit_code == 69
 
 
@@ -116,7 +116,7 @@ def test_workers_that_a_system_ended_as_it_went_down_are_no_cause(make_nodes):
     job.lost(1)
     job.stop_others(1)
     [failed] = job.of(p.Failed)
-    assert failed.diagnosis.cause.summary.startswith("node n1 is lost")
+    assert failed.diagnosis.cause.summary.startswith("the node is lost")
     assert job.exit_code == 69
 
 

@@ -1,0 +1,52 @@
+"""Reports of lost nodes, as the user reads them."""
+
+from __future__ import annotations
+
+from distlaunch.job import actions as p
+from distlaunch.job.diagnose.report import one_line, render_report
+
+
+def test_the_report_of_a_lost_node(make_nodes):
+    job = make_nodes(3).run()
+    job.lost(1)
+    job.stop_others(1)
+    [failed] = job.of(p.Failed)
+    text = render_report(
+        failed.diagnosis,
+        job_id="j",
+        world_size=6,
+        attempt=0,
+        max_restarts=0,
+        elapsed_s=12.0,
+        run_dir="/runs/j",
+        many_hosts=True,
+    )
+    assert text.splitlines() == [
+        "ranks 2-3 of 6 on n1 failed: the node is lost: no word from it for 10 s",
+        "  ranks 0-1,4-5: stopped by us",
+        "  hint: its system's log (dmesg, journalctl -k) may tell of a crash, or of memory that ran out",
+        "  logs: /runs/j (rank 2 wrote none)",
+        "  job j, after 12.0 s",
+    ]
+    assert one_line(failed.diagnosis, many_hosts=True) == "ranks 2-3 on n1: the node is lost: no word from it for 10 s"
+
+
+def test_a_report_of_thousands_of_lost_nodes_stays_short(make_nodes):
+    job = make_nodes(3000, per_node=4).run()
+    lost = [node for node in range(3000) if node % 3]
+    for node in lost:
+        job.lost(node)
+    job.stop_others(*lost)
+    [failed] = job.of(p.Failed)
+    text = render_report(
+        failed.diagnosis,
+        job_id="j",
+        world_size=12_000,
+        attempt=0,
+        max_restarts=0,
+        elapsed_s=12.0,
+        run_dir="/runs/j",
+        many_hosts=True,
+    )
+    assert len(text) < 1500
+    assert len(one_line(failed.diagnosis, many_hosts=True)) < 500
