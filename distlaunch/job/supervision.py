@@ -121,6 +121,8 @@ class Supervision:
         return [] if run.owing else self._all_gone(now)
 
     def _all_gone(self, now: float) -> list[Action]:
+        self._run.others_until = None
+        self._watch.stop()
         actions: list[Action] = []
         if self._run.left:
             pids = ", ".join(map(str, self._run.left))
