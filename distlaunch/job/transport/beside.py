@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from distlaunch.core.model.text import printable
 from distlaunch.job.transport.bootstrap import FLAGS, STUB, start_agent
 from distlaunch.job.transport.link import Link, Target, Unconnected
-from distlaunch.job.transport.process_link import ProcessLink
+from distlaunch.job.transport.process_link import PATIENCE_S, ProcessLink
 from distlaunch.job.transport.trouble import Trouble
 
 
@@ -24,6 +24,7 @@ def open_beside(target: Target, within_s: float, *, code: bytes, environ: Mappin
         start_agent(link, code, word, until=until, where=target.host)
     except Trouble as trouble:
         raise Unconnected(trouble.failure(target.host)) from trouble
+    link.patience_s = PATIENCE_S
     return link
 
 

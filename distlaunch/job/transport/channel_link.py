@@ -16,14 +16,17 @@ from distlaunch.core.model.text import printable
 if TYPE_CHECKING:
     import paramiko
 
+    from distlaunch.job.transport.packets import Packets
+
 WINDOW = 4 << 20
 PACKET = 1 << 15
 _GRANT = WINDOW // 8
-_SENT_AT_ONCE = 1 << 18
+_LOOK_AGAIN_S = 1.0
 _MOST_TAKEN = 1 << 19
 _MOST_WORDS = 16 << 10
-_ADJUST = 93
-"""SSH_MSG_CHANNEL_WINDOW_ADJUST (RFC 4254)."""
+_STATUS_S = 0.1
+# Messages of channels (RFC 4254).
+_ADJUST, _EOF, _CLOSE, _REQUEST = 93, 96, 97, 98
 
 
 class Wire(Protocol):
@@ -108,10 +111,10 @@ class Inbox:
         """Tell whether the peer is due to be granted more."""
         return self._taken >= _GRANT
 
-    def claim(self) -> int:
-        """Give how much it is to be granted, once."""
+    def claim(self, back: int = 0) -> int:
+        """Give how much it is to be granted, once; ``back`` is what could not be."""
         with self._lock:
-            size, self._taken = self._taken, 0
+            size, self._taken = (self._taken, 0) if not back else (0, self._taken + back)
             return size
 
     def close(self) -> None:
@@ -155,6 +158,7 @@ class ChannelLink:
 
     def __init__(self, channel: paramiko.Channel, wire: Wire, close_connection: Callable[[], None]) -> None:
         self._channel: Any = channel
+        channel.settimeout(_LOOK_AGAIN_S)
         self._transport: Any = channel.get_transport()
         self._wire = wire
         self._close_connection = close_connection
@@ -175,32 +179,38 @@ class ChannelLink:
         if self._closed:
             return None
         data = self._inbox.take()
-        if self._inbox.owes() and self._sending.acquire(blocking=False):
-            try:
-                self._grant()
-            except OSError:
-                pass  # the next call gives the end
-            finally:
-                self._sending.release()
+        self._grant()
         return data
 
     def _grant(self) -> None:
-        """Let the peer send as much again as was taken, unless that would have to wait: the next call does it then."""
-        if not (self._inbox.owes() and self._transport.clear_to_send.is_set() and self._wire.can_write()):
-            return
+        """Let the peer send as much again as was taken, unless that would have to wait: a later call does it then.
+
+        That comes with the next bytes in either direction; who waits to send looks again once a second.
+        """
+        if self._inbox.owes():
+            size = self._inbox.claim()
+            if not self._say_now(self._message(_ADJUST, size)):
+                self._inbox.claim(back=size)
+
+    def _message(self, kind: int, *numbers: int) -> Any:
         from paramiko.message import Message
 
         message = Message()
-        message.add_byte(bytes((_ADJUST,)))
-        message.add_int(self._channel.remote_chanid)
-        message.add_int(self._inbox.claim())
-        self._say(message)
+        message.add_byte(bytes((kind,)))
+        for number in (self._channel.remote_chanid, *numbers):
+            message.add_int(number)
+        return message
 
-    def _say(self, message: Any) -> None:
+    def _say_now(self, *messages: Any) -> bool:
+        packets: Packets = self._transport.packetizer
         try:
-            self._transport._send_user_message(message)  # noqa: SLF001 - what Channel itself calls
-        except Exception as exc:  # paramiko raises EOFError, SSHException and OSError for one and the same
-            raise OSError(f"the connection is closed: {exc}") from exc
+            return packets.send_now(list(messages), may=self._can_say)
+        except (EOFError, OSError):
+            return False  # it is closed: the next ``receive`` gives the end
+
+    def _can_say(self) -> bool:
+        # While keys are exchanged anew nothing else may be sent; the exchange begins with a packet, so not now.
+        return self._transport.is_active() and self._transport.clear_to_send.is_set() and self._wire.can_write()
 
     def unread(self, data: bytes) -> None:
         """Have ``receive`` give this first; see ``Stream``."""
@@ -208,27 +218,30 @@ class ChannelLink:
 
     def execute(self, command: str) -> None:
         """Ask for a command to be run, and do not wait for the answer: a refusal closes the channel."""
-        from paramiko.message import Message
-
-        message = Message()
-        message.add_byte(b"\x62")  # SSH_MSG_CHANNEL_REQUEST
-        message.add_int(self._channel.remote_chanid)
+        message = self._message(_REQUEST)
         message.add_string("exec")
         message.add_boolean(True)  # noqa: FBT003 - paramiko's
         message.add_string(command)
-        self._say(message)
+        try:
+            self._transport._send_user_message(message)  # noqa: SLF001 - what Channel itself calls
+        except Exception as exc:  # paramiko raises EOFError, SSHException and OSError for one and the same
+            raise OSError(f"the connection is closed: {exc}") from exc
 
     def send(self, data: bytes) -> None:
         """Send all of it; see ``Link``."""
         with self._sending:
-            for start in range(0, len(data), _SENT_AT_ONCE):
+            at = 0
+            while at < len(data):
                 try:
-                    self._channel.sendall(data[start : start + _SENT_AT_ONCE])
+                    sent = self._channel.send(data[at : at + PACKET])
+                except TimeoutError:
+                    sent = 0  # the peer takes no more for now
                 except Exception as exc:  # as above
                     raise OSError(f"the connection is closed: {exc}") from exc
                 if self._channel.closed or not self._transport.is_active():
                     raise OSError("the connection is closed")
-            self._grant()
+                at += sent
+                self._grant()
 
     def last_words(self) -> bytes:
         """Give the last of stderr."""
@@ -241,14 +254,8 @@ class ChannelLink:
                 return
             self._closed = True
         self._why = self._why or self._known()
-        if self._sending.acquire(blocking=False):
-            try:
-                if self._transport.clear_to_send.is_set() and self._wire.can_write():
-                    self._channel.close()
-            except Exception:  # noqa: BLE001 - it is closed in any case, in a moment
-                pass
-            finally:
-                self._sending.release()
+        if not self._channel.closed:
+            self._say_now(self._message(_EOF), self._message(_CLOSE))
         self._close_connection()
         self._inbox.release()
 
@@ -258,6 +265,8 @@ class ChannelLink:
         return self._why
 
     def _known(self) -> str:
+        if self._transport.is_active():
+            self._channel.status_event.wait(_STATUS_S)  # it comes right after the end of stdout
         status = self._channel.exit_status
         if status >= 0:
             return f"it ended with status {status}"

@@ -69,8 +69,12 @@ def connect(wire: Wire, settings: HostSettings, *, check: HostKeyCheck, ring: Ke
 def _transport(wire: Wire, settings: HostSettings, check: HostKeyCheck) -> paramiko.Transport:
     from paramiko import Transport
 
+    from distlaunch.job.transport.packets import Packets
+
     quiet()
-    transport = Transport(wire.sock, default_window_size=WINDOW, default_max_packet_size=PACKET)
+    transport = Transport(
+        wire.sock, default_window_size=WINDOW, default_max_packet_size=PACKET, packetizer_class=Packets
+    )
     transport.daemon = True
     options = transport.get_security_options()
     for kind, preferred in (("ciphers", _CIPHERS), ("digests", _MACS), ("kex", _KEX)):
@@ -85,7 +89,6 @@ def _transport(wire: Wire, settings: HostSettings, check: HostKeyCheck) -> param
         transport.use_compression(compress=True)
     # No thread of paramiko's wakes up to look whether it is still wanted: closing the wire wakes it.
     wire.sock.settimeout(None)
-    transport.packetizer.start_handshake = lambda timeout: None  # type: ignore[method-assign]  # a thread for a timer; we have our own
     return transport
 
 

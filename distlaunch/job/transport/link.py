@@ -22,7 +22,7 @@ class Link(Protocol):
         """Give what has come, without waiting (empty: nothing now); None at the end, and for ever after."""
 
     def send(self, data: bytes) -> None:
-        """Send all of it; may wait for the peer as long as the network takes. Raises OSError once the link is closed."""
+        """Send all of it; may wait for the peer as long as the network takes. OSError: the link is closed."""
 
     def close(self) -> None:
         """Close the stream, which ends the agent; does not wait for the peer. May be called again."""

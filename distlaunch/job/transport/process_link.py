@@ -10,10 +10,11 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 
-
 _CHUNK = 1 << 18
 _MOST_WORDS = 16 << 10
 _REAP_S = 2.0
+PATIENCE_S = 0.1
+"""What a main loop may wait for the exit status of a program whose output has ended."""
 
 _unreaped: list[subprocess.Popen[bytes]] = []
 """Agents of this machine whose links are closed: they end when their workers have."""
@@ -50,6 +51,8 @@ class ProcessLink:
         self._words_end: int | None = words_end
         self._words = bytearray()
         self._killed = killed
+        self.patience_s = _REAP_S
+        """How long ``why_closed`` waits for the program to end after its output."""
         self._pending = b""
         self._always = -1
         self._ended = False
@@ -148,7 +151,7 @@ class ProcessLink:
 
     def why_closed(self) -> str:
         """Say how the program ended; see ``Link``."""
-        code = self.returncode(_REAP_S if self._ended else 0.0)
+        code = self.returncode(self.patience_s if self._ended else 0.0)
         if code is None:
             return "the stream was closed"
         return f"it was killed by signal {-code}" if code < 0 else f"it ended with status {code}"

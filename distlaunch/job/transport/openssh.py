@@ -1,0 +1,134 @@
+"""Layer job.transport: nodes by a program of the user's (``--ssh-command ssh``), for what paramiko lacks.
+
+It costs 110 ms of CPU a node, and knows certificates, GSSAPI, host-based logins and security keys.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.text import printable, quoted
+from distlaunch.job.failures import Step
+from distlaunch.job.transport.bootstrap import remote_command, start_agent
+from distlaunch.job.transport.link import Link, Target, Unconnected
+from distlaunch.job.transport.process_link import PATIENCE_S, ProcessLink
+from distlaunch.job.transport.sshconfig import Asked
+from distlaunch.job.transport.trouble import Trouble
+from distlaunch.resolve.options import HostKeys
+
+_CONNECT_S = 15
+_OWN_FAILURE = 255
+"""How ssh ends if it is not the command's own status."""
+_LONGEST = 300
+_CHECKS = {"strict": "yes", "accept-new": "accept-new", "off": "no"}
+
+# What ssh says, by step, and whether it may be otherwise in a moment. The first that is found counts.
+_SAID: tuple[tuple[str, Step, bool], ...] = (
+    (r"Could not resolve hostname", "resolve", False),
+    (r"Temporary failure in name resolution", "resolve", True),
+    (r"IDENTIFICATION HAS CHANGED", "host key", False),
+    (r"host key is known|Host key verification failed|REVOKED HOST KEY", "host key", False),
+    (r"Permission denied \(|Too many authentication failures|Disconnected from authenticating", "login", False),
+    (r"Unable to negotiate|no matching", "connect", False),
+    (r"Bad (configuration|owner)|[Uu]nsupported option|terminating, \d+ bad configuration", "connect", False),
+)
+_NOISE = re.compile(r"^(Warning: Permanently added|@+$|debug\d:)")
+_OFFENDING = re.compile(r"Offending .*key.* in (.+:\d+)")
+
+
+class OpenSsh:
+    """Opens links by a command that takes the words of OpenSSH's ``ssh``."""
+
+    def __init__(
+        self,
+        command: str,
+        *,
+        asked: Asked,
+        host_keys: HostKeys | None,
+        code: bytes,
+        pythons: Sequence[str],
+        environ: Mapping[str, str],
+    ) -> None:
+        """Raise ConfigError where the command cannot be split into words."""
+        try:
+            self._words = shlex.split(command)
+        except ValueError as exc:
+            raise ConfigError(f"--ssh-command {quoted(command)}: {exc}") from exc
+        if not self._words:
+            raise ConfigError("--ssh-command names no program")
+        self._asked = asked
+        self._host_keys = host_keys
+        self._code = code
+        self._pythons = tuple(pythons)
+        self._environ = environ
+
+    def open(self, target: Target, within_s: float) -> Link:
+        """Start the command, and the agent through it; see ``Open``."""
+        until = time.monotonic() + within_s
+        word = os.urandom(16).hex()
+        command = remote_command(count=len(self._code), word=word, pythons=self._pythons)
+        argv = [*self._words, *self.options(target), "--", target.host, command]
+        user = target.user or self._asked.user or ""
+        try:
+            try:
+                link = ProcessLink(argv, environ=self._environ, killed=True)
+            except OSError as exc:
+                raise Trouble("connect", f"{printable(argv[0])} cannot be run: {exc.strerror}", passing=False) from exc
+            try:
+                start_agent(link, self._code, word, until=until, where=target.host)
+            except Trouble as trouble:
+                raise (understood(link.last_words()) if link.returncode() == _OWN_FAILURE else trouble) from trouble
+        except Trouble as trouble:
+            raise Unconnected(trouble.failure(target.host, user=user)) from trouble
+        link.patience_s = PATIENCE_S
+        return link
+
+    def options(self, target: Target) -> list[str]:
+        """Give the options for one host: nobody is asked anything, nothing is forwarded, no terminal, no master."""
+        asked = self._asked
+        words = ["-T", "-a", "-x"]
+        settings = [
+            "BatchMode=yes", "ClearAllForwardings=yes", "ControlMaster=no", "RemoteCommand=none",
+            "PermitLocalCommand=no", f"ConnectTimeout={_CONNECT_S}",
+        ]  # fmt: skip
+        if self._host_keys is not None:
+            settings.append(f"StrictHostKeyChecking={_CHECKS[self._host_keys]}")
+        if self._host_keys == "off":
+            settings.append("UserKnownHostsFile=/dev/null")
+        words += [word for setting in settings for word in ("-o", setting)]
+        port, user = target.port or asked.port, target.user or asked.user
+        for flag, value in (("-F", asked.config), ("-p", port), ("-l", user), ("-i", asked.key)):
+            words += [flag, str(value)] if value is not None else []
+        return words
+
+
+def understood(said: bytes) -> Trouble:
+    """Find the step that failed in what ssh wrote; pure."""
+    text = said.decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not _NOISE.match(line.strip())]
+    shown = printable(lines[-1])[:_LONGEST] if lines else "ssh has failed without a word"
+    hint = None
+    step: Step = "connect"
+    passing = True
+    for pattern, of, may_pass in _SAID:
+        if re.search(pattern, text):
+            step, passing = of, may_pass
+            break
+    if step == "host key":
+        if offending := _OFFENDING.search(text):
+            shown = (
+                f"ITS KEY HAS CHANGED: {printable(offending[1])} has another one. Someone may be posing as this host"
+            )
+            hint = "if it was installed anew: ssh-keygen -R with its name, then ssh-keyscan -H"
+        else:
+            known = [line for line in lines if "host key is known" in line]
+            shown = printable(known[-1])[:_LONGEST] if known else shown
+            hint = "to trust it: ssh-keyscan -H with its name >> ~/.ssh/known_hosts; or --ssh-host-keys accept-new"
+    elif step == "login":
+        hint = "ssh-add the key, or ssh-copy-id it to the host: nobody is asked for a password here"
+    return Trouble(step, shown, hint=hint, passing=passing)
