@@ -160,6 +160,11 @@ class Agent:
             self._up = {}
             self._send(started)
 
+    def end_without_coordinator(self, attempt: int, grace_s: float) -> None:
+        """Ask the workers to end in our own name; ``Gone`` tells when they have."""
+        self._tell_spawner(w.Unwatch())
+        self.handle(m.Stop(attempt=attempt, signum=signal.SIGTERM, grace_s=grace_s))
+
     def close(self) -> None:
         """Dismiss the spawner (whatever is left is killed), stop the thread, free everything. Bounded by 7 s or so."""
         if not self._lost:
@@ -251,7 +256,7 @@ class Agent:
                     self._pump.finish()
                 case t.GiveUpSpawner():
                     self._spawner_lost()
-                case w.Setup() | w.Preload() | w.Spawn() | w.Signal() | w.Sweep() | w.Dismiss():
+                case w.Setup() | w.Preload() | w.Spawn() | w.Signal() | w.Sweep() | w.Unwatch() | w.Dismiss():
                     self._tell_spawner(action)
                 case m.Started():
                     self._up.update(action.pids)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Collection
+from contextlib import suppress
 
 _SET_PDEATHSIG = 1
 _SET_NAME = 15
@@ -39,3 +41,11 @@ def rename_process(name: str, title: str) -> None:
     if start and end - start > 1:
         text = os.fsencode(title)[: end - start - 1]
         ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def close_all_but(keep: Collection[int]) -> None:
+    """Close all descriptors that this process has inherited, but for these."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in keep:
+            with suppress(OSError):
+                os.close(int(name))

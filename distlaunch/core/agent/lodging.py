@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from distlaunch.core.agent.streams import BOOT
@@ -22,8 +22,9 @@ _ELSEWHERE = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - the folder made th
 class Lodging:
     """The folder; ``path`` is empty until it is made."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], elsewhere: Sequence[str] = _ELSEWHERE) -> None:
         self._environ = environ
+        self._elsewhere = elsewhere
         self.path = ""
         self._lock = -1
 
@@ -73,7 +74,7 @@ class Lodging:
         raise problem
 
     def _bases(self) -> Iterator[str]:
-        for base in (self._environ.get("TMPDIR", ""), *_ELSEWHERE):
+        for base in (self._environ.get("TMPDIR", ""), *self._elsewhere):
             if os.path.isabs(base) and os.path.isdir(base):
                 yield base
 

@@ -106,6 +106,7 @@ class Pump(threading.Thread):
         self._idle.register(self._wake, select.EPOLLIN)
         self._signs = SignsOfLife((self._poll, self._idle), post)
         self._running = True
+        self._turn = 0
         self._pipe_bytes = _LEAST_PIPE_BYTES
         self._waking = threading.Lock()
         taker.on_room(self._nudge)
@@ -185,16 +186,26 @@ class Pump(threading.Thread):
             now = time.monotonic()
             taken = 0
             reported = False
-            for descriptor, _ in ready:
+            for descriptor, _ in self._in_turn(ready):
                 if descriptor == self._wake:
                     self._carry_out()
                 elif descriptor == signs:
                     reported = True
-                elif (stream := self._streams.get(descriptor)) is not None:
+                elif (stream := self._streams.get(descriptor)) is not None and (taken == 0 or self._has_more_room()):
                     taken += self._read(stream, now)
             if 0 < taken < self._pipe_bytes // 4 and now - last < _BUSY_GAP_S:
                 time.sleep(_BUSY_WAIT_S)  # many small writes: let some gather, and spare the writers our wake-ups
             last = now
+
+    def _in_turn(self, ready: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Let another stream be the first to be read each time when there has not been room for all of them."""
+        first = self._turn % len(ready) if ready else 0
+        return ready[first:] + ready[:first]
+
+    def _has_more_room(self) -> bool:
+        has_room = self._taker.has_room()
+        self._turn += not has_room
+        return has_room
 
     def _release(self) -> None:
         for stream in self._streams.values():

@@ -31,10 +31,10 @@ def main(word: str, code_fd: int, *, silence_s: float = SILENCE_S) -> NoReturn:
     code = EXIT_SOFTWARE
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        nofile = _allow_descriptors()
         reading, writing = _take_channel()
         os.set_inheritable(code_fd, False)  # noqa: FBT003 - positional-only in the standard library
-        nofile = _allow_descriptors()
-        channel, spawner = start_spawner(job_id="", orphan_grace_s=ORPHAN_S, keep=(code_fd,))
+        channel, spawner = start_spawner(job_id="", orphan_grace_s=ORPHAN_S, keep=(code_fd,), watched=reading)
 
         from distlaunch.core.agent.remote_agent import RemoteAgent
 
@@ -62,7 +62,10 @@ def last_words(text: str) -> None:
 
 def _take_channel() -> tuple[int, int]:
     """Move the channel away from 0 and 1, where anything that prints would print into it."""
-    reading, writing = (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for number in (0, 1))
+    try:
+        reading, writing = (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for number in (0, 1))
+    except OSError:  # few files may be open
+        reading, writing = (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3) for number in (0, 1))
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
     try:

@@ -8,10 +8,10 @@ killed, its spawner does.
 from __future__ import annotations
 
 import os
-import platform
 import select
 import signal
 import socket
+import sys
 import time
 from contextlib import suppress
 
@@ -33,10 +33,11 @@ NAME = "dl-agent"
 LATE_S = 2.0
 """What the coordinator is given to be heard when it was us who have slept, not it that was silent."""
 _SLEPT_S = 1.0
-"""We have slept if a wait took so much longer than it should have."""
+"""We have slept if we go on so much later than we should have."""
 _END_S = 20.0
 """How long the end of workers may take beyond their grace, before what is left is left to the spawner's KILL."""
 _FLUSH_S = 2.0
+_LAST_S = 0.2
 _TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
@@ -100,7 +101,7 @@ class RemoteAgent:
         self._attempt: int | None = None  # that has workers
         self._grace_s = ORPHAN_S
         self._heard = time.monotonic()
-        self._round = self._heard
+        self._due: float | None = None  # when we should have gone on
         self._why = ""  # the coordinator is lost, or we are told to end
         self._has_left = False
 
@@ -112,7 +113,10 @@ class RemoteAgent:
             signal.signal(signum, _nothing)
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
         hello = r.Hello(
-            hostname=socket.gethostname(), python=platform.python_version(), pid=os.getpid(), clock=self._clock()
+            hostname=socket.gethostname(),
+            python=".".join(map(str, sys.version_info[:3])),
+            pid=os.getpid(),
+            clock=self._clock(),
         )
         self._stream.put(r.GREETING + self._word.encode() + b"\n" + encode(hello))
         with suppress(OSError):
@@ -155,10 +159,8 @@ class RemoteAgent:
             if (deadline := self._agent.deadline()) is not None:
                 waits.append(deadline - self._clock())
         timeout_s = max(0.0, min(waits)) if waits else None
+        self._due = None if timeout_s is None else now + timeout_s
         ready = poll.poll(None if timeout_s is None else timeout_s * 1000 + 1)
-        woken = time.monotonic()
-        if timeout_s is not None and woken - now > timeout_s + _SLEPT_S:
-            self._slept(woken)
         for descriptor, events in ready:
             if descriptor == self._wake:
                 self._take_signals()
@@ -196,14 +198,10 @@ class RemoteAgent:
 
     def _listen_for_silence(self) -> None:
         now = time.monotonic()
-        if now - self._round > self._silence_s:  # whatever kept us, the coordinator's words may lie unread
-            self._slept(now)
-        self._round = now
+        if self._due is not None and now > self._due + _SLEPT_S:  # the coordinator's words may lie unread
+            self._heard = max(self._heard, now - max(0.0, self._silence_s - LATE_S))
         if not self._clock.paused and now >= self._heard + self._silence_s:
             self._why = self._why or f"nothing was heard of the coordinator for {now - self._heard:.0f} s"
-
-    def _slept(self, now: float) -> None:
-        self._heard = max(self._heard, now - self._silence_s + LATE_S)
 
     def _handle(self, message: r.ToRemote) -> None:
         match message:
@@ -225,6 +223,9 @@ class RemoteAgent:
                     self._agent.handle(message)
             case m.Start():
                 self._start(message)
+            case m.Stop():
+                self._clock.pause(paused=False)  # it continues the workers, and has a grace that must pass
+                self._agent.handle(message)
             case m.Pause():
                 self._clock.pause(paused=message.paused)
                 self._heard = time.monotonic()
@@ -275,7 +276,7 @@ class RemoteAgent:
         """Ask the workers to end, nobody being there any more to do so; wait until they have, or were killed."""
         last_words(self._why)
         self._stream.send(r.Ending(why=self._why))  # if the other side is there, it is to know at once
-        self._stream.close(bound_s=0.0)
+        self._stream.close(bound_s=_LAST_S)
         self._taker.lose()
         self._ground.close()
         if self._attempt is None:
@@ -283,7 +284,7 @@ class RemoteAgent:
         if self._clock.paused:
             self._clock.pause(paused=False)
             self._agent.handle(m.Pause(paused=False))
-        self._agent.handle(m.Stop(attempt=self._attempt, signum=signal.SIGTERM, grace_s=self._grace_s))
+        self._agent.end_without_coordinator(self._attempt, self._grace_s)
         until = time.monotonic() + self._grace_s + _END_S
         while (left_s := until - time.monotonic()) > 0 and self._is_busy():
             poll = select.poll()

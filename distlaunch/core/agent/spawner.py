@@ -21,7 +21,7 @@ from typing import NoReturn
 from distlaunch.core.agent import tree
 from distlaunch.core.agent.become import NO_WORKER, become
 from distlaunch.core.agent.channel import Channel
-from distlaunch.core.agent.kernel import become_subreaper, die_with_parent, rename_process
+from distlaunch.core.agent.kernel import become_subreaper, close_all_but, die_with_parent, rename_process
 from distlaunch.core.agent.warm import WarmStart
 from distlaunch.core.errors import EXIT_SOFTWARE
 from distlaunch.core.model.never import assert_never
@@ -36,6 +36,8 @@ SETTLE_S = 2.0
 """How long the warm server may take to finish what it was told before a sweep."""
 CLEANERS_S = 2.0
 """How long processes that clean up after ended workers (their shared memory) may take before they get KILL as well."""
+ROUSE_S = 3.0
+"""How long an agent may take to act at the end of its channel before the spawner does in its place."""
 _SWEEP_STEP_S = 0.02
 _SWEEP_PASSES = 16
 _WEDGED_STEP_S = 5.0
@@ -45,12 +47,13 @@ _TO_WORKERS = (
 
 
 def start_spawner(
-    *, job_id: str, orphan_grace_s: float, keep: Collection[int] = ()
+    *, job_id: str, orphan_grace_s: float, keep: Collection[int] = (), watched: int = -1
 ) -> tuple[Channel[w.FromSpawner], int]:
     """Fork the spawner; give our end of the channel and its pid. Call before the first thread is started.
 
     ``orphan_grace_s``: how long workers may take to end by TERM if this process vanishes, unless a ``Setup`` says it.
-    ``keep``: descriptors that it needs as well.
+    ``keep``: descriptors that it needs as well. ``watched``: one at whose hang-up this process should act: the spawner
+    wakes it, if somebody has stopped it, and acts in its place if that is in vain.
     """
     become_subreaper()
     ours, theirs = socket.socketpair()
@@ -58,23 +61,23 @@ def start_spawner(
     try:
         pid = os.fork()
         if pid == 0:
-            _run(theirs, job_id, orphan_grace_s, keep)
+            _run(theirs, job_id, orphan_grace_s, keep, watched)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return Channel(ours, Decoder(w.FROM_SPAWNER)), pid
 
 
-def _run(end: socket.socket, job_id: str, orphan_grace_s: float, keep: Collection[int]) -> NoReturn:
+def _run(end: socket.socket, job_id: str, orphan_grace_s: float, keep: Collection[int], watched: int) -> NoReturn:
     code = EXIT_SOFTWARE
     channel: Channel[w.ToSpawner] = Channel(end, Decoder(w.TO_SPAWNER))
     try:
         os.setsid()
         die_with_parent(signal.SIGCONT)  # should somebody have stopped us when the agent ends, we must wake to see it
         rename_process(NAME, _title(job_id))
-        _close_inherited(keep={end.fileno(), *keep})
+        _close_inherited(keep={end.fileno(), watched, *keep})
         become_subreaper()
-        Spawner(channel, job_id=job_id, orphan_grace_s=orphan_grace_s).run()
+        Spawner(channel, job_id=job_id, orphan_grace_s=orphan_grace_s, watched=watched).run()
         code = 0
     except Exception:  # noqa: BLE001 - nobody above could tell of it
         import traceback
@@ -99,10 +102,7 @@ def _ignore_signals() -> tuple[int, ...]:
 
 
 def _close_inherited(*, keep: Collection[int]) -> None:
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in keep:
-            with suppress(OSError):
-                os.close(int(name))
+    close_all_but(keep)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         if descriptor != null:
@@ -112,8 +112,11 @@ def _close_inherited(*, keep: Collection[int]) -> None:
 class Spawner:
     """Starts, signals, reaps and sweeps on the agent's word."""
 
-    def __init__(self, channel: Channel[w.ToSpawner], *, job_id: str, orphan_grace_s: float) -> None:
+    def __init__(self, channel: Channel[w.ToSpawner], *, job_id: str, orphan_grace_s: float, watched: int) -> None:
         self._channel = channel
+        self._watched = watched
+        self._agent = os.getppid()
+        self._act_at: float | None = None  # the agent has not done so at its own channel's end
         self._job_id = job_id
         self._orphan_grace_s = orphan_grace_s
         self._setup = w.Setup(env={}, cwd="/", cookie="", nofile=1024, signal_group=False)
@@ -140,10 +143,15 @@ class Spawner:
             poll.register(self._channel.fileno(), select.POLLIN | writing)
             if self._warm.fileno() >= 0:
                 poll.register(self._warm.fileno(), select.POLLIN)
-            timeout_s = self._warm.timeout_s
-            for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1000):
+            if self._watched >= 0:
+                poll.register(self._watched, select.POLLRDHUP)
+            for descriptor, _ in poll.poll(self._timeout_ms()):
                 if descriptor == self._wake:
                     self._drain_wake()
+                elif descriptor == self._watched:
+                    self._rouse_agent()
+            if self._act_at is not None and time.monotonic() >= self._act_at:
+                break
             self._warm.read()
             self._reap()
             try:
@@ -154,12 +162,31 @@ class Spawner:
             if messages is None:
                 break
             for message in messages:
+                self._act_at = None  # it does act
                 if isinstance(message, w.Dismiss):
                     self._warm.stop()
                     self._kill_all()
                     return
                 self._handle(message)
         self._orphaned()
+
+    def _timeout_ms(self) -> float | None:
+        times = [] if self._warm.timeout_s is None else [self._warm.timeout_s]
+        times += [] if self._act_at is None else [self._act_at - time.monotonic()]
+        return max(0.0, min(times)) * 1000 if times else None
+
+    def _rouse_agent(self) -> None:
+        """See to it that the agent notices the end of its channel: somebody may have stopped it."""
+        self._unwatch()
+        self._act_at = time.monotonic() + ROUSE_S
+        if os.getppid() == self._agent:
+            with suppress(OSError):
+                os.kill(self._agent, signal.SIGCONT)
+
+    def _unwatch(self) -> None:
+        if self._watched >= 0:
+            os.close(self._watched)
+            self._watched = -1
 
     def _handle(self, message: w.ToSpawner) -> None:
         match message:
@@ -186,6 +213,8 @@ class Spawner:
                 for pid in left:
                     self._pids.pop(pid, None)  # of no attempt any more, should it end some day
                 self._report(w.Swept(left=left))
+            case w.Unwatch():
+                self._unwatch()
             case w.Dismiss():
                 pass  # the loop's own
             case _:
@@ -344,6 +373,7 @@ class Spawner:
 
     def _orphaned(self) -> None:
         """End everything, the agent being gone: ask the workers, give the grace, then KILL until nothing is left."""
+        self._unwatch()  # else the channel would stay open
         deadline = time.monotonic() + self._orphan_grace_s
         self._warm.stop()
         for pid in self._pids:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from distlaunch.core.agent.kernel import die_with_parent
+from distlaunch.core.agent.kernel import close_all_but, die_with_parent
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
@@ -38,12 +38,18 @@ class Doing(Record):
     bound_s: float
 
 
+Look = Callable[[r.Survey, Callable[[str, float], None]], r.Surveyed]
+
+
 class Surveying:
     """Carries out one ``Survey`` at a time; ``send`` gets the answer."""
 
-    def __init__(self, send: Callable[[r.Surveyed | m.Fault], None], keep: Collection[int]) -> None:
-        """``keep``: descriptors that the child needs, too."""
+    def __init__(
+        self, send: Callable[[r.Surveyed | m.Fault], None], keep: Collection[int], look: Look | None = None
+    ) -> None:
+        """``keep``: descriptors that the child needs, too; ``look``: what it does."""
         self._send = send
+        self._look = look or look_around
         self._keep = keep
         self._order: r.Survey | None = None
         self._pid = 0
@@ -68,7 +74,7 @@ class Surveying:
         try:
             self._pid = os.fork()
             if self._pid == 0:
-                _run(order, end, parent, self._keep)
+                _run(self._look, order, end, parent, self._keep)
         except OSError as exc:
             self._give_up(f"no process can be started: {os.strerror(exc.errno or 0)}", "see the limits: ulimit -u")
         finally:
@@ -184,7 +190,7 @@ def _answer(
 # --- the child
 
 
-def _run(order: r.Survey, end: int, parent: int, keep: Collection[int]) -> NoReturn:
+def _run(look: Look, order: r.Survey, end: int, parent: int, keep: Collection[int]) -> NoReturn:
     try:
         die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:
@@ -194,7 +200,7 @@ def _run(order: r.Survey, end: int, parent: int, keep: Collection[int]) -> NoRet
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        _close_others({0, 1, 2, end, *keep})
+        close_all_but({0, 1, 2, end, *keep})  # others wait for the end of channel and spawner
 
         def tell(message: Record) -> None:
             data = encode(message)
@@ -202,7 +208,7 @@ def _run(order: r.Survey, end: int, parent: int, keep: Collection[int]) -> NoRet
                 data = data[os.write(end, data) :]
 
         try:
-            tell(_look_around(order, lambda what, bound_s: tell(Doing(what=what, bound_s=bound_s))))
+            tell(look(order, lambda what, bound_s: tell(Doing(what=what, bound_s=bound_s))))
         except Exception:  # noqa: BLE001 - whatever it is, the coordinator has to know
             import traceback
 
@@ -211,15 +217,8 @@ def _run(order: r.Survey, end: int, parent: int, keep: Collection[int]) -> NoRet
         os._exit(0)
 
 
-def _close_others(keep: Collection[int]) -> None:
-    """Close what others wait for the end of: the channel, the spawner's socket."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in keep:
-            with suppress(OSError):
-                os.close(int(name))
-
-
-def _look_around(order: r.Survey, turn_to: Callable[[str, float], None]) -> r.Surveyed:
+def look_around(order: r.Survey, turn_to: Callable[[str, float], None]) -> r.Surveyed:
+    """Find out what ``Surveyed`` says; ``turn_to`` is told what comes next, and how many seconds it may take."""
     from distlaunch.core.agent.lodging import has_run_dir
     from distlaunch.core.probe import survey
     from distlaunch.core.probe.cpus import probe_cpus

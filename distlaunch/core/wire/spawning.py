@@ -73,6 +73,10 @@ class Sweep(Record):
     """Kill whatever is left of all workers, wait until it is gone, answer ``Swept``."""
 
 
+class Unwatch(Record):
+    """The agent has seen the end of its channel and ends the workers itself."""
+
+
 class Dismiss(Record):
     """End in good order: sweep, then exit."""
 
@@ -136,9 +140,9 @@ class Swept(Record):
     left: tuple[int, ...]
 
 
-ToSpawner = Setup | Preload | Spawn | Signal | Sweep | Dismiss
+ToSpawner = Setup | Preload | Spawn | Signal | Sweep | Unwatch | Dismiss
 FromSpawner = Spawned | SpawnFailed | Exited | Halted | StillPreloading | Preloaded | PreloadFailed | Broken | Swept
-TO_SPAWNER: tuple[type, ...] = (Setup, Preload, Spawn, Signal, Sweep, Dismiss)
+TO_SPAWNER: tuple[type, ...] = (Setup, Preload, Spawn, Signal, Sweep, Unwatch, Dismiss)
 FROM_SPAWNER: tuple[type, ...] = (
     Spawned, SpawnFailed, Exited, Halted, StillPreloading, Preloaded, PreloadFailed, Broken, Swept,
 )  # fmt: skip

@@ -126,6 +126,18 @@ class Coordinator:
             assert not self.ended, (self.heard[-5:], self.stderr())
             self.read(1.0)
 
+    @property
+    def size_taken(self) -> int:
+        return sum(map(len, self.taken.values()))
+
+    def give_credit_until(self, kind: type) -> None:
+        """Give credit for what has come, as it comes, until a message of a kind has come."""
+        given = 0
+        while not self.of(kind):
+            self.send(r.Credit(size=self.size_taken - given))
+            given = self.size_taken
+            assert self.read(PATIENCE_S), self.heard[-5:]
+
     def until_end(self) -> int:
         """Read to the end of the channel, and give the agent's exit code."""
         deadline = time.monotonic() + PATIENCE_S

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import remote as r
+
+UP = "import os, sys, time\nprint('up', flush=True)\n"
+OBEYS = UP + "time.sleep(1000)\n"
+DISOBEYS = (
+    "import signal\nfor each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT): signal.signal(each, signal.SIG_IGN)\n"
+    + OBEYS
+)
+SAVES = (
+    "import signal, os\n"
+    "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+    "print('up', flush=True)\n"
+    "signal.sigwait([signal.SIGTERM])\n"
+    # More than any pipe holds: nobody may leave it waiting.
+    "os.write(1, b'x' * (8 << 20))\n"
+    "open({path!r}, 'w').write('saved')\n"
+)
+DAEMON = (
+    "import os, sys\n"
+    "mark = os.environ['MARK']\n"
+    "ready, end = os.pipe()\n"
+    "os.set_inheritable(end, True)\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    if os.fork() == 0:\n"
+    # Without our variables, but with the test's mark in its words.
+    "        os.execve('/bin/sh', ['sh', '-c', f'trap \"\" TERM HUP; echo >&{end}; sleep 1000', mark], {})\n"
+    "    os._exit(0)\n"
+    "os.wait()\n"
+    "os.read(ready, 1)\n"
+)
+AT_ONCE = {"orphan_grace_s": 0.3}
+
+
+def started(agent, *programs: str, **fields) -> list[int]:
+    agent.prepare()
+    agent.start(*programs, **fields)
+    for rank in range(len(programs)):
+        agent.until_taken(rank, b"up")
+    return [pid for one in agent.of(m.Started) for pid in one.pids.values()]
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def spawner_of(agent) -> int:
+    with open(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children", encoding="ascii") as file:
+        for pid in file.read().split():
+            with open(f"/proc/{pid}/comm", encoding="ascii") as comm:
+                if comm.read() == "dl-spawner\n":
+                    return int(pid)
+    raise AssertionError
+
+
+def test_the_end_of_the_channel_ends_workers_that_obey_and_those_that_do_not(agent, count_marked):
+    started(agent, OBEYS, DISOBEYS, DAEMON + DISOBEYS, **AT_ONCE)
+    agent.close()
+    assert agent.process.wait(30) == 1
+    assert count_marked() == []
+    assert "the channel to the coordinator was closed" in agent.stderr()
+
+
+def test_workers_whose_coordinator_is_lost_may_write_and_save(agent, tmp_path):
+    path = str(tmp_path / "checkpoint")
+    started(agent, SAVES.format(path=path), orphan_grace_s=30.0)
+    agent.close()
+    agent.process.wait(30)
+    with open(path, encoding="ascii") as file:
+        assert file.read() == "saved"
+
+
+def test_workers_without_any_credit_may_save_too(agent, tmp_path):
+    path = str(tmp_path / "checkpoint")
+    agent.prepare()
+    agent.start(SAVES.format(path=path), orphan_grace_s=30.0, credit=1)
+    agent.until_taken(0, b"up")
+    agent.close()
+    agent.process.wait(30)
+    assert os.path.exists(path)
+
+
+def test_silence_of_the_coordinator_is_its_loss(make_agent, count_marked):
+    agent = make_agent(silence_s=1.0)
+    started(agent, OBEYS)
+    began = time.monotonic()
+    assert agent.until_end() == 1
+    assert time.monotonic() - began >= 0.9
+    assert count_marked() == []
+    assert "nothing was heard of the coordinator for" in agent.of(r.Ending)[0].why
+
+
+def test_pings_are_answered_and_keep_the_agent(make_agent):
+    agent = make_agent(silence_s=1.0)
+    began = time.monotonic()
+    serial = 0
+    while time.monotonic() < began + 2.5:
+        serial += 1
+        agent.send(r.Ping(serial=serial))
+        agent.until(r.Pong, serial)
+        agent.read(0.2)
+    pongs = agent.of(r.Pong)
+    assert [one.serial for one in pongs] == list(range(1, serial + 1))
+    clocks = [agent.of(r.Hello)[0].clock, *(one.clock for one in pongs)]
+    assert clocks == sorted(clocks)
+    assert abs(clocks[-1] - time.monotonic()) < 30
+    assert agent.leave() == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_agent_ends_its_workers_and_is_told(agent, count_marked, signum):
+    started(agent, OBEYS, DAEMON + OBEYS)
+    agent.process.send_signal(signum)
+    assert agent.until_end() == 1
+    assert agent.of(r.Ending)[0].why == f"the agent was told to end by signal {signum}"
+    assert count_marked() == []
+
+
+def test_an_agent_that_is_killed_leaves_nothing(make_agent, count_marked):
+    agent = make_agent()
+    run_dir = "/not there/job"
+    started(
+        agent, DISOBEYS, DAEMON + DISOBEYS, travelled=True, env={**agent.env, "DISTLAUNCH_RUN_DIR": run_dir}, **AT_ONCE
+    )
+    [lodging] = make_agent.tmp.iterdir()
+    agent.process.kill()
+    agent.until_end()
+    until(lambda: not count_marked())
+    until(lambda: not lodging.exists())
+
+
+def test_a_killed_agents_workers_have_their_grace(agent, tmp_path, count_marked):
+    path = str(tmp_path / "checkpoint")
+    script = SAVES.format(path=path).replace("os.write(1,", "len(")  # nobody reads any more
+    started(agent, script, orphan_grace_s=30.0)
+    agent.process.kill()
+    until(lambda: not count_marked())
+    assert os.path.exists(path)
+
+
+def test_a_killed_agent_closes_its_channel_at_once(make_agent, count_marked):
+    for pipes in (True, False):
+        agent = make_agent(pipes=pipes)
+        started(agent, DISOBEYS, orphan_grace_s=3.0)
+        agent.process.kill()
+        agent.until_end()
+        assert len(count_marked()) >= 2, "the worker still has its grace, and its parent with it"
+    until(lambda: not count_marked())
+
+
+def test_a_killed_spawner_is_a_fault_and_leaves_nothing(agent, count_marked):
+    [pid] = started(agent, DAEMON + DISOBEYS)
+    os.kill(spawner_of(agent), signal.SIGKILL)
+    [fault] = agent.until(m.Fault)
+    assert "the spawner, the workers' parent, was killed by signal 9" in fault.text
+    assert not os.path.exists(f"/proc/{pid}")
+    assert count_marked() == [agent.process.pid]
+    assert agent.leave() == 0
+
+
+def test_a_stopped_agent_wakes_when_its_channel_ends(make_agent, count_marked):
+    for pipes in (True, False):
+        agent = make_agent(pipes=pipes)
+        started(agent, OBEYS)
+        agent.process.send_signal(signal.SIGSTOP)
+        agent.close()
+        assert agent.process.wait(30) == 1
+        assert count_marked() == []
+
+
+def test_a_stopped_agent_that_stays_stopped_is_done_without(agent, count_marked, monkeypatch):
+    pids = started(agent, OBEYS, DISOBEYS, **AT_ONCE)
+    agent.process.send_signal(signal.SIGSTOP)
+    agent.close()
+    until(lambda: os.path.exists(f"/proc/{pids[0]}") is False or agent.process.send_signal(signal.SIGSTOP))
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+    agent.process.send_signal(signal.SIGCONT)
+    agent.process.wait(30)
+
+
+def test_an_agent_that_was_stopped_for_long_gives_the_coordinator_time(make_agent):
+    agent = make_agent(silence_s=1.0)
+    agent.prepare()
+    agent.process.send_signal(signal.SIGSTOP)
+    assert not agent.read(2.5)
+    agent.process.send_signal(signal.SIGCONT)
+    agent.read(0.5)
+    agent.send(r.Ping(serial=1))
+    agent.until(r.Pong)
+    assert agent.leave() == 0
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n" * 4,
+        b"\x01\xff\xff\xff\xff\xff\xff\xff\xff",
+        b"\x01\x00\x00\x00\x02\x00\x00\x00\x00[]",
+        b'\x01\x00\x00\x00\x0b\x00\x00\x00\x00{"t":"Hi!"}',
+        b'\x01\x00\x00\x00\x0e\x00\x00\x00\x00{"t":"Credit"}',
+        b"\x01\x00\x01\x00\x00\x00\x00\x00\x00" + b"[" * 65536,
+        bytes(range(256)) * 16,
+    ],
+    ids=["another protocol", "huge sizes", "no object", "unknown message", "a field missing", "deep", "bytes"],
+)
+def test_a_coordinator_that_sends_garbage_is_no_coordinator(agent, count_marked, garbage):
+    started(agent, OBEYS, DISOBEYS, **AT_ONCE)
+    agent.send_raw(garbage)
+    assert agent.until_end() == 70
+    assert "the coordinator does not speak as it should" in agent.stderr()
+    assert count_marked() == []
+
+
+def test_leaving_kills_what_runs(agent, count_marked):
+    started(agent, DISOBEYS, DAEMON + DISOBEYS, orphan_grace_s=60.0)
+    assert agent.leave() == 0
+    assert count_marked() == []
+
+
+def test_a_coordinator_that_vanishes_while_the_job_is_paused_is_noticed(agent, count_marked):
+    [pid] = started(agent, OBEYS)
+    agent.send(m.Pause(paused=True))
+    agent.close()
+    assert agent.process.wait(30) == 1
+    assert count_marked() == []
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_another_agents_workers_on_the_node_are_untouched(make_agent):
+    one, other = make_agent(), make_agent()
+    started(one, OBEYS)
+    [pid] = started(other, OBEYS)
+    one.process.kill()
+    one.until_end()
+    other.send(r.Ping(serial=1))
+    other.until(r.Pong)
+    assert os.path.exists(f"/proc/{pid}")
+    assert other.leave() == 0
+
+
+def test_what_processes_are_called_tells_the_job_and_not_the_launcher(agent):
+    agent.survey(run_dir="/x/my-job")
+    started(agent, OBEYS, env={**agent.env, "DISTLAUNCH_JOB_ID": "my-job"})
+    titles = {}
+    for name, each in (("agent", agent.process.pid), ("spawner", spawner_of(agent))):
+        with open(f"/proc/{each}/cmdline", "rb") as file:
+            titles[name] = file.read().rstrip(b"\0")
+    assert titles == {
+        "agent": b"dl-agent: of job my-job",
+        "spawner": b"dl-spawner: parent of the workers of job my-job",
+    }
+
+
+def test_a_wedged_start_does_not_keep_the_agent(agent, count_marked):
+    agent.send(m.Start(
+        attempt=0, argv=(), env=dict(agent.env), cwd="/", workers=(), uses_gpus=False, signal_group=False, terminal=False,
+        rows=0, columns=0, stdin_rank=None,
+    ))  # fmt: skip
+    agent.until(m.Gone)
+    agent.close()
+    assert agent.process.wait(30) == 1
+    assert count_marked() == []

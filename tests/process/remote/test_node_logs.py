@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from distlaunch.core.wire import messages as m
+
+WRITES = "import os, sys\nos.write(1, b'out' + b'x' * 100000)\nos.write(2, b'err')\n"
+
+
+def test_every_byte_of_each_rank_is_filed_on_the_node_too(agent, tmp_path):
+    logs = tmp_path / "logs"
+    for attempt in (0, 1):
+        agent.start(
+            WRITES, "print('two')", node_logs=str(logs), attempt=attempt, env={**agent.env, "DISTLAUNCH_JOB_ID": "my-job"}
+        )  # fmt: skip
+        agent.until(m.Gone, attempt + 1)
+        folder = logs / "my-job" / f"attempt-{attempt}"
+        assert sorted(os.listdir(folder)) == ["rank-0.log", "rank-1.log"]
+        text = (folder / "rank-0.log").read_bytes()
+        assert (len(text), text.count(b"x")) == (100_006, 100_000)
+        assert (folder / "rank-1.log").read_bytes() == b"two\n"
+        assert {os.stat(each).st_mode & 0o777 for each in (folder, folder.parent)} == {0o700}
+        assert os.stat(folder / "rank-0.log").st_mode & 0o777 == 0o600
+    assert len(agent.taken[0, 1]) == 2 * 100_003
+
+
+@pytest.mark.parametrize("stands_there", ["a file", "a link"])
+def test_logs_that_cannot_be_written_are_one_remark_and_no_end(agent, tmp_path, stands_there):
+    place = tmp_path / "logs"
+    if stands_there == "a file":
+        place.touch()
+        why = "Not a directory"
+    else:
+        (place / "job" / "attempt-0").mkdir(parents=True)
+        for rank in (0, 1):
+            (place / "job" / "attempt-0" / f"rank-{rank}.log").symlink_to("/dev/full")
+        why = "Too many levels of symbolic links"
+    agent.start(WRITES, WRITES, node_logs=str(place))
+    agent.until(m.Gone)
+    [remark] = agent.of(m.Remark)
+    assert remark.warning
+    assert remark.text == f"the node's log files have stopped: {why} ({place}/job)"
+    assert {one.returncode for one in agent.of(m.WorkerExited)} == {0}
+    assert len(agent.taken[1, 1]) == 100_003
+
+
+def test_logs_are_filed_while_nobody_gives_credit_only_as_far_as_is_read(agent, tmp_path):
+    agent.start("import os; os.write(1, b'end')", node_logs=str(tmp_path / "logs"), credit=0)
+    agent.until(m.Gone)
+    assert (tmp_path / "logs" / "job" / "attempt-0" / "rank-0.log").read_bytes() == b"end"

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+
+import pytest
+
+from distlaunch.core.agent.feed import Feed
+from distlaunch.core.agent.frames import FrameStream
+from distlaunch.core.agent.remote_output import RemoteTaker
+from distlaunch.core.errors import ProtocolError
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import remote as r
+from distlaunch.core.wire.codec import Decoder, encode
+
+
+class Ends:
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.peer = theirs
+        self.wakes = 0
+        descriptor = ours.detach()
+        self.stream = FrameStream(descriptor, descriptor, Decoder(r.TO_REMOTE, r.REMOTE_PARTS), self._wake)
+        self.decoder: Decoder = Decoder(r.FROM_REMOTE, r.REMOTE_PARTS)
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def take(self) -> list:
+        return list(self.decoder.feed(self.peer.recv(1 << 20)))
+
+
+@pytest.fixture
+def ends():
+    made = Ends()
+    yield made
+    made.stream.close(bound_s=0)
+    made.peer.close()
+
+
+def test_messages_pass_both_ways(ends):
+    ends.stream.send(r.RankEnded(rank=1))
+    assert ends.take() == [r.RankEnded(rank=1)]
+    assert ends.stream.receive() == []
+    ends.peer.sendall(encode(r.Leave()) + encode(r.Credit(size=5))[:4])
+    assert ends.stream.receive() == [r.Leave()]
+    ends.peer.sendall(encode(r.Credit(size=5))[4:])
+    assert ends.stream.receive() == [r.Credit(size=5)]
+    assert ends.wakes == 0
+
+
+def test_what_the_peer_does_not_take_waits_whole_and_in_order(ends):
+    sent = [r.Output(rank=rank, stream=1, data=bytes([rank]) * 100_000) for rank in range(40)]
+    threads = [threading.Thread(target=ends.stream.send, args=(each,)) for each in sent]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ends.wakes == 1
+    [(descriptor, wanted)] = ends.stream.descriptors().items()
+    assert wanted == select.POLLIN | select.POLLOUT
+    came: list = []
+    while len(came) < len(sent):
+        came += ends.take()
+        ends.stream.flush()
+    assert sorted(came, key=lambda each: each.rank) == sent
+    assert ends.stream.descriptors() == {descriptor: select.POLLIN}
+
+
+def test_the_end_comes_after_what_was_said_before_it(ends):
+    ends.peer.sendall(encode(r.Leave()))
+    ends.peer.shutdown(socket.SHUT_WR)
+    assert ends.stream.receive() == [r.Leave()]
+    assert ends.stream.receive() is None
+    assert not ends.stream.is_open
+    ends.stream.send(r.RankEnded(rank=0))  # the peer still reads
+    assert ends.take() == [r.RankEnded(rank=0)]
+
+
+def test_a_peer_that_is_gone_swallows_everything(ends):
+    ends.peer.close()
+    for _ in range(3):
+        ends.stream.send(r.Output(rank=0, stream=1, data=b"x" * 1000))
+    assert ends.stream.is_broken
+    assert ends.stream.receive() is None
+
+
+def test_closing_waits_for_the_peer_no_longer_than_it_should(ends):
+    ends.stream.send(r.Output(rank=0, stream=1, data=b"x" * (1 << 20)))
+    ends.stream.close(bound_s=0.01)
+    ends.stream.send(r.RankEnded(rank=0))
+
+
+def test_garbage_is_refused(ends):
+    ends.peer.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+    with pytest.raises(ProtocolError):
+        ends.stream.receive()
+
+
+# --- output, by credit
+
+
+def test_output_is_sent_as_long_as_there_is_credit():
+    sent: list = []
+    wakes: list[int] = []
+    taker = RemoteTaker(sent.append)
+    taker.on_room(lambda: wakes.append(1))
+    assert not taker.has_room()
+    taker.grant(10)
+    assert (taker.has_room(), len(wakes)) == (True, 1)
+    taker.output(0, 1, b"x" * 25, 0.0)
+    assert not taker.has_room()
+    taker.grant(15)
+    assert (taker.has_room(), len(wakes)) == (False, 1), "still in debt"
+    taker.output(0, 2, b"last words", 0.0)
+    taker.rank_ended(0, 0.0)
+    assert [type(each) for each in sent] == [r.Output, r.Output, r.RankEnded]
+    taker.grant(11)
+    assert taker.has_room()
+    assert taker.tick(0.0) is None
+
+
+def test_a_lost_coordinator_is_no_reason_to_hold_workers_up():
+    sent: list = []
+    wakes: list[int] = []
+    taker = RemoteTaker(sent.append)
+    taker.on_room(lambda: wakes.append(1))
+    taker.lose()
+    assert (taker.has_room(), len(wakes)) == (True, 1)
+    taker.output(0, 1, b"x" * 1000, 0.0)
+    assert (taker.has_room(), sent) == (True, [])
+
+
+# --- the feed
+
+
+def test_a_feed_tells_what_was_taken_and_ends_when_all_was():
+    sent: list = []
+    feed = Feed(sent.append)
+    feed.take(b"for nobody")
+    assert sent == [r.Fed(size=0, closed=True)]
+    sent.clear()
+    end = feed.open()
+    feed.take(b"x" * 100_000)
+    took = sum(each.size for each in sent)
+    assert 0 < took < 100_000
+    [(_, wanted)] = feed.descriptors().items()
+    assert wanted == select.POLLOUT
+    feed.take(b"")
+    data = b""
+    while chunk := os.read(end, 1 << 20):
+        data += chunk
+        feed.on_ready()
+    assert data == b"x" * 100_000
+    assert sum(each.size for each in sent) == 100_000
+    assert feed.descriptors() == {}
+    os.close(end)
+    assert not any(isinstance(each, m.Fault) for each in sent)
+
+
+def test_a_feed_whose_reader_is_gone_drops_what_waits():
+    sent: list = []
+    feed = Feed(sent.append)
+    end = feed.open()
+    os.close(end)
+    [(_, wanted)] = feed.descriptors().items()
+    assert wanted == 0
+    feed.on_hangup()
+    assert sent == [r.Fed(size=0, closed=True)]
+    end = feed.open()
+    feed.take(b"x" * 200_000)
+    os.close(end)
+    feed.on_ready()
+    assert sent[-1].closed
+    assert sum(each.size for each in sent) < 200_000

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from distlaunch.core.agent.lodging import Lodging, has_run_dir, remove_tree, settled
+from distlaunch.core.model.layout import MARKER
+from distlaunch.core.wire import messages as m
+
+RUN_DIR = "/runs/job-1"
+
+
+def start(**fields) -> m.Start:
+    path = f"{RUN_DIR}/attempt-0/rank-0.error.json"
+    workers = (
+        m.WorkerSpec(
+            rank=0, local_rank=0, argv=None, env={"TORCHELASTIC_ERROR_FILE": path, "RANK": "0", "OWN": path}, cpus=None,
+            error_file=path,
+        ),
+    )  # fmt: skip
+    values = {
+        "attempt": 0, "argv": ("a",), "env": {"DISTLAUNCH_RUN_DIR": RUN_DIR, "A": "sent"}, "cwd": "/work", "workers": workers,
+        "uses_gpus": False, "signal_group": False, "terminal": False, "rows": 0, "columns": 0, "stdin_rank": None,
+        "preload_log": f"{RUN_DIR}/attempt-0/preload.log",
+    }  # fmt: skip
+    return m.Start(**{**values, **fields})
+
+
+def test_the_nodes_environment_lies_below_without_what_others_set_for_themselves():
+    own = {
+        "A": "own", "B": "own", "SSH_CONNECTION": "x", "SSH_AUTH_SOCK": "x", "RANK": "3", "PET_NNODES": "1", "_": "/bin/sh",
+        "SHLVL": "1", "OLDPWD": "/", "PWD": "/home", "DISTLAUNCH_GRACE": "1", "XDG_RUNTIME_DIR": "/run/user/1",
+    }  # fmt: skip
+    there = settled(start(), own, moved_to=None)
+    assert there.env == {
+        "A": "sent", "B": "own", "PWD": "/work", "DISTLAUNCH_RUN_DIR": RUN_DIR, "XDG_RUNTIME_DIR": "/run/user/1"
+    }  # fmt: skip
+    assert (there.workers, there.preload_log) == (start().workers, start().preload_log)
+
+
+def test_what_would_be_in_a_run_directory_that_is_not_there_is_moved():
+    there = settled(start(), {}, moved_to="/tmp/mine")
+    [worker] = there.workers
+    moved = "/tmp/mine/attempt-0/rank-0.error.json"
+    assert worker.error_file == moved
+    assert worker.env == {
+        "TORCHELASTIC_ERROR_FILE": moved,
+        "RANK": "0",
+        "OWN": f"{RUN_DIR}/attempt-0/rank-0.error.json",
+    }
+    assert there.env["DISTLAUNCH_RUN_DIR"] == "/tmp/mine"
+    assert there.preload_log == "/tmp/mine/attempt-0/preload.log"
+
+
+@pytest.mark.parametrize("path", ["/runs/job-10/rank-0.error.json", "/elsewhere/x", ""])
+def test_what_lies_elsewhere_stays_there(path):
+    spec = m.WorkerSpec(rank=0, local_rank=0, argv=None, env={}, cpus=None, error_file=path)
+    there = settled(start(workers=(spec,)), {}, moved_to="/tmp/mine")
+    assert there.workers[0].error_file == path
+
+
+def test_it_is_made_when_it_is_needed_for_us_alone_and_goes_with_all_that_is_in_it(tmp_path):
+    lodging = Lodging({"TMPDIR": str(tmp_path)})
+    assert lodging.path == ""
+    assert list(tmp_path.iterdir()) == []
+    folder = lodging.run_dir()
+    assert os.stat(lodging.path).st_mode & 0o777 == 0o700
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").touch()
+    os.symlink(outside, f"{folder}/link")
+    os.makedirs(f"{folder}/deep/er")
+    os.chmod(f"{folder}/deep", 0)
+    lodging.remove()
+    assert (outside / "file").exists()
+    assert list(tmp_path.iterdir()) == [outside]
+    lodging.remove()
+
+
+def test_it_is_made_again_if_somebody_has_cleaned_up(tmp_path):
+    lodging = Lodging({"TMPDIR": str(tmp_path)})
+    first = lodging.run_dir()
+    remove_tree(lodging.path)
+    second = lodging.run_dir()
+    assert first != second
+    assert os.path.isdir(second)
+    lodging.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("base", ["relative", "/not there", "/proc", ""])
+def test_a_base_that_is_none_is_passed_over(tmp_path, base):
+    lodging = Lodging({"TMPDIR": base}, elsewhere=("/proc", str(tmp_path)))
+    assert lodging.run_dir().startswith(str(tmp_path))
+    lodging.remove()
+
+
+def test_without_any_place_it_says_so():
+    with pytest.raises(OSError, match="there is no place for temporary files"):
+        Lodging({}, elsewhere=()).run_dir()
+    with pytest.raises(FileNotFoundError):
+        Lodging({}, elsewhere=("/proc",)).run_dir()
+
+
+def test_a_run_directory_is_known_by_its_marker(tmp_path):
+    assert not has_run_dir("")
+    assert not has_run_dir(str(tmp_path))
+    (tmp_path / MARKER).touch()
+    assert has_run_dir(str(tmp_path))

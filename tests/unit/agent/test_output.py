@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import os
+import threading
+
+from distlaunch.core.agent.output import Pump
+from distlaunch.core.agent.table import OutputsClosed
+
+SIZE = 60_000  # less than any pipe holds
+
+
+class OneByOne:
+    """Has room for one chunk whenever it is told to."""
+
+    def __init__(self) -> None:
+        self.took: list[tuple[int, int]] = []
+        self.room = False
+        self.came = threading.Event()
+
+    def output(self, rank, stream, data, now):
+        self.room = False
+        self.took.append((rank, len(data)))
+        self.came.set()
+
+    def rank_ended(self, rank, now):
+        pass
+
+    def tick(self, now):
+        return None
+
+    def has_room(self):
+        return self.room
+
+    def on_room(self, wake):
+        self.wake = wake
+
+    def let_one(self):
+        self.came.clear()
+        self.room = True
+        self.wake()
+        assert self.came.wait(30)
+
+
+def test_with_room_for_one_chunk_one_is_read_and_each_stream_has_its_turn():
+    taker = OneByOne()
+    closed = threading.Event()
+    pump = Pump(taker, lambda event: closed.set() if isinstance(event, OutputsClosed) else None)
+    pump.start()
+    ends = []
+    for rank in range(4):
+        ours, theirs = os.pipe()
+        assert os.write(theirs, b"x" * SIZE) == SIZE
+        ends.append(theirs)
+        pump.add(rank, 1, ours, keeps_tail=False)
+    for turn in range(8):
+        taker.let_one()
+        rank, size = taker.took[-1]
+        assert len(taker.took) == turn + 1
+        assert size == SIZE
+        os.write(ends[rank], b"x" * SIZE)  # so that all have something again
+    assert len({rank for rank, _ in taker.took[-4:]}) == 4
+    pump.finish()
+    assert closed.wait(30)
+    pump.stop()
+    pump.join()
+    for end in ends:
+        os.close(end)

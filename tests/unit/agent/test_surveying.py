@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from distlaunch.core.agent.surveying import Surveying, look_around
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import remote as r
+
+ORDER = r.Survey(
+    serial=1, workdir="/", pythons=(), script="", program="", run_dir="", gpus=False, topology=False
+)  # fmt: skip
+
+
+def answer(surveying: Surveying, heard: list) -> r.Surveyed | m.Fault:
+    deadline = time.monotonic() + 30
+    while not heard:
+        assert time.monotonic() < deadline
+        due = surveying.deadline()
+        assert due is not None
+        select.select(list(surveying.descriptors()), [], [], max(0.0, due - time.monotonic()))
+        surveying.on_ready()
+    [found] = heard
+    heard.clear()
+    assert surveying.descriptors() == {}
+    assert surveying.deadline() is None
+    while surveying._ended:
+        surveying.reap()
+    return found
+
+
+def survey(look, order: r.Survey = ORDER) -> r.Surveyed | m.Fault:
+    heard: list = []
+    surveying = Surveying(heard.append, (), look)
+    surveying.begin(order)
+    return answer(surveying, heard)
+
+
+def test_what_hangs_is_named_and_left_behind_with_what_it_has_started():
+    reader, writer = os.pipe()
+
+    def hangs(order, turn_to):
+        fd = os.open(f"/proc/{os.getppid()}/fd/{writer}", os.O_WRONLY)
+        turn_to("the directory /data", 0.3)
+        if os.fork() == 0:
+            signal.pause()
+        os.write(fd, b"x")
+        while True:
+            signal.pause()
+
+    found = survey(hangs)
+    assert found.problem == "the directory /data does not answer within 0 s"
+    assert found.hint == "a file server or a driver there does not answer"
+    assert found.cpus.allowed
+    os.close(writer)
+    assert os.read(reader, 10) == b"x"
+    assert os.read(reader, 10) == b"", "nobody has the pipe open any more"
+    os.close(reader)
+
+
+def test_each_step_has_its_time():
+    def slow(order, turn_to):
+        for _ in range(4):
+            turn_to("a step", 5.0)
+            time.sleep(0.05)
+        return look_around(order, turn_to)
+
+    assert survey(slow).problem is None
+
+
+def test_a_fault_of_ours_is_told_as_one():
+    def fails(order, turn_to):
+        raise ZeroDivisionError
+
+    assert "ZeroDivisionError" in survey(fails).text
+
+
+def test_a_child_that_dies_is_a_problem():
+    def dies(order, turn_to):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert survey(dies).problem == "looking around on the node has failed: its process ended"
+
+
+def test_a_new_order_replaces_one_that_is_under_way():
+    heard: list = []
+    surveying = Surveying(
+        heard.append, (), lambda order, turn_to: signal.pause() if order.serial == 1 else look_around(order, turn_to)
+    )
+    surveying.begin(ORDER)
+    surveying.begin(r.Survey(**{**{name: getattr(ORDER, name) for name in ORDER._fields}, "serial": 2}))
+    assert answer(surveying, heard).serial == 2
+
+
+def test_the_child_has_none_of_our_descriptors_but_those_it_needs():
+    reader, writer = os.pipe()
+
+    def tells(order, turn_to):
+        numbers = {int(name) for name in os.listdir("/proc/self/fd")}
+        turn_to(str(sorted(numbers & {reader, writer})), 0.1)
+        signal.pause()
+
+    heard: list = []
+    surveying = Surveying(heard.append, (writer,), tells)
+    surveying.begin(ORDER)
+    found = answer(surveying, heard)
+    os.close(reader)
+    os.close(writer)
+    assert found.problem.startswith(f"[{writer}] does not answer")
