@@ -19,6 +19,7 @@ from distlaunch.resolve.binding import pinned_note
 from distlaunch.resolve.environment import base_environment, given_environment
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.hostlist import name_hosts
+from distlaunch.resolve.identity import is_this_machine
 from distlaunch.resolve.location import Location
 from distlaunch.resolve.masks import trusting
 from distlaunch.resolve.options import TrainOptions
@@ -70,6 +71,7 @@ class Composer:
         self._here_name = None if here is None else self._allocation.hosts[here].name
         self._hosts: tuple[Node, ...] = (*topology.nodes, *topology.spares)
         self._listed = {node.host for node in self._hosts}
+        self._here = self._find_here()
         self._training, self._spares = len(topology.nodes), len(topology.spares)
         self._hosts_of_ranks: tuple[str, ...] = ()
         self._base = base_environment(facts) if options.forward_env else {}
@@ -90,7 +92,13 @@ class Composer:
     @property
     def here(self) -> int | None:
         """The number of this machine; None if it is none of them."""
-        return next((number for number, node in enumerate(self._hosts) if node.host == self._here_name), None)
+        return self._here
+
+    def is_here(self, host: str) -> bool:
+        """Tell whether a host is this machine, also one that was discovered later."""
+        if self._here_name is not None or self._facts.surroundings is None:
+            return host == self._here_name
+        return is_this_machine(host, self._facts.surroundings.identity)
 
     @property
     def spares(self) -> int:
@@ -127,7 +135,7 @@ class Composer:
             return ()
         gone = [host for host in self._allocation.hosts if host.name not in by_name]
         allocation = replace(self._allocation, hosts=tuple(present))
-        here = next((place for place, host in enumerate(present) if host.name == self._here_name), None)
+        here = next((place for place, host in enumerate(present) if self.is_here(host.name)), None)
         fewest = self.bounds[0] + options.spares
         if len(present) < fewest:  # too few to train, but those that are known are to be reached all the same
             nodes = tuple(standing_by(each) for each in present)
@@ -136,6 +144,7 @@ class Composer:
             nodes = (*topology.nodes, *topology.spares)
         self._allocation = replace(allocation, hosts=(*present, *gone))
         self._hosts = (*self._hosts, *(node for node in nodes if node.host not in numbers))
+        self._here = self._find_here()
         self._listed = {node.host for node in nodes}
         return nodes
 
@@ -166,7 +175,7 @@ class Composer:
         options, chosen = self._options, {number: surveys[number] for number in members}
         places = {host.name: place for place, host in enumerate(self._allocation.hosts)}
         place_of = {number: places[self._hosts[number].host] for number in members}
-        here = None if self._here_name is None else places.get(self._here_name)
+        here = None if self._here is None else places.get(self._hosts[self._here].host)
         known: dict[int, Facts] = {}
         notes: dict[str, list[str]] = {}
         for number, surveyed in chosen.items():
@@ -237,6 +246,9 @@ class Composer:
         )
 
     # --- parts
+
+    def _find_here(self) -> int | None:
+        return next((number for number, node in enumerate(self._hosts) if self.is_here(node.host)), None)
 
     def _chosen(self, surveys: Mapping[int, Surveyed]) -> tuple[int, ...]:
         """Choose as many of those that are there as there are to be nodes, in the order of their numbers."""
