@@ -11,7 +11,7 @@ def count_lines(output: bytes) -> tuple[int, int]:
 
     A line that the launcher folded for both ranks counts twice. Torn lines are those with something written into them.
     """
-    whole = re.compile(rb"(\[0[-,]1\])?[^<\n]*(?:<stdout>:?)?[^<\n]*<r[r01]> \d{8} x{115}\r?")
+    whole = re.compile(rb"(\[0[-,]1\])?[^<\n]*(?:<stdout>:?)?[^<\n]*<r(?:r|\d+)> \d{8} x{115}\r?")
     intact = folded = 0
     for line in output.split(b"\n"):
         if found := whole.fullmatch(line):

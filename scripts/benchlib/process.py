@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 
 class BenchError(Exception):
@@ -48,10 +49,27 @@ def context_switches(pids: Sequence[int]) -> int:
     return total
 
 
+def cpu_s(pid: int) -> float:
+    """Return how much processor time a process has used, all its threads together."""
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+        words = file.read().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+Start = Callable[..., tuple["subprocess.Popen[bytes]", int]]
+"""As ``subprocess.Popen``; gives beside the process to wait for the pid of the command itself."""
+
+
+def start_here(argv: Sequence[str], **popen: Any) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a command on this machine."""
+    process = subprocess.Popen(argv, **popen)
+    return process, process.pid
+
+
 class Command:
     """One started launcher. All its processes carry BENCH_DIR in their environment, which is how they are found."""
 
-    def __init__(self, argv: Sequence[str], env: dict[str, str], directory: str) -> None:
+    def __init__(self, argv: Sequence[str], env: dict[str, str], directory: str, *, start: Start = start_here) -> None:
         self.directory = directory
         self._errors_path = f"{directory}/stderr"
         self._marker = f"BENCH_DIR={directory}".encode()
@@ -59,13 +77,14 @@ class Command:
         self.last_output_ns = 0
         with open(self._errors_path, "wb") as errors:
             self.started_ns = now_ns()
-            self.process = subprocess.Popen(
+            self.process, self.pid = start(
                 argv, env=env, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
             )
-        self.pid = self.process.pid
         self.ended_ns = 0
         self.peaks = {"VmHWM": 0, "VmRSS": 0, "Threads": 0, "fds": 0}
         self.last = dict(self.peaks)
+        self.sizes_kib: list[int] = []
+        """What ``sample`` has seen of the launcher's memory, in order."""
         self._stop = threading.Event()
         self._chunks: list[bytes] = []
         self._threads = [threading.Thread(target=self._read)]
@@ -78,6 +97,7 @@ class Command:
             while not self._stop.wait(every_s):
                 for field in ("VmHWM", "VmRSS", "Threads"):
                     self._note(field, status_kib(self.pid, field))
+                self.sizes_kib.append(self.last["VmRSS"])
                 try:
                     self._note("fds", len(os.listdir(f"/proc/{self.pid}/fd")))
                 except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -122,7 +142,7 @@ class Command:
 
     def wait(self, *, within_s: float) -> int:
         """Wait for the launcher's end, note the instant, and return its exit code."""
-        pidfd = os.pidfd_open(self.pid) if self.process.poll() is None else None
+        pidfd = os.pidfd_open(self.process.pid) if self.process.poll() is None else None
         if pidfd is not None:
             poller = select.poll()
             poller.register(pidfd, select.POLLIN)
@@ -144,7 +164,7 @@ class Command:
         """Return all processes of this run but the launcher: pids, with their command lines."""
         found = {}
         for name in os.listdir("/proc"):
-            if not name.isdigit() or int(name) in {self.pid, os.getpid()}:
+            if not name.isdigit() or int(name) in {self.pid, self.process.pid, os.getpid()}:
                 continue
             try:
                 with open(f"/proc/{name}/environ", "rb") as file:
@@ -182,12 +202,14 @@ class Command:
 
 
 @contextmanager
-def running(make: Callable[[str], tuple[Sequence[str], dict[str, str]]]) -> Iterator[Command]:
+def running(
+    make: Callable[[str], tuple[Sequence[str], dict[str, str]]], *, start: Start = start_here
+) -> Iterator[Command]:
     """Start the command that ``make`` builds for a fresh directory, and clean up after it in every case."""
     directory = tempfile.mkdtemp(prefix="distlaunch-bench-")
     try:
         argv, env = make(directory)
-        command = Command(argv, {**env, "BENCH_DIR": directory}, directory)
+        command = Command(argv, {**env, "BENCH_DIR": directory}, directory, start=start)
         try:
             yield command
         finally:

@@ -18,7 +18,13 @@ from .rows import Measurement, Row, Sample
 Samples = dict[str, dict[str, list[Sample]]]
 """By measurement, then by launcher."""
 
-LAUNCHERS = ("distlaunch", "torchrun", "mpirun")
+LAUNCHERS = ("distlaunch", "torchrun", "mpirun", "clush", "pdsh", "ssh", "one machine")
+"""All that are compared anywhere, in the order of columns."""
+
+
+def launchers_of(measurements: Sequence[Measurement]) -> list[str]:
+    """Return which take part, in the order of columns."""
+    return [name for name in LAUNCHERS if any(name in measurement.launchers for measurement in measurements)]
 
 
 def _first_line(*argv: str) -> str:
@@ -29,8 +35,8 @@ def _first_line(*argv: str) -> str:
     return (done.stdout or done.stderr).strip().split("\n")[0]
 
 
-def machine() -> dict[str, str]:
-    """Describe what the figures depend on."""
+def machine(programs: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Describe what the figures depend on; ``programs``: what tells their versions."""
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     try:
@@ -45,7 +51,7 @@ def machine() -> dict[str, str]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch,
-        "mpirun": _first_line("mpirun", "--version"),
+        **{name: _first_line(*words) for name, words in programs.items()},
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "revision": _first_line("git", "rev-parse", "--short=12", "HEAD") + (" (changed)" if changed else ""),
         "load at the start": f"{os.getloadavg()[0]:.2f}",
@@ -79,18 +85,17 @@ def _verdict(row: Row, found: Mapping[str, float]) -> str:
 
 def table(measurements: Sequence[Measurement], samples: Samples, predicted: Mapping[str, float]) -> list[str]:
     """Return the lines of a Markdown table."""
-    lines = [
-        "| measure | predicted | distlaunch | torchrun | mpirun | vs torchrun | vs mpirun | to reach | reached |",
-        "| --- | --: | --: | --: | --: | --: | --: | --- | --- |",
-    ]
+    names = launchers_of(measurements)
+    heads = ["measure", "predicted", *names, *(f"vs {name}" for name in names[1:]), "to reach", "reached"]
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' --: |' * (len(heads) - 3)} --- | --- |"]
     for measurement in measurements:
         for row in measurement.rows:
             found = medians(samples[measurement.name], row.key)
             cells = [f"{row.title} ({row.unit})"]
             cells.append(figure(predicted[row.key], row.unit) if row.key in predicted else "")
-            cells += [figure(found[name], row.unit) if name in found else "-" for name in LAUNCHERS]
-            for other in LAUNCHERS[1:]:
-                if "distlaunch" in found and other in found and found["distlaunch"] and found[other]:
+            cells += [figure(found[name], row.unit) if name in found else "-" for name in names]
+            for other in names[1:]:
+                if "distlaunch" in found and other in found and min(found["distlaunch"], found[other]) > 0:
                     times = (
                         found["distlaunch"] / found[other] if row.more_is_better else found[other] / found["distlaunch"]
                     )
