@@ -19,7 +19,7 @@ _LONGEST = 400
 """Of a value that people read: names that do not fold would fill screens. The data has all."""
 _OPTIONS = (
     *("num_gpus", "gpus_per_node", "num_procs", "procs_per_node", "num_nodes", "device", "gpus"),
-    *("include", "exclude", "spread", "job_id", "backend"),
+    *("include", "exclude", "spares", "spread", "job_id", "backend"),
 )
 """Fields that say something of the topology and have no line of their own."""
 _TOTALS = ("num_procs", "num_gpus")

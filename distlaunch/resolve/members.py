@@ -31,7 +31,7 @@ from distlaunch.resolve.plan import (
     interpreter_note,
     working_directory,
 )
-from distlaunch.resolve.topology import bounds_of, build_topology, settled_topology, standing_by
+from distlaunch.resolve.topology import bounds_of, build_topology, left_by_filters, settled_topology, standing_by
 from distlaunch.resolve.travel import travelling
 from distlaunch.resolve.variables import BackendVariables
 
@@ -134,15 +134,15 @@ class Composer:
             self._listed = set()
             return ()
         gone = [host for host in self._allocation.hosts if host.name not in by_name]
-        allocation = replace(self._allocation, hosts=tuple(present))
+        allocation = replace(self._allocation, hosts=(*present, *gone))
         here = next((place for place, host in enumerate(present) if self.is_here(host.name)), None)
-        fewest = self.bounds[0] + options.spares
-        if len(present) < fewest:  # too few to train, but those that are known are to be reached all the same
-            nodes = tuple(standing_by(each) for each in present)
+        left = [place for place in left_by_filters(allocation, options, self._facts, here=here) if place < len(present)]
+        if len(left) < self.bounds[0] + options.spares:  # too few to train, but they are to be reached all the same
+            nodes = tuple(standing_by(present[place]) for place in left)
         else:
-            topology = build_topology(allocation, options, self._facts, here=here)
+            topology = build_topology(allocation, options, self._facts, here=here, present=len(present))
             nodes = (*topology.nodes, *topology.spares)
-        self._allocation = replace(allocation, hosts=(*present, *gone))
+        self._allocation = allocation
         self._hosts = (*self._hosts, *(node for node in nodes if node.host not in numbers))
         self._here = self._find_here()
         self._listed = {node.host for node in nodes}
@@ -222,7 +222,7 @@ class Composer:
             run_dir=self._run_dir,
             local=self._local,
             base=self._everywhere,
-            shares=[CpuShare(cpus=surveys[n].cpus, granted=surveys[n].granted_cpus) for n in members],
+            shares=[CpuShare(cpus=surveys[n].cpus, granted=self._granted(n, surveys[n])) for n in members],
         )
         return members, plan
 
@@ -260,6 +260,12 @@ class Composer:
             away = f": {name_hosts(missing)} {'is' if len(missing) == 1 else 'are'} not there" if missing else ""
             raise NodesError(f"{counted(len(there), 'node')} of the {fewest:,} that are needed{away}")
         return tuple(there[:wanted])
+
+    def _granted(self, number: int, surveyed: Surveyed) -> int | None:
+        """Give the CPUs that a scheduler grants on a node; of this machine, its variables have told it to us."""
+        return (
+            self._allocation.cpus if surveyed.granted_cpus is None and number == self._here else surveyed.granted_cpus
+        )
 
     def _check_scripts(self, members: Sequence[int], surveys: Mapping[int, Surveyed]) -> None:
         """Raise NodesDiffer if the script is missing somewhere, or is not the same on all nodes."""

@@ -23,10 +23,13 @@ from distlaunch.resolve.sizes import Place, Request, about_idle, names_of, worke
 from distlaunch.resolve.sources.local import selection_here
 
 
-def build_topology(allocation: Allocation, options: TrainOptions, facts: Facts, *, here: int | None) -> Topology:
+def build_topology(
+    allocation: Allocation, options: TrainOptions, facts: Facts, *, here: int | None, present: int | None = None
+) -> Topology:
     """Decide how many workers each host runs, and on what.
 
     ``here`` is the index of this machine in ``allocation.hosts``: only of this one do the facts tell devices and CPUs.
+    ``present``: only so many hosts from the first are there now; filters may name the others.
     Raises ConfigError for sizes that contradict each other or what there is, and for a scheduler's node left idle.
     """
     check_kind(options)
@@ -35,6 +38,7 @@ def build_topology(allocation: Allocation, options: TrainOptions, facts: Facts, 
     known = {} if here is None else {here: facts}
     slots = _Slots(request, known, here)
     chosen = _filtered([slots.numbered(place) for place in range(len(allocation.hosts))], options)
+    chosen = [each for each in chosen if present is None or each.place < present]
     kept, spares = _first_nodes(chosen, request, here)
     notes = list(allocation.notes)
     if len(kept) + len(spares) < len(chosen):
@@ -68,6 +72,18 @@ def settled_topology(
     notes: list[str] = []
     planned = _dealt_to([slots.room(chosen[place]) for place in places if place in chosen], request, notes)
     return _Builder(request, known, known[places[0]].hostname, planned, surveyed=True).topology(notes)
+
+
+def left_by_filters(
+    allocation: Allocation, options: TrainOptions, facts: Facts, *, here: int | None
+) -> tuple[int, ...]:
+    """Give the places of the hosts that ``--include`` and ``--exclude`` leave. Raises ConfigError."""
+    bounds = bounds_of(allocation, options)
+    slots = _Slots(
+        Request(allocation=allocation, options=options, bounds=bounds), {} if here is None else {here: facts}, here
+    )
+    chosen = _filtered([slots.numbered(place) for place in range(len(allocation.hosts))], options)
+    return tuple(each.place for each in chosen)
 
 
 def bounds_of(allocation: Allocation, options: TrainOptions) -> tuple[int, int] | None:

@@ -73,11 +73,11 @@ def surveyed(host: str, **changed) -> Surveyed:
     return Surveyed(**{**values, **changed})
 
 
-def composer(*, environ=None, identity="laptop", facts_=None, discovered=None, **options) -> Composer:
+def composer(*, environ=None, identity="laptop", facts_=None, discovered=None, texts=None, **options) -> Composer:
     """Give the composer of a job whose launcher is on ``identity``; a host of this name is this machine."""
     chosen = TrainOptions(**{"script": "train.py", **options})
     own = Identity(hostname=identity, fqdn=None, addresses=(), aliases=())
-    around = Surroundings(texts={}, discovered=discovered, identity=own)
+    around = Surroundings(texts=texts or {}, discovered=discovered, identity=own)
     known = facts(environ=environ or {}, surroundings=around, hostname=identity, **(facts_ or {}))
     location, _ = locate(chosen, known)
     topology = build_topology(location.allocation, chosen, known, here=location.here)

@@ -356,3 +356,27 @@ def test_the_folder_that_the_job_got_in_the_end_is_in_each_plan(make_composer, m
 def test_one_remote_node_needs_no_meeting(make_composer, make_surveys):
     hosts, plan = composed(make_composer, make_surveys, hosts="a:2")
     assert (hosts, plan.master_addr, plan.env["MASTER_ADDR"]) == (["a"], "127.0.0.1", "127.0.0.1")
+
+
+def test_this_machine_may_be_discovered_later(make_composer):
+    made = make_composer(discover="cmd", discovered="a\nb\n", num_nodes=(1, 3))
+    assert (made.here, made.is_here("a"), made.is_here("laptop")) == (None, False, True)
+    assert [node.host for node in made.discovered("a\nlaptop\n")] == ["a", "laptop"]
+    assert made.here == 2
+
+
+def test_filters_may_name_hosts_that_have_gone(make_composer, make_surveys):
+    made = make_composer(discover="cmd", discovered="a\nb\nbad\n", exclude="bad", num_nodes=(1, 3))
+    assert names(made) == ["a", "b"]
+    assert [node.host for node in made.discovered("b\nc\n")] == ["b", "c"]
+    assert made.compose(make_surveys(made))[0] == (1, 2)
+    assert [node.host for node in made.discovered("bad\nc\n")] == ["c"]
+    assert made.compose(make_surveys(made))[0] == (2,)
+
+
+def test_what_a_scheduler_grants_here_limits_this_machine_alone(make_composer, make_surveys):
+    pbs = {"PBS_JOBID": "1.s", "PBS_NODEFILE": "/nodes", "NCPUS": "4"}
+    made = make_composer(environ=pbs, texts={"/nodes": "a\na\nb\nb\n"}, identity="a", device="cpu")
+    _, plan = made.compose(make_surveys(made))
+    assert [worker.env["OMP_NUM_THREADS"] for worker in plan.workers] == ["2", "2", "8", "8"]
+    assert (plan.source, plan.job_id) == ("pbs", "job-1")
