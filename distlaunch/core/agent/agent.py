@@ -160,6 +160,11 @@ class Agent:
             self._up = {}
             self._send(started)
 
+    @property
+    def is_broken(self) -> bool:
+        """Tell whether the workers' parent has vanished: all were killed, and no ``Gone`` will come."""
+        return self._lost
+
     def end_without_coordinator(self, attempt: int, grace_s: float) -> None:
         """Ask the workers to end in our own name; ``Gone`` tells when they have."""
         self._tell_spawner(w.Unwatch())

@@ -279,7 +279,7 @@ class RemoteAgent:
         self._stream.close(bound_s=_LAST_S)
         self._taker.lose()
         self._ground.close()
-        if self._attempt is None:
+        if self._attempt is None or self._agent.is_broken:
             return
         if self._clock.paused:
             self._clock.pause(paused=False)
@@ -297,7 +297,7 @@ class RemoteAgent:
             self._agent.tick()
 
     def _is_busy(self) -> bool:
-        return self._attempt is not None
+        return self._attempt is not None and not self._agent.is_broken
 
     def _finish(self) -> None:
         """Leave nothing behind."""
