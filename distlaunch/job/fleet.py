@@ -7,6 +7,7 @@ waits for a network. All reading is the main loop's.
 from __future__ import annotations
 
 import os
+import re
 import select
 import threading
 import time
@@ -32,6 +33,7 @@ LEAVE_S = 8.0
 """How long agents may take to kill what is left and to end, when the job is over."""
 _INTAKE_S = 10.0
 _MOST_CHUNKS = 64
+_SIGNALLED = 128
 
 
 class Fleet:
@@ -249,7 +251,7 @@ class Fleet:
                 return
             data = peer.link.receive()
             if data is None:
-                self._lose(peer, peer.link.why_closed())
+                self._lose(peer, _of_agent(peer.link.why_closed()))
                 return
             if not data:
                 return
@@ -343,3 +345,11 @@ class Fleet:
         if self._feeder is not None:
             for node, message in self._feeder.ready():
                 self.send(node, message)
+
+
+def _of_agent(why: str) -> str:
+    """Say of the agent how it ended; the shell that is its parent adds 128 to a signal's number."""
+    ended = re.fullmatch(r"it ended with status (\d+)(.*)", why, re.DOTALL)
+    if ended is not None and int(ended[1]) > _SIGNALLED:
+        return f"its agent was killed by signal {int(ended[1]) - _SIGNALLED}{ended[2]}"
+    return f"its agent {why[3:]}" if why.startswith("it ") else why
