@@ -1,0 +1,131 @@
+"""A job of ``programs/nodes/steps.py`` on the test bed's hosts, as tests of losses look at it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.hosts import HEAD, Cluster, Process, until
+from tests.conftest import Result
+
+STEPS = Path(__file__).parents[1] / "programs" / "nodes" / "steps.py"
+SHORT = ("--failure-grace", "2", "--grace", "2")
+AGENT, SPAWNER = "dl-agent", "dl-spawner"
+
+
+class Stepping:
+    """A job that counts steps. ``place`` is a directory of its own, which all hosts share."""
+
+    def __init__(
+        self,
+        hosts: Cluster,
+        nodes: str,
+        *options: str | os.PathLike[str],
+        words: Sequence[str] = (),
+        name: str = "job",
+        host: str = HEAD,
+        env: Mapping[str, str] | None = None,
+        **popen: Any,
+    ) -> None:
+        self.hosts = hosts
+        self.place = hosts.work / name
+        self.place.mkdir()
+        args = ["train", *(("--hosts", nodes) if nodes else ()), "--device", "cpu", *SHORT, *options, STEPS, *words]
+        self.running = hosts.start(args, host=host, env={"PLACE": str(self.place), **(env or {})}, **popen)
+
+    # --- how it goes
+
+    def up(self, attempt: int = 0, *, timeout: float = 60.0) -> list[dict[str, Any]]:
+        """Wait until all workers of an attempt are there; give what each was told, by rank."""
+        folder = self.place / f"attempt-{attempt}"
+
+        def found() -> list[dict[str, Any]] | None:
+            files = [path for path in folder.glob("*") if path.suffix != ".new"]
+            told = {int(path.name): json.loads(path.read_text()) for path in files}
+            size = next((int(each["WORLD_SIZE"]) for each in told.values()), 0)
+            return [told[rank] for rank in range(size)] if size and len(told) == size else None
+
+        return self.running.wait_for(found, f"all of attempt {attempt}", timeout=timeout)
+
+    def wait_attempt(self, composition: Sequence[str], *, after: int = 0, timeout: float = 60.0) -> int:
+        """Wait until workers are up on just these hosts (one each), in an attempt after this one; give its number."""
+
+        def found() -> int:
+            numbers = sorted(int(path.name[8:]) for path in self.place.glob("attempt-*"))
+            for number in [number for number in numbers if number > after]:
+                folder = self.place / f"attempt-{number}"
+                files = [path for path in folder.glob("*") if path.suffix != ".new"]
+                told = {int(path.name): json.loads(path.read_text()) for path in files}
+                on = [told[rank]["host"] for rank in sorted(told)]
+                if on == list(composition) and {each["WORLD_SIZE"] for each in told.values()} == {str(len(on))}:
+                    return number
+            return 0
+
+        return self.running.wait_for(found, f"an attempt on {composition}", timeout=timeout)
+
+    @property
+    def step(self) -> int:
+        path = self.place / "step"
+        return int(path.read_text()) if path.exists() else 0
+
+    def goes_on(self, *, by: int = 5, timeout: float = 30.0) -> None:
+        """Wait until it has gone some steps further."""
+        before = self.step
+        self.running.wait_for(lambda: self.step >= before + by, f"steps beyond {before}", timeout=timeout)
+
+    # --- what it is told
+
+    def fail(self) -> None:
+        """Have rank 0 fail."""
+        (self.place / "fail").touch()
+
+    def enough(self, timeout: float = 60.0) -> Result:
+        """Have it end well."""
+        (self.place / "enough").touch()
+        result = self.running.wait(timeout)
+        assert result.returncode == 0, result.stderr
+        return result
+
+    # --- its processes
+
+    def pids(self) -> set[int]:
+        """Give all processes of the job that there are on all hosts, the launcher included."""
+        return {process.pid for name in self.hosts.layout for process in self.hosts.processes(name)}
+
+    def find(self, host: str, what: str) -> Process:
+        """Find the agent or the spawner on a host."""
+        found = [process for process in self.hosts.processes(host) if process.argv[0].startswith(what)]
+        assert len(found) == 1, found
+        return found[0]
+
+    def kill(self, host: str, what: str) -> None:
+        """Kill -9 the agent or the spawner on a host."""
+        os.kill(self.find(host, what).pid, signal.SIGKILL)
+
+
+def is_empty(hosts: Cluster, *names: str, but: Sequence[int] = ()) -> bool:
+    """Tell whether nothing runs on these hosts."""
+    return not [each for name in names for each in hosts.processes(name) if each.pid not in but]
+
+
+def wait_empty(hosts: Cluster, *names: str, within_s: float = 30.0, but: Sequence[int] = ()) -> None:
+    """Wait until nothing runs on these hosts."""
+    until(lambda: is_empty(hosts, *names, but=but), f"the end of all on {names}", within_s)
+
+
+@contextlib.contextmanager
+def beside(hosts: Cluster, nodes: str) -> Iterator[set[int]]:
+    """Have another job on these hosts, of which every process is still there in the end; give their pids."""
+    other = Stepping(hosts, nodes, name="beside")
+    other.up()
+    other.goes_on()
+    pids = other.pids()
+    yield pids
+    assert pids <= other.pids()
+    other.goes_on()
+    other.enough()

@@ -1,0 +1,287 @@
+"""Jobs of fixed size over several hosts that lose something: the job ends as promised, and nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cluster.hosts import HEAD, faults, until
+from tests.cluster.stepping import AGENT, SHORT, SPAWNER, STEPS, Stepping, beside, is_empty, wait_empty
+
+THREE = "n1:1,n2:1,n3:1"
+UNAVAILABLE, SOFTWARE = 69, 70
+
+
+def begun(hosts, *options, nodes=THREE, **more):
+    job = Stepping(hosts, nodes, *options, **more)
+    job.up()
+    job.goes_on()
+    return job
+
+
+def assert_lost(result, host, why):
+    """Check that the job has ended for the loss of one host, and says so once."""
+    assert result.returncode == UNAVAILABLE, result.stderr
+    [lost] = [event["host"] for event in result.of_type("node_lost")]
+    assert lost == host
+    assert f"on {host} failed: the node is lost: " in result.stderr
+    assert why in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+# --- something is killed
+
+
+@pytest.mark.parametrize("words", [(), ("deaf",)], ids=["obedient", "deaf"])
+def test_kill_9_of_the_launcher_ends_all_on_all_hosts(hosts, words):
+    with beside(hosts, "n1:1,n2:1") as others:
+        job = begun(hosts, words=words)
+        job.running.send_signal(signal.SIGKILL)
+        job.running.wait()
+        wait_empty(hosts, *hosts.names, but=others)
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [(AGENT, "its agent was killed by signal 9"), ("sessions", "connection"), ("sshd", "connection")],
+)
+def test_a_closed_channel_ends_the_job(hosts, what, why):
+    job = begun(hosts)
+    match what:
+        case "sessions":
+            faults.kill_sessions(hosts, "n2")
+        case "sshd":
+            faults.kill_sshd(hosts, "n2")
+        case _:
+            job.kill("n2", what)
+    assert_lost(job.running.wait(), "n2", why)
+    hosts.assert_clean()
+
+
+def test_another_job_does_not_feel_kill_9_of_an_agent(hosts):
+    with beside(hosts, "n1:1,n2:1") as others:
+        job = Stepping(hosts, THREE)
+        job.up()
+        [agent] = [each for each in hosts.processes("n2") if each.argv[0].startswith(AGENT) and each.pid not in others]
+        os.kill(agent.pid, signal.SIGKILL)
+        assert job.running.wait().returncode == UNAVAILABLE
+        wait_empty(hosts, "n1", "n2", "n3", but=others)
+
+
+def test_kill_9_of_a_spawner_ends_the_job_as_a_fault(hosts):
+    job = begun(hosts)
+    job.kill("n2", SPAWNER)
+    result = job.running.wait()
+    assert result.returncode == SOFTWARE, result.stderr
+    assert "n2" in result.stderr
+    assert "Traceback" not in result.stderr
+    hosts.assert_clean()
+
+
+def test_kill_9_of_the_launcher_and_an_agent_at_once(hosts):
+    job = begun(hosts, words=("deaf",))
+    agent = job.find("n2", AGENT)
+    os.kill(agent.pid, signal.SIGKILL)
+    job.running.send_signal(signal.SIGKILL)
+    job.running.wait()
+    hosts.assert_clean()
+
+
+def test_kill_9_of_the_launcher_while_it_connects(hosts):
+    for name in hosts.names:
+        faults.delay(hosts, name, 100)
+    running = hosts.start(["train", "--hosts", THREE, STEPS], env={"PLACE": str(hosts.work)})
+    until(lambda: not is_empty(hosts, "n1", "n2", "n3"), "anything on a node")
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    hosts.assert_clean()
+
+
+def test_sshd_that_no_longer_listens_is_of_no_account_to_what_runs(hosts):
+    job = begun(hosts)
+    faults.stop_sshd(hosts, "n2")
+    job.goes_on()
+    job.enough()
+
+
+def test_a_failure_and_a_loss_at_once_make_one_report(hosts):
+    job = begun(hosts)
+    job.fail()
+    faults.kill_sessions(hosts, "n2")
+    result = job.running.wait()
+    assert result.returncode in (1, UNAVAILABLE), result.stderr
+    assert len(result.of_type("failure")) == 1
+    hosts.assert_clean()
+
+
+# --- silence
+
+
+def test_a_host_that_falls_silent_ends_the_job_and_its_workers_end_by_themselves(hosts):
+    with beside(hosts, "n1:1,n3:1") as others:
+        job = begun(hosts, nodes="n1:1,n2:1,n4:1")
+        faults.cut(hosts, "n2")
+        assert_lost(job.running.wait(), "n2", "no word from it for 1")
+        wait_empty(hosts, "n1", "n2", "n4", but=others)  # n2 is cut off still
+        faults.cut(hosts, "n2", on=False)
+    hosts.assert_clean()
+
+
+def test_a_pulled_cable_is_silence_as_well(hosts):
+    job = begun(hosts)
+    faults.link(hosts, "n2", up=False)
+    assert_lost(job.running.wait(), "n2", "no word from it for 1")
+    wait_empty(hosts, "n2")
+    faults.link(hosts, "n2", up=True)
+    hosts.assert_clean()
+
+
+def test_a_power_failure_of_a_host_ends_the_job(hosts):
+    job = begun(hosts)
+    faults.power_off(hosts, "n2")
+    assert_lost(job.running.wait(), "n2", "no word from it for 1")
+    faults.power_on(hosts, "n2")
+    hosts.assert_clean()
+
+
+def test_a_cut_of_three_seconds_is_of_no_account(hosts):
+    job = begun(hosts)
+    faults.cut(hosts, "n2")
+    time.sleep(3)  # that long it lasts
+    faults.cut(hosts, "n2", on=False)
+    job.goes_on()
+    assert not job.enough().of_type("node_lost")
+
+
+def test_a_job_on_a_slow_and_lossy_network(hosts):
+    for name in ("n1", "n2", "n3"):
+        faults.delay(hosts, name, 300, 1)
+    job = begun(hosts)
+    result = job.enough()
+    assert not result.of_type("node_lost")
+    assert not result.of_type("node_unreachable")
+
+
+def test_an_agent_that_is_stopped_is_silent_and_yet_nothing_is_left_there(hosts):
+    job = begun(hosts)
+    os.kill(job.find("n2", AGENT).pid, signal.SIGSTOP)
+    assert_lost(job.running.wait(), "n2", "no word from it for 1")
+    hosts.assert_clean()
+
+
+def test_an_agent_that_was_stopped_for_a_while(hosts):
+    job = begun(hosts)
+    agent = job.find("n2", AGENT).pid
+    os.kill(agent, signal.SIGSTOP)
+    time.sleep(4)
+    os.kill(agent, signal.SIGCONT)
+    job.goes_on()
+    assert not job.enough().of_type("node_lost")
+
+
+def test_a_launcher_that_was_stopped_for_a_while(hosts):
+    job = begun(hosts)
+    os.kill(job.running.pid, signal.SIGSTOP)
+    time.sleep(4)
+    os.kill(job.running.pid, signal.SIGCONT)
+    job.goes_on()
+    assert not job.enough().of_type("node_lost")
+
+
+def test_a_launcher_that_was_stopped_for_long_finds_its_job_ended(hosts):
+    job = begun(hosts)
+    os.kill(job.running.pid, signal.SIGSTOP)
+    wait_empty(hosts, "n1", "n2", "n3")
+    os.kill(job.running.pid, signal.SIGCONT)
+    result = job.running.wait()
+    assert result.returncode == UNAVAILABLE, result.stderr
+    assert "nothing was heard of the coordinator for 1" in result.stderr
+    hosts.assert_clean()
+
+
+def test_a_typed_stop_pauses_all_workers_for_as_long_as_one_likes(hosts):
+    job = begun(hosts, "--failure-grace", "5")
+    workers = [each["pid"] for each in job.up()]
+    os.kill(job.running.pid, signal.SIGTSTP)
+
+    def states():
+        return [
+            process.state
+            for name in ("n1", "n2", "n3")
+            for process in hosts.processes(name)
+            if str(STEPS) in process.argv
+        ]
+
+    until(lambda: states() == ["T"] * len(workers), "all workers are stopped")
+    step = job.step
+    time.sleep(15)  # longer than silence may last
+    assert job.step == step
+    os.kill(job.running.pid, signal.SIGCONT)
+    job.goes_on()
+    assert not job.enough().of_type("node_lost")
+
+
+def test_a_closed_terminal_ends_the_job_everywhere(hosts):
+    words = ["--hosts", THREE, "--device", "cpu", *SHORT, STEPS]
+    command = " ".join(map(str, (sys.executable, "-m", "distlaunch", "train", *words)))
+    place = hosts.work / "job"
+    place.mkdir()
+    terminal = hosts.popen(
+        HEAD,
+        ["script", "-qec", command, "/dev/null"],
+        cwd=hosts.work,
+        env={"PLACE": str(place)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    until((place / "step").exists, "steps")
+    terminal.kill()
+    terminal.process.stdin.close()
+    terminal.wait(30)
+    hosts.assert_clean()
+    [events] = hosts.jobs.glob("2*/events.jsonl")
+    last = json.loads(events.read_text().splitlines()[-1])
+    assert (last["type"], last["exit_code"]) == ("job_ended", 129)
+
+
+# --- full disks
+
+
+def test_a_full_disk_of_the_launcher_costs_logs_and_no_job(hosts):
+    job = Stepping(hosts, THREE, "--log-dir", hosts.local, words=("chats",))
+    job.up()
+    job.goes_on()
+    faults.fill(hosts, HEAD)
+    job.running.wait_stderr("log files have stopped: the disk is full")
+    job.goes_on()
+    result = job.enough()
+    assert "steps" not in result.stderr
+
+
+def test_a_full_disk_of_a_node_costs_the_nodes_logs_and_no_job(hosts):
+    job = Stepping(hosts, THREE, "--node-logs", f"{hosts.local}/logs", words=("chats",))
+    job.up()
+    job.goes_on()
+    faults.fill(hosts, "n2")
+    job.running.wait_stderr("n2: the node's log files have stopped: the disk is full")
+    job.goes_on()
+    job.enough()
+
+
+def test_a_full_disk_for_temporary_files_on_a_node(hosts):
+    with open(f"{hosts.home}/.bashrc", "w") as file:
+        file.write(f"export TMPDIR={hosts.local}\n")
+    faults.fill(hosts, "n2")
+    job = begun(hosts, "--preload", "json")
+    assert hosts.run("n1", f"cd {hosts.local} && echo *").stdout.startswith("distlaunch-agent-")
+    result = job.enough()
+    assert [event["problem"] for event in result.of_type("preload")] == [None] * 3
+    for name in ("n1", "n2", "n3"):
+        for place in (hosts.local, "/dev/shm"):
+            assert "agent" not in hosts.run(name, f"cd {place} && echo *").stdout
