@@ -284,7 +284,7 @@ class RemoteAgent:
         if self._clock.paused:
             self._clock.pause(paused=False)
             self._agent.handle(m.Pause(paused=False))
-        self._agent.end_without_coordinator(self._attempt, self._grace_s)
+        self._agent.end_without_coordinator(attempt, self._grace_s)
         until = time.monotonic() + self._grace_s + _END_S
         while (left_s := until - time.monotonic()) > 0 and self._is_busy():
             poll = select.poll()

@@ -59,16 +59,24 @@ def probe_interfaces() -> tuple[tuple[str, str, int], ...]:
             break
     found: dict[tuple[str, str, int], None] = {}
     for datagram in _dump(_GETADDR, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
-        done = False
-        for kind, message in _messages(datagram):
-            done = done or kind == _DONE
-            if kind == _NEWADDR and (address := _address(message)) is not None:
-                _, bits, flags, _, index = _ADDRESS.unpack_from(message)
-                if index in names and not flags & _UNUSABLE and _is_for_others(address):
-                    found[names[index], address, bits] = None
+        networks, done = parse_networks(datagram)
+        found.update(((names[index], address, bits), None) for index, address, bits in networks if index in names)
         if done:
             break
     return tuple(found)
+
+
+def parse_networks(datagram: bytes) -> tuple[list[tuple[int, str, int]], bool]:
+    """Read one datagram: (index of the interface, address, bits) of what others may use, and whether it is the last."""
+    found: list[tuple[int, str, int]] = []
+    for kind, message in _messages(datagram):
+        if kind == _DONE:
+            return found, True
+        if kind == _NEWADDR and (address := _address(message)) is not None:
+            _, bits, flags, _, index = _ADDRESS.unpack_from(message)
+            if not flags & _UNUSABLE and _is_for_others(address):
+                found.append((index, address, bits))
+    return found, False
 
 
 def parse_addresses(datagram: bytes) -> tuple[list[str], bool]:

@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.core.probe import interfaces
-from distlaunch.core.probe.interfaces import parse_addresses, probe_addresses
+from distlaunch.core.probe.interfaces import (
+    parse_addresses,
+    parse_links,
+    parse_networks,
+    probe_addresses,
+    probe_interfaces,
+)
 
 LOCAL, ADDRESS, LABEL = 2, 1, 3
 """IFA_* of linux/if_addr.h."""
@@ -23,8 +29,8 @@ def attribute(kind: int, value: bytes) -> bytes:
     return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
 
 
-def message(family: int, *attributes: bytes, kind: int = 20) -> bytes:
-    body = struct.pack("=BBBBI", family, 24, 0, 0, 2) + b"".join(attributes)
+def message(family: int, *attributes: bytes, kind: int = 20, flags: int = 0) -> bytes:
+    body = struct.pack("=BBBBI", family, 24, flags, 0, 2) + b"".join(attributes)
     return struct.pack("=IHHII", 16 + len(body), kind, 2, 1, 99) + body
 
 
@@ -36,6 +42,13 @@ def v6(kind: int, text: str) -> bytes:
     return attribute(kind, ipaddress.IPv6Address(text).packed)
 
 
+def link(index: int, name: str, flags: int) -> bytes:
+    body = struct.pack("=BxHiII", 0, 1, index, flags, 0) + attribute(3, name.encode() + b"\0")
+    return struct.pack("=IHHII", 16 + len(body), 16, 2, 1, 99) + body
+
+
+UP, LOOPBACK, RUNNING = 0x1, 0x8, 0x40
+"""IFF_* of linux/if.h."""
 DONE = struct.pack("=IHHII", 20, 3, 2, 1, 99) + struct.pack("=i", 0)
 
 
@@ -59,9 +72,49 @@ def test_an_answer_is_read(datagram, addresses, done):
     assert parse_addresses(datagram) == (addresses, done)
 
 
+@pytest.mark.parametrize(
+    ("datagram", "networks"),
+    [
+        (message(socket.AF_INET, v4(ADDRESS, "10.0.0.7"), v4(LOCAL, "10.0.0.7")), [(2, "10.0.0.7", 24)]),
+        (message(socket.AF_INET6, v6(ADDRESS, "fd00::7"), flags=0x80), [(2, "fd00::7", 24)]),
+        (message(socket.AF_INET, v4(LOCAL, "127.0.0.1")), []),
+        (message(socket.AF_INET6, v6(ADDRESS, "::1")), []),
+        (message(socket.AF_INET6, v6(ADDRESS, "fe80::1")), []),
+        (message(socket.AF_INET6, v6(ADDRESS, "febf::1")), []),
+        (message(socket.AF_INET6, v6(ADDRESS, "fd00::7"), flags=0x08), []),
+        (message(socket.AF_INET6, v6(ADDRESS, "fd00::7"), flags=0x40), []),
+    ],
+    ids=["v4", "v6", "loopback", "loopback v6", "link-local", "link-local end", "a duplicate", "tentative"],
+)
+def test_an_address_that_others_cannot_use_is_left_out(datagram, networks):
+    assert parse_networks(datagram + DONE) == (networks, True)
+
+
+def test_an_interface_that_carries_nothing_is_left_out():
+    answer = (
+        link(1, "lo", UP | LOOPBACK | RUNNING)
+        + link(2, "eth0", UP | RUNNING)
+        + link(3, "docker0", UP)
+        + link(4, "down", RUNNING)
+    )
+    assert parse_links(answer) == ({1: "lo", 2: "eth0"}, False)
+    assert parse_links(DONE) == ({}, True)
+
+
+def test_the_interfaces_of_this_machine_are_those_that_python_knows():
+    names = {name for _, name in socket.if_nameindex()}
+    found = probe_interfaces()
+    assert {name for name, _, _ in found} <= names
+    assert {address for _, address, _ in found} <= set(probe_addresses())
+    assert all(0 < bits <= ipaddress.ip_address(address).max_prefixlen for _, address, bits in found)
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_end_somewhere(datagram):
     parse_addresses(datagram)
+    parse_links(datagram)
+    parse_networks(datagram)
+    parse_links(struct.pack("=IHHII", 16 + len(datagram), 16, 2, 1, 99) + datagram)
     parse_addresses(message(socket.AF_INET, datagram))
 
 
@@ -81,3 +134,4 @@ def test_a_kernel_that_does_not_answer_is_no_error(monkeypatch):
 
     monkeypatch.setattr(interfaces.socket, "socket", refuse)
     assert probe_addresses() == ()
+    assert probe_interfaces() == ()

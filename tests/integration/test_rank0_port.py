@@ -1,0 +1,87 @@
+"""The port that other nodes have tried is one that torch's store can then have, attempt after attempt."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from distlaunch.core.agent.preparing import Preparing
+from distlaunch.core.probe.interfaces import probe_interfaces
+from distlaunch.core.wire import messages as m
+
+RANKS = """
+import datetime, sys
+from torch.distributed import TCPStore
+
+is_master, libuv = sys.argv[1] == "0", sys.argv[2] == "libuv"
+for line in sys.stdin:
+    host, port = line.split()
+    store = TCPStore(host, int(port), world_size=2, is_master=is_master, use_libuv=libuv, timeout=datetime.timedelta(seconds=60))
+    store.set(f"from {sys.argv[1]}", port)
+    print(store.get(f"from {1 - int(sys.argv[1])}").decode(), flush=True)
+    sys.stdin.readline()
+    del store
+    print("closed", flush=True)
+"""
+
+
+def listens(port: int) -> bool:
+    with socket.socket(socket.AF_INET6) as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            other.bind(("::", port))
+            other.listen()
+        except OSError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("kind", ["libuv", "classic"])
+@pytest.mark.parametrize("wanted", ["any", "one"])
+def test_torchs_store_gets_the_port_after_others_have_tried_it(clean_env, kind, wanted):
+    addresses = ["127.0.0.1", *(address for _, address, _ in probe_interfaces())]
+    answers: list[m.Prepared] = []
+    preparing = Preparing(port=None, send=answers.append, post=lambda _: None)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANKS, str(rank), kind],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        for rank in (0, 1)
+    ]
+    number = 0
+    try:
+        for attempt in range(4):
+            host = addresses[-(attempt % len(addresses)) - 1]
+            preparing.prepare(m.Prepare(attempt=attempt, port=number, token="word"), owner="j", pids=())
+            port = answers[-1].port
+            assert port, answers
+            number = port if wanted == "one" else 0
+            for address in addresses:
+                with socket.create_connection((address, port), timeout=30) as connection:
+                    preparing.on_ready()
+                    assert connection.recv(10) == b"word\n"
+            assert not listens(port)
+            preparing._close_listener()
+            assert not listens(port), "it is held, though nobody listens"
+            preparing.share()
+            for rank in ranks:
+                rank.stdin.write(f"{host} {port}\n")
+            assert [rank.stdout.readline() for rank in ranks] == [f"{port}\n"] * 2
+            for rank in ranks:
+                rank.stdin.write("end\n")
+            assert [rank.stdout.readline() for rank in ranks] == ["closed\n"] * 2
+            assert sum(answer.problem is None for answer in answers) == attempt + 1
+    finally:
+        preparing.release()
+        for rank in ranks:
+            rank.stdin.close()
+            rank.wait(60)
+            rank.stdout.close()
+    assert {rank.returncode for rank in ranks} == {0}
