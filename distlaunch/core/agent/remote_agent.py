@@ -279,7 +279,8 @@ class RemoteAgent:
         self._stream.close(bound_s=_LAST_S)
         self._taker.lose()
         self._ground.close()
-        if self._attempt is None or self._agent.is_broken:
+        attempt = self._attempt
+        if attempt is None or self._agent.is_broken:
             return
         if self._clock.paused:
             self._clock.pause(paused=False)
