@@ -389,11 +389,11 @@ class Runner:
 
 def _what_where(plan: LaunchPlan) -> str:
     """Say how many workers there are, as far as that is known, and where."""
-    from distlaunch.resolve.hostlist import fold_hosts
-
     if len(plan.nodes) == 1:
         where = plan.nodes[0].host
     else:
-        where = f"{counted(len(plan.nodes), 'node')} ({fold_hosts(node.host for node in plan.nodes)})"
+        from distlaunch.resolve.hostlist import name_hosts
+
+        where = f"{counted(len(plan.nodes), 'node')} ({name_hosts(node.host for node in plan.nodes)})"
     size = plan.world_size
     return f"{counted(size, 'worker')} on {where}" if size is not None else where
