@@ -1,0 +1,145 @@
+"""Layer core.wire: what passes between the launchers of one job, one on each node (or for each worker), over TCP.
+
+A peer never executes what it is told: what runs comes from its own command line. Messages carry numbers, addresses,
+names of hosts, and verdicts as text for people.
+
+Both sides first say what they are: the caller ``Call``, the listener ``Challenge``; where there is a token the caller
+answers with ``Proof`` (and the challenge had one, too). Then ``Welcome`` or ``Turned``. What follows is the supervision
+of ``messages`` and ``remote``, without what would carry commands: ``Ask`` stands for Survey, ``Commence`` for Start.
+"""
+
+from __future__ import annotations
+
+from distlaunch.core.model.record import Record
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import remote as r
+
+PEER_VERSION = 1
+
+
+class Call(Record):
+    """A launcher (or an agent that srun has started) wants to take part."""
+
+    version: int
+    release: str
+    """Of distlaunch, as 0.1.0: all launchers of a job have the same."""
+    job_key: str
+    """What all launchers of one job share and others do not: the scheduler's job id, or --job-id; may be empty."""
+    rank: int | None
+    """Its node rank (of a launcher for each worker: its rank); None: whoever is next."""
+    host: str
+    instance: str
+    """Random, of this launcher: one that calls again is known by it."""
+    nonce: str
+    """Hexadecimal; the listener proves itself with it."""
+
+
+class Challenge(Record):
+    """The listener's answer: ``proof`` is HMAC-SHA256(token, "listener" nonce-of-the-call nonce), empty without a token."""
+
+    nonce: str
+    proof: str
+    wants_proof: bool
+
+
+class Proof(Record):
+    """HMAC-SHA256(token, "caller" nonce-of-the-challenge nonce-of-the-call), hexadecimal."""
+
+    proof: str
+
+
+class Turned(Record):
+    """The caller cannot take part. ``again``: it may be otherwise in a moment."""
+
+    text: str
+    hint: str | None
+    exit_code: int
+    again: bool
+
+
+class Welcome(Record):
+    """The caller takes part."""
+
+    job_id: str
+    rank: int
+    """Its member number."""
+
+
+class Apply(Record):
+    """What a launcher has to say of itself, right after ``Welcome``; contradictions are found by the coordinator."""
+
+    num_nodes: tuple[int, int] | None
+    """Smallest and largest, as it was told; None if nobody told it."""
+    slots: int | None
+    """Workers that it was asked to run."""
+    command: str
+    """SHA-256 of what it was asked to run (argv without paths of interpreters), to compare only."""
+    clock: float
+    """Its own (seconds), which ``Pong`` and ``WorkerExited`` use."""
+    wall: float
+    """Seconds since the epoch, to find clocks that are far off."""
+    attempt: int
+    """The highest attempt that it knows of: a coordinator that came back goes on from there; -1: none."""
+    restarts: int
+
+
+class Ask(Record):
+    """Look around, as ``Survey``, but by what your own command line names."""
+
+    serial: int
+
+
+class Commence(Record):
+    """Start your workers of this attempt."""
+
+    attempt: int
+    restarts: int
+    node_rank: int
+    local_ranks: tuple[int, ...]
+    """Which of the node's workers are this launcher's; all of them but with a launcher for each worker."""
+    hosts: tuple[str, ...]
+    """By node rank."""
+    slots: tuple[int, ...]
+    """Workers, by node rank."""
+    master_addr: str
+    master_port: int
+    interface: str
+    """What to reach the others by, if that needs saying (GLOO_SOCKET_IFNAME); else empty."""
+
+
+class Told(Record):
+    """This launcher has got a signal."""
+
+    signum: int
+
+
+class Verdict(Record):
+    """The job is over: leave with this exit code; ``text`` is for the user, on the launcher's last lines."""
+
+    exit_code: int
+    text: str
+
+
+class Notice(Record):
+    """A line for the user, on every node."""
+
+    text: str
+    level: str
+
+
+ToPeer = (
+    m.Prepare | m.Stop | m.Forward | m.Pause | m.CollectStacks
+    | r.Reach | r.Ping | Challenge | Turned | Welcome | Ask | Commence | Verdict | Notice
+)  # fmt: skip
+FromPeer = (
+    m.Prepared | m.Started | m.WorkerExited | m.Alive | m.Stacks | m.Remark | m.PreloadEnded | m.Gone | m.Fault
+    | r.Surveyed | r.Reached | r.Pong | r.Ending | Call | Proof | Apply | Told
+)  # fmt: skip
+TO_PEER: tuple[type, ...] = (
+    m.Prepare, m.Stop, m.Forward, m.Pause, m.CollectStacks,
+    r.Reach, r.Ping, Challenge, Turned, Welcome, Ask, Commence, Verdict, Notice,
+)  # fmt: skip
+FROM_PEER: tuple[type, ...] = (
+    m.Prepared, m.Started, m.WorkerExited, m.Alive, m.Stacks, m.Remark, m.PreloadEnded, m.Gone, m.Fault,
+    r.Surveyed, r.Reached, r.Pong, r.Ending, Call, Proof, Apply, Told,
+)  # fmt: skip
