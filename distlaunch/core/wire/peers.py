@@ -35,7 +35,7 @@ class Call(Record):
 
 
 class Challenge(Record):
-    """The listener's answer: ``proof`` is HMAC-SHA256(token, "listener" nonce-of-the-call nonce), empty without a token."""
+    """The listener's answer: ``proof`` is HMAC-SHA256(token, "listener" nonce-of-the-call nonce); empty without one."""
 
     nonce: str
     proof: str
