@@ -74,7 +74,7 @@ class KnownHosts:
         if not self._surveyed:
             return list(self._notes)
         if self.device == "cpu" and not on_cpus(self._options):
-            return [f"no GPU was found on {_names(self._devices['cpu'])}: workers run on the CPU; {USE_CPUS}"]
+            return [f"no GPU was found: workers run on the CPU; {USE_CPUS}"]
         return [f"{_names(places)}: {note}" for note, places in self._notes.items()]
 
     def _found(self, place: Place, count: int | None) -> Topology:

@@ -15,6 +15,7 @@ from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.wire.remote import Reached, Survey, Surveyed
 from distlaunch.resolve import meeting
+from distlaunch.resolve.agreement import ELSEWHERE, Interpreter, NodesDiffer, check_script, interpreter_of
 from distlaunch.resolve.binding import pinned_note
 from distlaunch.resolve.environment import base_environment, given_environment
 from distlaunch.resolve.facts import Facts
@@ -35,18 +36,7 @@ from distlaunch.resolve.topology import bounds_of, build_topology, left_by_filte
 from distlaunch.resolve.travel import travelling
 from distlaunch.resolve.variables import BackendVariables
 
-_PYTHON = "python3"
-"""The workers' interpreter where ours is not: with --setup the one that this has brought."""
-_HASH_SHOWN = 8
-
-
-class NodesDiffer(ConfigError):  # noqa: N818 - it says of nodes, not of an error
-    """Nodes do not have the same script, which a network file system may mend in a moment."""
-
-    def __init__(self, message: str, *, nodes: tuple[int, ...], hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.nodes = nodes
-        """By number: those to look at again."""
+__all__ = ["Composer", "NodesDiffer"]
 
 
 class Composer:
@@ -74,6 +64,7 @@ class Composer:
         self._here = self._find_here()
         self._training, self._spares = len(topology.nodes), len(topology.spares)
         self._hosts_of_ranks: tuple[str, ...] = ()
+        self._told: dict[str, set[str]] = {}
         self._base = base_environment(facts) if options.forward_env else {}
         self._given = given_environment(options, facts)
         self._notes = tuple(note for note in topology.notes if note not in topology.told)
@@ -155,10 +146,11 @@ class Composer:
         options = self._options
         python = not options.no_python or options.module
         setup = options.setup is not None  # which may bring the interpreter, or the program
+        ours = self._facts.python  # also with a program: where it is, our PATH goes as well
         return Survey(
             serial=serial,
             workdir=self._workdir,
-            pythons=(() if not python else (options.python,) if options.python else (self._facts.python, _PYTHON)),
+            pythons=(options.python,) if options.python else (ours, ELSEWHERE) if python else (ours,),
             script="" if options.module or options.no_python else self._target,
             program="bash" if setup else "" if python else self._target,
             run_dir=self._run_dir,
@@ -193,21 +185,20 @@ class Composer:
             raise NodesError(exc.message, hint=exc.hint) from exc  # all that were planned with would do
         numbers = {self._hosts[number].host: number for number in members}
         members = tuple(numbers[node.host] for node in topology.nodes)
-        self._check_scripts(members, surveys)
+        if not options.module and not options.no_python:
+            hashes = {number: surveys[number].script_sha256 for number in members}
+            check_script(self._target, self._workdir, hashes, [node.host for node in self._hosts], self._here)
         if len(members) > 1 and options.interface is not None:
             for number in members:
                 meeting.addresses(surveys[number], self._hosts[number].host, interface=options.interface, given=None)
-        python, pythons, told = self._pythons(members, surveys)
+        interpreters = [interpreter_of(options, self._facts.python, surveys[number]) for number in members]
+        python = interpreters[0].python
+        news = [f"{name_hosts(new)}: {note}" for note, hosts in notes.items() if (new := self._news(note, hosts))]
         spare = [self._hosts[number] for number in sorted(surveys.keys() - set(members))]
-        said = [
-            *self._notes,
-            *topology.notes,
-            *(_said(note, hosts, len(members)) for note, hosts in notes.items()),
-            *told,
-        ]
+        said = [*self._notes, *topology.notes, *news, *self._of_interpreters(members, interpreters)]
         topology = replace(
             topology,
-            nodes=tuple(self._node(node, mine, python) for node, mine in zip(topology.nodes, pythons, strict=True)),
+            nodes=tuple(self._node(*each, python) for each in zip(topology.nodes, interpreters, strict=True)),
             bounds=self.bounds if self.bounds[0] < self.bounds[1] else None,
             spares=tuple(spare),
             notes=tuple(said),
@@ -267,73 +258,37 @@ class Composer:
             self._allocation.cpus if surveyed.granted_cpus is None and number == self._here else surveyed.granted_cpus
         )
 
-    def _check_scripts(self, members: Sequence[int], surveys: Mapping[int, Surveyed]) -> None:
-        """Raise NodesDiffer if the script is missing somewhere, or is not the same on all nodes."""
-        if self._options.module or self._options.no_python:
-            return
-        by_hash: dict[str | None, list[int]] = {}
-        for number in members:
-            by_hash.setdefault(surveys[number].script_sha256, []).append(number)
-        script = printable(self._target)
-        hint = "have it on every node: copy it there, use a shared file system, or name where it is by --workdir"
-        lacking = by_hash.get(None)
-        if lacking is not None:
-            raise NodesDiffer(
-                f"{script} is not there on {self._names(lacking)} (directory: {printable(self._workdir)})",
-                nodes=tuple(lacking),
-                hint=hint,
-            )
-        if len(by_hash) == 1:
-            return
-        here = self.here
-        ours = surveys[here].script_sha256 if here is not None and here in members else None
-        right = ours or max(by_hash, key=lambda each: len(by_hash[each]))
-        others = {sha: numbers for sha, numbers in by_hash.items() if sha != right}
-        said = ", ".join(f"{(sha or '')[:_HASH_SHOWN]} on {self._names(numbers)}" for sha, numbers in others.items())
-        raise NodesDiffer(
-            f"{script} is not the same on all nodes: {said}, but {(right or '')[:_HASH_SHOWN]} on"
-            f" {self._names(by_hash[right])}",
-            nodes=tuple(sorted(number for numbers in others.values() for number in numbers)),
-            hint=hint,
-        )
-
-    def _pythons(
-        self, members: Sequence[int], surveys: Mapping[int, Surveyed]
-    ) -> tuple[str, list[tuple[str, bool]], list[str]]:
-        """Give rank 0's interpreter; each node's, and whether ours is there; and what the user should hear of it."""
+    def _of_interpreters(self, members: Sequence[int], interpreters: Sequence[Interpreter]) -> list[str]:
+        """Say once which interpreters run the workers, where they are not all ours."""
         options, ours = self._options, self._facts.python
-        pythons: list[tuple[str, bool]] = []
-        for number in members:
-            found = surveys[number].python
-            if options.python is not None:
-                pythons.append((options.python, surveys[number].shares_run_dir))
-            else:
-                own = _PYTHON if options.setup is not None or found is None else found
-                pythons.append((ours, True) if found == ours else (own, False))
-        notes: list[str] = []
-        by_python: dict[str, list[int]] = {}
-        for number, (python, _) in zip(members, pythons, strict=True):
-            by_python.setdefault(python, []).append(number)
-        if not options.no_python and options.python is None and list(by_python) != [ours]:
-            kinds = [f"{printable(python)} on {self._names(those)}" for python, those in by_python.items()]
-            how = "what --setup brings, " if options.setup is not None else ""
-            notes.append(
-                f"workers run {how}{', '.join(kinds)}: ours, {printable(ours)}, is not everywhere; see --python"
-            )
-        elif not options.no_python and (told := interpreter_note(options, self._facts)) is not None:
-            notes.append(told)
-        return pythons[0][0], pythons, notes
+        if options.no_python or options.python is not None:
+            return []
+        by_python: dict[str, list[str]] = {}
+        for number, each in zip(members, interpreters, strict=True):
+            by_python.setdefault(each.python, []).append(self._hosts[number].host)
+        if list(by_python) == [ours]:
+            told = interpreter_note(options, self._facts)
+            return [] if told is None else [told]
+        new = {python: self._news(python, hosts) for python, hosts in by_python.items()}
+        kinds = [f"{printable(python)} on {name_hosts(hosts)}" for python, hosts in new.items() if hosts]
+        how = "what --setup brings, " if options.setup is not None else ""
+        why = f"ours, {printable(ours)}, is not everywhere; see --python"
+        return [f"workers run {how}{', '.join(kinds)}: {why}"] if kinds else []
 
-    def _node(self, node: Node, python: tuple[str, bool], common: str) -> Node:
+    def _news(self, note: str, hosts: Sequence[str]) -> list[str]:
+        """Give of these hosts those of which the user has not heard this yet."""
+        known = self._told.setdefault(note, set())
+        new = [host for host in hosts if host not in known]
+        known.update(new)
+        return new
+
+    def _node(self, node: Node, mine: Interpreter, common: str) -> Node:
         """Add what the workers of a node have for themselves: their interpreter, and what goes where ours is."""
-        mine, ours = python
-        own = None if mine == common else command_line(self._options, mine, self._target)
-        if own is None and not ours:
+        same = mine.python == common or self._options.no_python
+        own = None if same else command_line(self._options, mine.python, self._target)
+        if own is None and not mine.with_ours:
             return node
-        return replace(node, argv=own, env=self._with_ours if ours else {})
-
-    def _names(self, numbers: Sequence[int]) -> str:
-        return name_hosts([self._hosts[number].host for number in numbers])
+        return replace(node, argv=own, env=self._with_ours if mine.with_ours else {})
 
 
 def _facts_of(surveyed: Surveyed, host: str) -> Facts:
@@ -348,7 +303,3 @@ def _facts_of(surveyed: Surveyed, host: str) -> Facts:
         texts={},
         programs={},
     )
-
-
-def _said(note: str, hosts: Sequence[str], among: int) -> str:
-    return f"{'all nodes' if len(hosts) == among > 1 else name_hosts(hosts)}: {note}"

@@ -174,7 +174,7 @@ def test_notes_are_said_once_for_all_nodes(make_composer, make_surveys):
     _, plan = composed(make_composer, make_surveys, hosts="n[1-4],x", num_nodes=4)
     assert plan.notes == (
         "not needed for --num-nodes 4: x",
-        "no GPU was found on n[1-4]: workers run on the CPU; --num-procs N starts N workers without GPUs",
+        "no GPU was found: workers run on the CPU; --num-procs N starts N workers without GPUs",
     )
 
 
@@ -232,9 +232,9 @@ def test_the_users_interpreter_is_taken_as_it_is_typed(make_composer, make_surve
     [
         ({"script": "train.py"}, ("train.py", "", ("/usr/bin/python3", "python3"))),
         ({"script": "pkg.train", "module": True}, ("", "", ("/usr/bin/python3", "python3"))),
-        ({"script": "./run", "no_python": True}, ("", "/w/./run", ())),
-        ({"script": "run", "no_python": True}, ("", "run", ())),
-        ({"script": "run", "no_python": True, "setup": "x"}, ("", "bash", ())),
+        ({"script": "./run", "no_python": True}, ("", "/w/./run", ("/usr/bin/python3",))),
+        ({"script": "run", "no_python": True}, ("", "run", ("/usr/bin/python3",))),
+        ({"script": "run", "no_python": True, "setup": "x"}, ("", "bash", ("/usr/bin/python3",))),
     ],
 )
 def test_the_survey_asks_for_what_the_workers_run(make_composer, options, expected):
@@ -380,3 +380,19 @@ def test_what_a_scheduler_grants_here_limits_this_machine_alone(make_composer, m
     _, plan = made.compose(make_surveys(made))
     assert [worker.env["OMP_NUM_THREADS"] for worker in plan.workers] == ["2", "2", "8", "8"]
     assert (plan.source, plan.job_id) == ("pbs", "job-1")
+
+
+def test_of_interpreters_and_pinned_agents_the_user_hears_once(make_composer, make_surveys):
+    made = make_composer(hosts="a,b,c", num_nodes=(1, 3))
+    other = make_surveys(made, python="/opt/python3", cpus=CpuInventory(allowed=(3,), online=64))
+    surveys = {**make_surveys(made), 1: other[1]}
+    _, first = made.compose(surveys)
+    assert [note for note in first.notes if "pinned" in note or "ours" in note] == [
+        "b: the agent is pinned to 1 of 64 CPUs, and all its workers share it",
+        "workers run /usr/bin/python3 on a,c, /opt/python3 on b: ours, /usr/bin/python3, is not everywhere; see --python",
+    ]
+    _, again = made.compose({0: surveys[0], 1: surveys[1]})
+    assert not [note for note in again.notes if "pinned" in note or "ours" in note]
+    _, third = made.compose({1: other[1], 2: other[2]})
+    assert [note.partition(":")[0] for note in third.notes if "pinned" in note] == ["c"]
+    assert [note.partition(":")[0] for note in third.notes if "ours" in note] == ["workers run /opt/python3 on c"]

@@ -104,6 +104,15 @@ def test_a_users_interpreter_brings_the_environment_where_folders_are_shared(mak
     assert ["PATH" in variables(plan, rank) for rank in (0, 1)] == [False, True]
 
 
+def test_programs_have_our_path_where_our_interpreter_is(make_composer, make_surveys):
+    made = make_composer(hosts="a,b", environ={"PATH": "/p"}, script="run", no_python=True)
+    surveys = make_surveys(made)
+    surveys[1] = make_surveys(made, python=None)[1]
+    _, plan = made.compose(surveys)
+    assert ["PATH" in variables(plan, rank) for rank in (0, 1)] == [True, False]
+    assert (plan.argv, [node.argv for node in plan.nodes]) == (("run",), [None, None])
+
+
 def test_nodes_that_are_alike_share_what_travels(make_composer, make_surveys):
     made = make_composer(hosts="n[1-50]", environ={"PATH": "/p", "CONDA_PREFIX": "/c"})
     _, plan = made.compose(make_surveys(made))
