@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 
+from distlaunch.core.model import record
 from distlaunch.core.model.record import Record, defaults_of, fields_of, plain, replace
 
 
@@ -161,3 +162,61 @@ def test_plain_turns_everything_into_what_json_has():
 def test_plain_refuses_what_json_has_not(value):
     with pytest.raises(TypeError, match="no plain data"):
         plain(value)
+
+
+# --- many of one class
+
+
+class Empty(Record):
+    pass
+
+
+class Many(Record, hide=("secret",)):
+    x: int
+    y: int = 2
+    secret: str = "s3"
+
+    def __post_init__(self) -> None:
+        if self.x < 0:
+            raise ValueError(self.x)
+
+
+class More(Many):
+    z: int = 4
+
+
+@pytest.fixture(params=["few", "many"])
+def count(request):
+    return 1 if request.param == "few" else 2 * record._MANY
+
+
+def test_a_class_of_which_many_are_made_is_no_other(count):
+    for number in range(count):
+        assert Many(x=number).x == number
+        assert Empty() == Empty()
+    made = Many(x=1, secret="t")
+    assert (made.x, made.y, made.secret) == (1, 2, "t")
+    assert made == Many(y=2, x=1, secret="t") != Many(x=1)
+    assert repr(made) == "Many(x=1, y=2)"
+    assert replace(made, y=5).y == 5
+    assert pickle.loads(pickle.dumps(made)) == made
+    with pytest.raises(AttributeError):
+        made.x = 2
+    with pytest.raises(ValueError):
+        Many(x=-1)
+    for wrong in ({}, {"y": 1}, {"x": 1, "w": 2}):
+        with pytest.raises(TypeError):
+            Many(**wrong)
+    with pytest.raises(TypeError):
+        Many(1)
+
+
+def test_a_subclass_has_its_own_fields_however_many_there_are_of_its_parent(count):
+    for _ in range(count):
+        Many(x=1)
+    more = More(x=1, z=9)
+    assert (more.x, more.y, more.z) == (1, 2, 9)
+    for _ in range(count):
+        assert More(x=3).z == 4
+    with pytest.raises(ValueError):
+        More(x=-1)
