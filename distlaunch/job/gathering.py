@@ -17,6 +17,7 @@ from distlaunch.job.actions import Action, Connect, Disconnect, Discover, Discov
 from distlaunch.job.composition import Composition
 from distlaunch.job.failures import ConnectFailure
 from distlaunch.job.membership import Member, Membership
+from distlaunch.job.recomposing import Recomposer
 from distlaunch.job.settings import Gathering
 from distlaunch.job.transport.unreachable import render
 from distlaunch.resolve.hostlist import name_hosts
@@ -53,6 +54,7 @@ class Gatherer:
 
     def __init__(self, gathering: Gathering, *, failure_grace_s: float) -> None:
         self._settings = gathering
+        self._composer = Recomposer(gathering.compose)
         self.nodes = Membership(gathering.hosts, flexible=gathering.flexible, failure_grace_s=failure_grace_s)
         self.active = False
         self.left: str | None = None
@@ -169,7 +171,7 @@ class Gatherer:
             if surveyed is not None:
                 surveys[number] = surveyed
         try:
-            composition = self._settings.compose(surveys)
+            composition = self._composer(surveys)
         except LaunchError as exc:
             from distlaunch.resolve.members import NodesDiffer
 
@@ -315,6 +317,7 @@ class Gatherer:
             text = f"hosts were not found anew, those known stay: {event.problem}"
             return [] if told == event.problem else [Say(text=text, level="warning")]
         self._said_problem = None
+        self._composer.forget()
         come, gone = self.nodes.discovered(event.hosts)
         self._present += len(come) - len(gone)
         actions: list[Action] = []
