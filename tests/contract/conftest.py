@@ -7,6 +7,7 @@ import os
 import resource
 import select
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -14,13 +15,19 @@ import pytest
 
 from distlaunch.core.agent.spawner import start_spawner
 from distlaunch.core.wire import messages as m
+from distlaunch.job.actions import Joined
+from distlaunch.job.fleet import Fleet
+from distlaunch.job.intake import Intake
+from distlaunch.job.transport.agentzip import agent_zip
+from distlaunch.job.transport.beside import open_beside
+from distlaunch.job.transport.link import Target
 from distlaunch.job.transport.local import LocalTransport
 
 _SET_CHILD_SUBREAPER = 36
 
 
 class Taken:
-    """Keeps what workers write, by rank and stream; called by the output thread."""
+    """Files and console in one: keeps what workers write, by rank and stream; called by the output thread."""
 
     def __init__(self) -> None:
         self.written: dict[tuple[int, int], bytes] = {}
@@ -34,6 +41,9 @@ class Taken:
 
     def tick(self, now: float) -> float | None:
         return None
+
+    def begin_attempt(self, attempt: int) -> None:
+        pass
 
     def has_room(self) -> bool:
         return True
@@ -53,7 +63,56 @@ def open_local(taken: Taken) -> LocalTransport:
     )
 
 
-TRANSPORTS = {"local": open_local}
+class OneAgent:
+    """A fleet of one agent, a child process beside us: the transport of a node on another machine, without the network."""
+
+    def __init__(self, taken: Taken) -> None:
+        code, environ = agent_zip(), dict(os.environ)
+        self.intakes: list[Intake] = []
+
+        def intake(grant):
+            self.intakes.append(Intake(taken, nodes=1, grant=grant))
+            return self.intakes[0]
+
+        self._fleet = Fleet(
+            [Target(host="here", here=True)],
+            open_link=lambda target, within_s: open_beside(target, within_s, code=code, environ=environ),
+            fanout=1,
+            connect_s=20.0,
+            intake=intake,
+            clock=time.monotonic,
+        )
+
+    def start(self) -> None:
+        self._fleet.start()
+        self._fleet.connect(0, 0.0)
+        end = time.monotonic() + 20.0
+        while not any(isinstance(event, Joined) for event in self._fleet.receive()):
+            assert time.monotonic() < end
+            time.sleep(0.005)
+
+    def send(self, node: int, message: m.ToAgent) -> None:
+        self._fleet.send(node, message)
+
+    def descriptors(self) -> dict[int, int]:
+        return self._fleet.descriptors()
+
+    def deadline(self) -> float | None:
+        return None  # the next ping is of no interest here
+
+    def receive(self) -> list:
+        events = self._fleet.receive()
+        if any(isinstance(event.message, (m.WorkerExited, m.Gone)) for event in events):
+            taken = threading.Event()  # the coordinator's own thread takes output, and these tests look at once
+            self.intakes[0]._add(lambda _: taken.set())
+            assert taken.wait(20)
+        return events
+
+    def close(self) -> None:
+        self._fleet.close()
+
+
+TRANSPORTS = {"local": open_local, "an agent of its own": OneAgent}
 
 
 class Coordinator:
@@ -62,6 +121,7 @@ class Coordinator:
     def __init__(self, open_transport) -> None:
         self.taken = Taken()
         self.transport = open_transport(self.taken)
+        self.is_local = isinstance(self.transport, LocalTransport)
         self.heard: list[m.FromAgent] = []
         self._closed = False
         self.transport.start()

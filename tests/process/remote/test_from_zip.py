@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -12,13 +13,17 @@ from distlaunch.core.wire import messages as m
 
 VERSIONS = sorted(
     str(path)
-    for pattern in ("3.10.*", "3.11.*", "3.12.*", "3.13.*", "3.14.*")
-    for path in Path("/root/.pyenv/versions").glob(f"{pattern}/bin/python3")
+    for folder, pattern in (
+        ("/usr/bin", "python3.1[0-9]"),
+        ("/usr/local/bin", "python3.1[0-9]"),
+        (os.environ.get("PYENV_ROOT", "/nowhere"), "versions/3.1[0-9].*/bin/python3"),
+    )
+    for path in Path(folder).glob(pattern)
 )
 PYTHONS = list(dict.fromkeys([sys.executable, *VERSIONS]))
 
 
-@pytest.fixture(params=PYTHONS, ids=lambda path: "own" if path == sys.executable else path.split("/")[-3])
+@pytest.fixture(params=PYTHONS, ids=lambda path: "own" if path == sys.executable else path)
 def python(request) -> str:
     return request.param
 
