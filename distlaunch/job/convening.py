@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from distlaunch.core.model.text import counted
 from distlaunch.core.wire.remote import Reached, Surveyed
-from distlaunch.job import shortfalls
 from distlaunch.job.actions import Action, Disconnect, Discovered, Entry, Lost, Say, Unreachable
 from distlaunch.job.cast import Cast
 from distlaunch.job.gathering import Gatherer, Refusal
@@ -64,11 +63,11 @@ class Convening:
             text = f"{left}going on with {len(cast.members)} of {self._gathering.bounds[1]} nodes{joined}"
             actions.append(Say(text=text, level="warning" if left else "info"))
         self._gatherer.left = None
-        if absent := self._gatherer.absent():
-            first = shortfalls.why_not(absent[0], waited_s=self._gathering.join_timeout_s)
+        if absent := self._gatherer.absent(len(cast.members)):
+            failure = absent[0].failure
+            why = "it did not come in time" if failure is None else f"{failure.step}: {failure.text}"
             others = f" and {counted(len(absent) - 1, 'other')}" if absent[1:] else ""
-            text = f"without {absent[0].host} ({first.step}: {first.text}){others}"
-            actions.append(Say(text=text, level="warning"))
+            actions.append(Say(text=f"without {absent[0].host} ({why}){others}", level="warning"))
         return cast, actions
 
     def replaces(self) -> bool:

@@ -230,10 +230,10 @@ class Gatherer:
         text = f"{here}; waiting up to {self._until - now:.0f} s more for {name_hosts(missing)}"
         return [Say(text=f"{left}; {text}", level="warning") if left else Say(text=text)]
 
-    def absent(self) -> list[Member]:
-        """Give those that were waited for, and have not come."""
-        missing = self._unanswered | self._retrying | self._failed
-        return [self.nodes[number] for number in sorted(missing)]
+    def absent(self, count: int) -> list[Member]:
+        """Give those whose absence counts, where so many take part: spares may come later."""
+        late = self._unanswered if count < self._settings.bounds[1] else set()
+        return [self.nodes[number] for number in sorted(late | self._retrying | self._failed)]
 
     def here(self) -> int:
         """Count the nodes whose agents are up."""

@@ -42,6 +42,15 @@ def test_with_enough_nodes_the_others_are_waited_for_a_while(make_nodes):
     assert "without n1 (connect: refused) and 1 other" in job.said
 
 
+def test_who_has_not_come_in_time_is_said(make_nodes):
+    job = make_nodes(3, bounds=(2, 3))
+    job.begin()
+    job.gather(0, 1)
+    job.pass_time(ELASTIC_WAIT_S)
+    assert job.phase == "preparing"
+    assert "without n2 (it did not come in time)" in job.said
+
+
 def test_who_cannot_take_part_is_not_waited_for_and_said(make_nodes):
     job = make_nodes(3, bounds=(1, 3))
     job.begin()
@@ -278,9 +287,11 @@ def test_spares_are_connected_but_do_not_hold_up_the_start(make_nodes):
     job = make_nodes(4, bounds=(2, 2))
     job.begin()
     assert [node for node, _ in job.connects()] == [0, 1, 2, 3]
+    job.joined(3)
     job.gather(0, 1)
     assert job.phase == "preparing"
     assert job.members == (0, 1)
+    assert job.said == "", "spares may come later"
 
 
 def test_a_spare_stands_in_at_the_start_if_one_cannot_take_part(make_nodes):
