@@ -519,7 +519,7 @@ def test_a_server_that_drops_what_is_too_much_at_once_is_said_to(serve):
 
 def test_a_connection_that_is_cut_in_the_middle_of_the_code_is_said(serve, tmp_path, way):
     # The code is larger than what pipe and window hold, and nobody reads it before the server is killed.
-    server = serve("ForceCommand touch %s/here; sleep 20" % tmp_path)
+    server = serve(f"ForceCommand touch {tmp_path}/here; sleep 20")
     cut = threading.Thread(target=lambda: (wait_for(tmp_path / "here"), server.close()))
     cut.start()
     failed = failure(server.config(), way=way, code=os.urandom(8 << 20))

@@ -32,7 +32,7 @@ _STUB_LINES = (
     "import os,sys",
     f'if sys.version_info<{OLDEST}:print("{_OLD}","%d.%d.%d"%sys.version_info[:3]);sys.exit({_TOO_OLD})',
     'try:f=os.memfd_create("distlaunch")',
-    "except(AttributeError,OSError):import tempfile;f=os.dup(tempfile.TemporaryFile().fileno())",
+    "except(AttributeError,OSError):import tempfile;t=tempfile.TemporaryFile();f=t.fileno()",
     "n=int(sys.argv[1])",
     "while n:",
     f" b=os.read(0,n) or sys.exit({_CUT});n-=len(b)",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 WINDOW = 4 << 20
 PACKET = 1 << 15
 _GRANT = WINDOW // 8
+_MOST_KEPT = 2 * WINDOW
 _LOOK_AGAIN_S = 1.0
 _MOST_TAKEN = 1 << 19
 _MOST_WORDS = 16 << 10
@@ -54,6 +55,7 @@ class Inbox:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._chunks: list[bytes] = []
+        self._size = 0
         self._closed = False
         self._ready = False
         self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -70,7 +72,13 @@ class Inbox:
         """Add what has come (paramiko's thread)."""
         with self._lock:
             self._chunks.append(bytes(data))
+            self._size += len(data)
             self._wake()
+            excess = self._size > _MOST_KEPT
+        if excess:
+            from paramiko import SSHException
+
+            raise SSHException("the peer sends more than it was granted")
 
     def feed_words(self, data: bytes) -> None:
         """Add what has come on stderr (paramiko's thread)."""
@@ -84,6 +92,7 @@ class Inbox:
         """Put back what was taken too much."""
         with self._lock:
             self._chunks.insert(0, data)
+            self._size += len(data)
             self._taken -= len(data)
             self._wake()
 
@@ -101,6 +110,7 @@ class Inbox:
                 count += 1
             data = b"".join(self._chunks[:count])
             del self._chunks[:count]
+            self._size -= size
             self._taken += size
             if not self._chunks and not self._closed and self._ready:
                 self._ready = False
@@ -133,7 +143,7 @@ class Inbox:
             self._descriptor = -1
 
     def __len__(self) -> int:
-        return sum(map(len, self._chunks))
+        return self._size
 
 
 class Words:

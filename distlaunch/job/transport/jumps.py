@@ -35,7 +35,10 @@ class _Gateway:
 
     def can_write(self) -> bool:
         connection = self.connection
-        return connection is not None and connection.wire.can_write()
+        if connection is None or not connection.transport.clear_to_send.is_set():
+            return False
+        packets: Any = connection.transport.packetizer
+        return not packets.writing.locked() and connection.wire.can_write()
 
 
 class Jumps:

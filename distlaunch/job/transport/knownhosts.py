@@ -14,6 +14,7 @@ from typing import Literal
 from distlaunch.core.model.record import Record
 
 SSH_PORT = 22
+_HASHED_PARTS = 4
 Verdict = Literal["known", "unknown", "changed", "other types", "revoked", "certified"]
 
 
@@ -42,7 +43,9 @@ class KnownHosts:
 
     def __init__(self, files: Iterable[str]) -> None:
         self._plain: dict[str, list[KnownKey]] = {}
-        self._others: list[KnownKey] = []
+        self._hashed: list[tuple[bytes, bytes, KnownKey]] = []
+        self._patterns: list[KnownKey] = []
+        self._found: dict[str, list[KnownKey]] = {}
         for file in files:
             try:
                 with open(file, encoding="utf-8", errors="replace") as lines:
@@ -52,16 +55,27 @@ class KnownHosts:
 
     def add(self, keys: Iterable[KnownKey]) -> None:
         """Add lines."""
+        self._found.clear()
         for key in keys:
-            if any(char in key.names for char in "*?!|"):
-                self._others.append(key)
+            hashed = _decoded(key.names)
+            if hashed is not None:
+                self._hashed.append((*hashed, key))
+            elif any(char in key.names for char in "*?!|"):
+                self._patterns.append(key)
             else:
                 for name in key.names.lower().split(","):
                     self._plain.setdefault(name, []).append(key)
 
     def of(self, name: str) -> list[KnownKey]:
         """Give the lines for a name, as ``lookup_name`` makes it."""
-        return self._plain.get(name, []) + [key for key in self._others if names_match(key.names, name)]
+        if name not in self._found:
+            told = name.encode()
+            self._found[name] = [
+                *self._plain.get(name, []),
+                *(key for salt, digest, key in self._hashed if hmac.digest(salt, told, "sha1") == digest),
+                *(key for key in self._patterns if names_match(key.names, name)),
+            ]
+        return self._found[name]
 
 
 def parse(lines: Iterable[str], file: str) -> Iterable[KnownKey]:
@@ -85,7 +99,7 @@ def names_match(names: str, name: str) -> bool:
     matched = False
     for pattern in names.split(","):
         if pattern.startswith("|1|"):
-            matched = matched or hashed_match(pattern, name)
+            matched = matched or _hashed_match(pattern, name)
         elif pattern.startswith("!"):
             if _like(name, pattern[1:]):
                 return False
@@ -98,13 +112,20 @@ def _like(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern.lower().replace("[", "[[]"))
 
 
-def hashed_match(hashed: str, name: str) -> bool:
-    """Tell whether ``|1|salt|hash`` is of this name."""
-    _, _, salt, digest = [*hashed.split("|"), "", "", ""][:4]
+def _decoded(names: str) -> tuple[bytes, bytes] | None:
+    """Give salt and digest of ``|1|salt|digest``; None if that is not what it is."""
+    parts = names.split("|")
+    if len(parts) != _HASHED_PARTS or parts[:2] != ["", "1"]:
+        return None
     try:
-        return hmac.digest(base64.b64decode(salt), name.encode(), "sha1") == base64.b64decode(digest)
+        return base64.b64decode(parts[2]), base64.b64decode(parts[3])
     except ValueError:
-        return False
+        return None
+
+
+def _hashed_match(hashed: str, name: str) -> bool:
+    decoded = _decoded(hashed)
+    return decoded is not None and hmac.digest(decoded[0], name.encode(), "sha1") == decoded[1]
 
 
 def hashed_name(name: str, salt: bytes) -> str:

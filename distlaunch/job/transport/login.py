@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.core.model.text import printable
+from distlaunch.job.transport.knownhosts import SSH_PORT
 from distlaunch.job.transport.sshconfig import HostSettings
 from distlaunch.job.transport.trouble import Trouble
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 LOGIN_S = 20.0
 _AGENT_S = 5.0
+_LOCKED = "has a passphrase"
 _TOO_MANY = "as a rule a server takes 6 attempts: IdentitiesOnly yes, with IdentityFile, in ~/.ssh/config tries one key"
 _OTHER_WAYS = {"hostbased", "gssapi-with-mic", "gssapi-keyex"}
 
@@ -40,7 +43,7 @@ class KeyFile:
         except FileNotFoundError:
             self.problem = "is not there"
         except (paramiko.PasswordRequiredException, TypeError):  # the latter is cryptography's word for it
-            self.problem = "has a passphrase"
+            self.problem = _LOCKED
         except OSError as exc:
             self.problem = f"cannot be read ({exc.strerror})"
         except Exception as exc:  # noqa: BLE001 - whatever a broken file makes of a parser
@@ -49,10 +52,8 @@ class KeyFile:
 
 def _public_of(path: str) -> bytes | None:
     """Give the public half of a key file, if it lies beside it: it tells which key of the agent is meant."""
-    import base64
-
     try:
-        with open(path + ".pub", encoding="ascii") as file:
+        with open(path if path.endswith(".pub") else path + ".pub", encoding="ascii") as file:
             return base64.b64decode(file.read().split()[1])
     except (OSError, ValueError, IndexError):
         return None
@@ -82,6 +83,8 @@ def log_in(transport: paramiko.Transport, settings: HostSettings, ring: KeyRing,
     tried = 0
     agent = _Agent(settings.agent, until)
     try:
+        if settings.named_key is not None:
+            _insist(ring.files((settings.named_key,))[0], agent)
         for key in _in_order(agent.keys, files, only_files=settings.only_key_files):
             transport.auth_timeout = max(0.1, until - time.monotonic())
             tried += 1
@@ -101,6 +104,23 @@ def log_in(transport: paramiko.Transport, settings: HostSettings, ring: KeyRing,
         raise _refused(settings, files, agent, tried, _ways(transport, settings.user, until))
     finally:
         agent.close()
+
+
+def _insist(named: KeyFile, agent: _Agent) -> None:
+    """Refuse to go on without the key that the command line names."""
+    if named.problem is None or named.public in agent.held:
+        return
+    locked = named.problem == _LOCKED
+    raise Trouble(
+        "login",
+        f"{printable(named.path)} (--ssh-key) {named.problem}",
+        hint=_unlock(named, agent) if locked else None,
+        passing=False,
+    )
+
+
+def _unlock(file: KeyFile, agent: _Agent) -> str:
+    return f"ssh-add {printable(file.path)}" + ("" if agent.there else ", in an ssh-agent: eval $(ssh-agent)")
 
 
 def _in_order(held: list[Any], files: list[KeyFile], *, only_files: bool) -> Iterator[Any]:
@@ -147,18 +167,18 @@ def _refused(settings: HostSettings, files: list[KeyFile], agent: _Agent, tried:
     text = f"no key was taken ({tried} tried)" if tried else "there is no key to log in with"
     if ways and "publickey" not in ways:
         text = f"the server takes no keys, only {printable(', '.join(ways))}"
-    locked = [file.path for file in files if file.problem == "has a passphrase" and file.public not in agent.held]
-    named = [file for file in files[:1] if file.problem and file.problem != "has a passphrase"]
+    locked = [file for file in files if file.problem == _LOCKED and file.public not in agent.held]
+    others = sorted(set(ways) & _OTHER_WAYS)
     if locked:
-        text += f"; {printable(locked[0])} has a passphrase"
-        hint = f"ssh-add {printable(locked[0])}" + ("" if settings.agent else ", in an ssh-agent: eval $(ssh-agent)")
-    elif set(ways) & _OTHER_WAYS and "publickey" not in ways:
-        hint = "--ssh-command ssh connects by OpenSSH, which can do that"
+        text += f"; {printable(locked[0].path)} has a passphrase"
+        hint = _unlock(locked[0], agent)
+    elif others and ("publickey" not in ways or tried == 0):
+        hint = f"--ssh-command ssh connects by OpenSSH, which can log in by {', '.join(others)}"
     else:
-        port = "" if settings.port == 22 else f"-p {settings.port} "
+        port = "" if settings.port == SSH_PORT else f"-p {settings.port} "
         hint = f"ssh-copy-id {port}{printable(settings.user)}@{printable(settings.hostname)}"
-    if named and tried == 0 and not locked:
-        text += f"; {printable(named[0].path)} {named[0].problem}"
+    if tried == 0 and not locked and len(files) == 1 and files[0].problem:
+        text += f"; {printable(files[0].path)} {files[0].problem}"
     if agent.problem:
         text += f"; {agent.problem}"
     return Trouble("login", text, hint=hint, passing=False)
@@ -168,6 +188,7 @@ class _Agent:
     """A connection to an ssh-agent, bounded in time; without one it has no keys."""
 
     def __init__(self, path: str | None, until: float) -> None:
+        self.there = path is not None
         self.keys: list[Any] = []
         self.problem: str | None = None
         self._client: Any = None

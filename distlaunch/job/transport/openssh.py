@@ -38,6 +38,7 @@ _SAID: tuple[tuple[str, Step, bool], ...] = (
     (r"Bad (configuration|owner)|[Uu]nsupported option|terminating, \d+ bad configuration", "connect", False),
 )
 _NOISE = re.compile(r"^(Warning: Permanently added|@+$|debug\d:)")
+_NAMED = re.compile(r"(?:host key is known for|[Hh]ost key for) (\S+)")
 _OFFENDING = re.compile(r"Offending .*key.* in (.+:\d+)")
 
 
@@ -76,13 +77,15 @@ class OpenSsh:
         user = target.user or self._asked.user or ""
         try:
             try:
-                link = ProcessLink(argv, environ=self._environ, killed=True)
+                link = ProcessLink(argv, environ={**self._environ, "SSH_ASKPASS_REQUIRE": "never"}, killed=True)
             except OSError as exc:
                 raise Trouble("connect", f"{printable(argv[0])} cannot be run: {exc.strerror}", passing=False) from exc
             try:
                 start_agent(link, self._code, word, until=until, where=target.host)
             except Trouble as trouble:
-                raise (understood(link.last_words()) if link.returncode() == _OWN_FAILURE else trouble) from trouble
+                if link.returncode() != _OWN_FAILURE:
+                    raise
+                raise understood(link.last_words(), host=target.host) from trouble
         except Trouble as trouble:
             raise Unconnected(trouble.failure(target.host, user=user)) from trouble
         link.patience_s = PATIENCE_S
@@ -107,28 +110,31 @@ class OpenSsh:
         return words
 
 
-def understood(said: bytes) -> Trouble:
-    """Find the step that failed in what ssh wrote; pure."""
+def understood(said: bytes, *, host: str) -> Trouble:
+    """Find the step that failed in what ssh wrote about a host; pure."""
     text = said.decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip() and not _NOISE.match(line.strip())]
     shown = printable(lines[-1])[:_LONGEST] if lines else "ssh has failed without a word"
+    step: Step
+    step, passing = next(((of, may) for pattern, of, may in _SAID if re.search(pattern, text)), ("connect", True))
     hint = None
-    step: Step = "connect"
-    passing = True
-    for pattern, of, may_pass in _SAID:
-        if re.search(pattern, text):
-            step, passing = of, may_pass
-            break
-    if step == "host key":
-        if offending := _OFFENDING.search(text):
-            shown = (
-                f"ITS KEY HAS CHANGED: {printable(offending[1])} has another one. Someone may be posing as this host"
-            )
-            hint = "if it was installed anew: ssh-keygen -R with its name, then ssh-keyscan -H"
-        else:
-            known = [line for line in lines if "host key is known" in line]
-            shown = printable(known[-1])[:_LONGEST] if known else shown
-            hint = "to trust it: ssh-keyscan -H with its name >> ~/.ssh/known_hosts; or --ssh-host-keys accept-new"
-    elif step == "login":
+    if step == "login":
         hint = "ssh-add the key, or ssh-copy-id it to the host: nobody is asked for a password here"
+    elif step == "host key":
+        named = _NAMED.search(text)
+        name = named[1] if named else host
+        hint = _scan(name)
+        if offending := _OFFENDING.search(text):
+            place = printable(offending[1])
+            shown = f"ITS KEY HAS CHANGED: {place} has another one. Someone may be posing as this host"
+            hint = f"if it was installed anew: ssh-keygen -R {quoted(name)}, then {hint}"
+        else:
+            shown = next((printable(line)[:_LONGEST] for line in lines if _NAMED.search(line)), shown)
+            hint = f"to trust it: {hint}; --ssh-host-keys accept-new takes the keys of all new hosts"
     return Trouble(step, shown, hint=hint, passing=passing)
+
+
+def _scan(name: str) -> str:
+    """Write the command that adds the keys of ``host`` or ``[host]:port``."""
+    host, _, port = name.removeprefix("[").partition("]:")
+    return f"ssh-keyscan {f'-p {port} ' if port else ''}-H {printable(host)} >> ~/.ssh/known_hosts"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 
+from distlaunch.core.model.text import printable
 from distlaunch.job.transport.bootstrap import remote_command, start_agent
 from distlaunch.job.transport.channel_link import PACKET, WINDOW, ChannelLink
-from distlaunch.job.transport.connection import Connection, connect
+from distlaunch.job.transport.connection import Connection, connect, load_paramiko
 from distlaunch.job.transport.dialing import dial, resolve
 from distlaunch.job.transport.hostkeys import HostKeyCheck
 from distlaunch.job.transport.jumps import Jumps
@@ -34,6 +36,7 @@ class Ssh:
         self._code = code
         self._pythons = tuple(pythons)
         self._environ = environ
+        self._whole = shutil.which("ssh", path=environ.get("PATH")) is None
         self._ring = KeyRing()
         self._jumps = Jumps(lambda settings, before, until: self._reach(settings, before, until, _Place()))
 
@@ -41,6 +44,7 @@ class Ssh:
         """Connect, log in and start the agent; see ``Open``."""
         until = time.monotonic() + within_s
         place = _Place()
+        load_paramiko(whole=self._whole)
         try:
             settings = read_settings(
                 target.host, user=target.user, port=target.port, asked=self._asked, environ=self._environ
@@ -79,7 +83,8 @@ class Ssh:
                     timeout=max(0.1, min(_CHANNEL_S, until - time.monotonic())),
                 )
             except (paramiko.SSHException, EOFError, OSError) as exc:
-                raise Trouble("agent", f"the server opens no session: {exc}", passing=False) from exc
+                said = printable(getattr(exc, "text", "") or str(exc) or "the connection was closed")
+                raise Trouble("agent", f"the server opens no session: {said}", passing=False) from exc
             link = ChannelLink(channel, connection.wire, connection.close)
         except BaseException:
             connection.close()

@@ -33,6 +33,8 @@ class HostSettings(Record):
     port: int
     user: str
     key_files: tuple[str, ...]
+    named_key: str | None = None
+    """The one that the command line names: it has to be there."""
     agent: str | None
     """The socket of the ssh-agent; None if none is to be asked."""
     only_key_files: bool = False
@@ -202,12 +204,14 @@ def settings_of(
         return [value] if keyword == "identityfile" else value.split()
 
     key_files = files("identityfile", [f"~/.ssh/{name}" for name in _KEY_NAMES])
+    named_key = None if key is None else _path(key, {}, home, environ)
     return HostSettings(
         host=host,
         hostname=name,
         port=number,
         user=login,
-        key_files=key_files if key is None else (_path(key, {}, home, environ), *key_files),
+        key_files=key_files if named_key is None else (named_key, *key_files),
+        named_key=named_key,
         agent=_agent(said, tokens, home, environ),
         only_key_files=one("identitiesonly") == "yes",
         jumps=one("proxyjump"),

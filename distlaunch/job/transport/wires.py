@@ -57,8 +57,8 @@ class CommandWire(SocketWire):
         try:
             self._process = subprocess.Popen(
                 [environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"],
-                stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=their_words, env=dict(environ),
-                start_new_session=True,
+                stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=their_words,
+                env={**environ, "SSH_ASKPASS_REQUIRE": "never"}, start_new_session=True,
             )  # fmt: skip
         except OSError as exc:
             ours.close()

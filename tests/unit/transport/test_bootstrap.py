@@ -1,0 +1,221 @@
+"""The command for a node's login shell, and what comes before the greeting; no network here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from distlaunch.core.wire.remote import GREETING
+from distlaunch.job.transport.bootstrap import FLAGS, STUB, is_plain, remote_command, start_agent
+from distlaunch.job.transport.trouble import Trouble
+from tests.sshd import stand_in
+
+WORD = "0123456789abcdef"
+MARK = GREETING + WORD.encode() + b"\n"
+
+
+class Fake:
+    """A stream that gives prepared pieces, then its end or silence; always ready."""
+
+    def __init__(
+        self, *pieces: bytes, ends: bool = True, words: bytes = b"", how: str = "it ended with status 1"
+    ) -> None:
+        self.pieces = list(pieces)
+        self.ends, self.words, self.how = ends, words, how
+        self.sent = b""
+        self.closed = False
+        self._ready = os.eventfd(1)
+
+    def fileno(self) -> int:
+        return self._ready
+
+    def receive(self) -> bytes | None:
+        if self.pieces:
+            return self.pieces.pop(0)
+        return None if self.ends else b""
+
+    def unread(self, data: bytes) -> None:
+        self.pieces.insert(0, data)
+
+    def send(self, data: bytes) -> None:
+        self.sent += data
+
+    def last_words(self) -> bytes:
+        return self.words
+
+    def why_closed(self) -> str:
+        return self.how
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def fake():
+    made = []
+
+    def make(*pieces, **more):
+        made.append(Fake(*pieces, **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        os.close(one.fileno())
+
+
+def start(stream, within_s: float = 10.0) -> None:
+    start_agent(stream, b"code", WORD, until=time.monotonic() + within_s, where="n3")
+
+
+def trouble(stream, within_s: float = 10.0) -> Trouble:
+    with pytest.raises(Trouble) as caught:
+        start(stream, within_s)
+    assert stream.closed
+    assert caught.value.text.isprintable()
+    return caught.value
+
+
+# --- the command
+
+
+@pytest.mark.parametrize("char", ["\n", "\\", "!", '"\'"'[1]])
+def test_the_command_has_no_character_that_some_shell_takes_for_its_own(char):
+    command = remote_command(count=123, word=WORD, pythons=["/usr/bin/python3"])
+    words = command.removeprefix("exec /bin/sh -c '").removesuffix("'").split("' '")
+    assert not [word for word in words if char in word]
+
+
+def test_the_command_names_word_count_and_interpreters_and_nothing_else():
+    command = remote_command(count=123, word=WORD, pythons=["/opt/a b/python", "python", "/it's/python", "/x\n/python"])
+    assert command.endswith(f"' 'distlaunch' '{WORD}' '123' '{STUB}' '/opt/a b/python'")
+
+
+def test_words_stay_short_enough_for_an_old_csh():
+    assert max(len(word) for word in remote_command(count=9_999_999, word=WORD * 2).split("'")) < 1024
+
+
+@pytest.mark.parametrize(
+    ("path", "plain"),
+    [
+        ("/a/python", True),
+        ("/a b/$x/python", True),
+        ("python", False),
+        ("/a'b", False),
+        ("/a!", False),
+        ("/a\\b", False),
+    ],
+)
+def test_only_absolute_paths_that_can_be_quoted_are_named(path, plain):
+    assert is_plain(path) == plain
+
+
+def test_the_stub_reads_its_count_and_no_byte_more():
+    code = stand_in(
+        "import os\ndef main(word, code_fd):\n    os.write(1, word.encode() + b'|' + os.read(0, 100))\n    os._exit(0)\n"
+    )
+    command = [sys.executable, *FLAGS, "-c", STUB, str(len(code)), WORD]
+    done = subprocess.run(command, input=code + b"frames", capture_output=True, timeout=60)
+    assert done.stdout == WORD.encode() + b"|frames"
+    assert done.stderr == b""
+
+
+def test_the_stub_does_without_memfd():
+    code = stand_in("import os\ndef main(word, code_fd):\n    print(os.readlink('/proc/self/fd/%d' % code_fd))\n")
+    without = f"import os; del os.memfd_create; {STUB}"
+    command = [sys.executable, *FLAGS, "-c", without, str(len(code)), WORD]
+    done = subprocess.run(command, input=code, capture_output=True, timeout=60, text=False)
+    assert b"(deleted)" in done.stdout, done.stderr
+
+
+def test_the_stub_ends_where_the_code_is_cut_off():
+    command = [sys.executable, *FLAGS, "-c", STUB, "1000", WORD]
+    done = subprocess.run(command, input=b"x" * 500, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (98, b"", b"")
+
+
+def test_the_code_is_not_inherited_by_programs():
+    source = "import os\ndef main(word, code_fd):\n    print(os.get_inheritable(code_fd))\n"
+    code = stand_in(source)
+    command = [sys.executable, *FLAGS, "-c", STUB, str(len(code)), WORD]
+    assert subprocess.run(command, input=code, capture_output=True, timeout=60).stdout == b"False\n"
+
+
+# --- the greeting
+
+
+def test_noise_is_passed_over_and_what_follows_is_left(fake):
+    stream = fake(b"Welcome\r\nno newline", MARK + b"frames")
+    start(stream)
+    assert stream.sent == b"code"
+    assert stream.receive() == b"frames"
+    assert not stream.closed
+
+
+def test_a_greeting_may_come_in_single_bytes(fake):
+    stream = fake(*(bytes([byte]) for byte in b"noise" + MARK + b"f"))
+    start(stream)
+    assert stream.receive() == b"f"
+
+
+def test_a_greeting_with_another_word_is_none(fake):
+    assert trouble(fake(GREETING + b"other\n")).step == "agent"
+
+
+def test_noise_larger_than_what_is_kept_is_passed_over(fake):
+    stream = fake(*[b"x" * 65536] * 40, b"half of " + MARK[:7], MARK[7:])
+    start(stream)
+    assert stream.receive() is None
+
+
+def test_endless_noise_is_given_up(fake):
+    said = trouble(fake(*[b"spam\n" * 50_000] * 100))
+    assert said.text == "n3 prints without end before the agent starts: spam / spam / spam"
+    assert not said.passing
+
+
+def test_silence_ends_at_the_deadline_with_what_was_said_last(fake):
+    said = trouble(fake(b"Password:", ends=False), within_s=0.05)
+    assert (said.text, said.passing) == ("the agent has not started in time: Password:", True)
+
+
+def test_stderr_is_shown_rather_than_stdout(fake):
+    said = trouble(fake(b"motd\n", words=b"sh: 1: python3: not found\n"))
+    assert said.text == (
+        "the login ended before the agent could start: it ended with status 1: sh: 1: python3: not found"
+    )
+
+
+def test_a_cut_connection_may_mend_and_a_shell_that_ended_does_not(fake):
+    assert trouble(fake(how="the connection was closed by the peer")).passing
+    assert not trouble(fake(how="it ended with status 127")).passing
+
+
+def test_a_hostile_node_cannot_write_escapes(fake):
+    said = trouble(fake(b"\x1b[2J\x07\xff\n" + b"\xe2\x80\xae" + b"y" * 1000 + b"\n"))
+    assert len(said.text) < 600
+
+
+def test_pythons_are_listed_with_what_is_wrong_with_them(fake):
+    tried = (
+        b"distlaunch-old 3.8.18\ndistlaunch-tried 97 /usr/bin/python3\ndistlaunch-tried 2 /usr/bin/python\n"
+        b"distlaunch-tried 127 /opt/py\x1b/python\ndistlaunch-none\n"
+    )
+    said = trouble(fake(b"motd\n" + tried, words=b"python: cannot open shared object\n"))
+    assert said.step == "python"
+    assert said.text == (
+        r"n3 has Python 3.8.18 (/usr/bin/python3), a Python before 3.4 (/usr/bin/python) and /opt/py\x1b/python,"
+        " which cannot be run; the agent needs 3.10 or newer"
+    )
+
+
+def test_a_node_without_any_python_is_said_to_have_none(fake):
+    assert trouble(fake(b"distlaunch-none\n")).text == "n3 has no Python on its PATH; the agent needs 3.10 or newer"
+
+
+def test_a_traceback_is_told_from_a_shell_that_ended(fake):
+    words = b'Traceback (most recent call last):\n  File "x", line 1\nValueError: no\n'
+    assert trouble(fake(words=words)).text.startswith("the agent has failed to start: it ended with status 1: ")
