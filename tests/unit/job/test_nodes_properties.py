@@ -301,3 +301,68 @@ def test_an_elastic_job_ends_once_and_as_promised(make_nodes, data, hosts, least
 def test_a_job_with_spares_ends_once_and_as_promised(make_nodes, data, hosts, spares):
     wanted = max(1, hosts - spares)
     check_end(run(make_nodes(hosts, per_node=1, bounds=(wanted, wanted), max_restarts=1), data))
+
+
+# --- scale
+
+
+def work_of_a_job(make_nodes, nodes: int) -> tuple[int, int, int]:
+    """Gather, start, fail, restart, lose a node, end: count actions, looks at lists of all nodes, the longest text."""
+    job = make_nodes(nodes, per_node=1, bounds=(1, nodes), max_restarts=1)
+    touched = 0
+
+    class Counted(list):
+        def __iter__(self):
+            nonlocal touched
+            touched += len(self)
+            return super().__iter__()
+
+    membership = job.policy._convening._gatherer.nodes
+    membership.members = Counted(membership.members)
+    job.begin()
+    for node in range(nodes):
+        job.joined(node)
+    serial = job.asked(0)
+    for node in range(nodes):
+        job.say(node, job.answer(node, serial=serial))
+    job.come_up()
+    job.exited(0, 1)
+    for rank in range(1, nodes):
+        job.exited(rank, -15, told=True)
+    job.all_gone()
+    serial = job.asked(0)
+    for node in range(nodes):
+        job.say(node, job.answer(node, serial=serial))
+    job.come_up()
+    job.lost(nodes // 2)
+    for rank in range(nodes):
+        if rank != nodes // 2:
+            job.exited(rank, -15, told=True)
+    job.all_gone(nodes // 2)
+    serial = job.asked(0)
+    for node in range(nodes):
+        if node != nodes // 2:
+            job.say(node, job.answer(node, serial=serial))
+    assert (job.phase, job.policy.world_size) == ("preparing", nodes - 1)
+    texts = [say.text for say in job.of(p.Say)] + [
+        str(entry.fields) for entry in job.of(p.Entry) if entry.type != "workers_started"
+    ]
+    return len(job.actions), touched, max(map(len, texts))
+
+
+def test_work_grows_with_the_nodes_and_not_with_their_square(make_nodes):
+    small_actions, small_touched, _ = work_of_a_job(make_nodes, 256)
+    large_actions, large_touched, longest = work_of_a_job(make_nodes, 512)
+    assert large_actions <= 2 * small_actions
+    assert large_touched <= 2 * small_touched + 16, "some event walks over all nodes"
+    assert longest < 300
+
+
+def test_thousands_of_hosts_that_fail_are_told_in_a_screenful(make_nodes):
+    job = make_nodes(4096)
+    job.begin()
+    for node in range(4096):
+        job.unreachable(node, step="login", text=f"n{node} knows none of our keys", hint="ssh-copy-id", passing=False)
+    assert job.exit_code == 69
+    assert len(job.said.splitlines()) < 30
+    assert len(job.said) < 4000

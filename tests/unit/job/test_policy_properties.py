@@ -6,6 +6,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distlaunch.core.model.record import replace
 from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as p
 
@@ -171,7 +172,7 @@ def work_of_a_restart(make_job, nodes: int, per_node: int) -> tuple[int, int]:
     job = make_job(nodes, per_node, max_restarts=1)
     touched = 0
 
-    class Hosts(tuple):
+    class Counted(tuple):
         __slots__ = ()
 
         def __iter__(self):
@@ -184,7 +185,8 @@ def work_of_a_restart(make_job, nodes: int, per_node: int) -> tuple[int, int]:
             touched += 1
             return super().__len__()
 
-    object.__setattr__(job.policy.settings, "hosts", Hosts(job.policy.settings.hosts))
+    cast = job.policy._run.cast
+    job.policy._run.cast = replace(cast, members=Counted(cast.members), hosts=Counted(cast.hosts))
     job.run()
     job.fail()
     job.come_up()
