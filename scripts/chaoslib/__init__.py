@@ -1,0 +1,1 @@
+"""What ``scripts/chaos`` is made of: ``processes`` harms jobs of one machine, ``several`` those of several hosts."""
