@@ -15,6 +15,8 @@ from tests.conftest import Result
 
 STEPS = Path(__file__).parents[1] / "programs" / "nodes" / "steps.py"
 SHORT = ("--failure-grace", "2", "--grace", "2")
+SLEEPS = ("1000", "1001", "1002")
+"""The last words of a worker's child and its daemons."""
 AGENT, SPAWNER = "dl-agent", "dl-spawner"
 
 
@@ -94,8 +96,12 @@ class Stepping:
     # --- its processes
 
     def pids(self) -> set[int]:
-        """Give all processes of the job that there are on all hosts, the launcher included."""
-        return {process.pid for name in self.hosts.layout for process in self.hosts.processes(name)}
+        """Give the pids of that."""
+        return {process.pid for process in self.processes()}
+
+    def processes(self) -> list[Process]:
+        """Give what runs on all hosts, the launcher included."""
+        return [process for name in self.hosts.layout for process in self.hosts.processes(name)]
 
     def find(self, host: str, what: str) -> Process:
         """Find the agent or the spawner on a host."""
@@ -122,8 +128,9 @@ def wait_empty(hosts: Cluster, *names: str, within_s: float = 30.0, but: Sequenc
 def beside(hosts: Cluster, nodes: str) -> Iterator[set[int]]:
     """Have another job on these hosts, of which every process is still there in the end; give their pids."""
     other = Stepping(hosts, nodes, name="beside")
-    other.up()
+    workers = len(other.up())
     other.goes_on()
+    until(lambda: sum(each.argv[-1] in SLEEPS for each in other.processes()) == 3 * workers, "all that workers start")
     pids = other.pids()
     yield pids
     assert pids <= other.pids()

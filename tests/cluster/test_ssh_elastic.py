@@ -141,7 +141,7 @@ def test_a_fixed_job_waits_for_the_host_that_it_lost(hosts):
 
 
 def test_a_fixed_job_ends_if_the_host_that_it_lost_stays_away(hosts):
-    job = begun(hosts, *RESTARTS, "--join-timeout", "3", nodes="n1:1,n2:1,n3:1")
+    job = begun(hosts, *RESTARTS, "--join-timeout", "6", nodes="n1:1,n2:1,n3:1")
     faults.kill_sshd(hosts, "n2")
     result = job.running.wait()
     assert result.returncode == UNAVAILABLE, result.stderr
