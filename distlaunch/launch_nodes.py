@@ -100,7 +100,7 @@ class Nodes:
         options = self._options
         composer = self._composer = self._composer.located(run_dir)
         return Fleet(
-            [self._target(node, member) for member, node in enumerate(composer.hosts)],
+            [self._target(node) for node in composer.hosts],
             open_link=opener(options, self._environ),
             fanout=options.ssh_fanout,
             connect_s=max(_LEAST_CONNECT_S, options.join_timeout),
@@ -110,11 +110,10 @@ class Nodes:
             find=None if options.discover is None else self._find,
         )
 
-    def _target(self, node: Node, member: int | None) -> Target:
-        here = member is not None and member == self._composer.here
-        return Target(host=node.host, user=node.user, port=node.port, here=here)
+    def _target(self, node: Node) -> Target:
+        return Target(host=node.host, user=node.user, port=node.port, here=self._composer.is_here(node.host))
 
     def _find(self) -> list[Target]:
         options = self._options
         text = run_discover(options.discover or "", self._environ, who=options.named("discover"))
-        return [self._target(node, None) for node in self._composer.discovered(text)]
+        return [self._target(node) for node in self._composer.discovered(text)]

@@ -344,19 +344,16 @@ def test_people_read_the_explanation_after_the_table_and_before_the_job(distlaun
 @pytest.mark.parametrize(
     ("words", "env", "parts"),
     [
-        (["--hosts", "a:1,localhost:1"], {}, ["--hosts names 2 nodes (a,localhost)"]),
-        (["--hosts", "a:1"], {}, ["--hosts names a, and this machine is", "name localhost"]),
-        (["--discover", "echo a; echo b"], {}, ["--discover names 2 nodes (a,b)"]),
-        (["--num-nodes", "2", "--node-rank", "0", "--master-addr", "h", "--num-procs", "2"], {}, ["--num-nodes names 2 nodes"]),
-        ([], slurm("gpus-per-node"), ["slurm names 2 nodes (n[1-2])", "--num-nodes 1", "--source flags"]),
-        ([], slurm("gpus-per-node-task-per-node-1"), ["slurm names 2 nodes (n[1-2])", "--num-nodes 1"]),
+        (["--num-nodes", "2", "--node-rank", "0", "--master-addr", "h", "--num-procs", "2"], {}, ["--num-nodes starts a launcher on each of 2 nodes"]),
+        ([], slurm("gpus-per-node"), ["slurm names 2 nodes (n[1-2])", "--num-nodes 1"]),
+        ([], slurm("gpus-per-node-task-per-node-1"), ["slurm starts a launcher on each of 2 nodes (n[1-2])", "--num-nodes 1"]),
         ([], slurm("tasks-per-node-step-5"), ["slurm starts a launcher for each of 6 workers on n[1-2]", "srun -n 1"]),
         (["--num-nodes", "1"], slurm("tasks-per-node-step-5"), ["for each of 3 workers on n2"]),
-        ([], slurm("salloc"), ["slurm names 2 nodes", "srun -N 1 -n 1"]),
-        ([], TRAINER, ["kubernetes names 2 nodes (job-node-0-[0-1].job)", "--num-nodes 1"]),
+        ([], slurm("salloc"), ["slurm names 2 nodes"]),
+        ([], TRAINER, ["kubernetes starts a launcher on each of 2 nodes (job-node-0-[0-1].job)", "--num-nodes 1"]),
         ([], MPIRUN, ["openmpi starts a launcher for each of 2 workers", "--source flags"]),
     ],
-    ids=["with others", "another", "discovered", "by hand", "batch", "a task a node", "tasks", "one node's tasks", "salloc", "pod", "mpirun"],
+    ids=["by hand", "batch", "a task a node", "tasks", "one node's tasks", "salloc", "pod", "mpirun"],
 )  # fmt: skip
 def test_several_nodes_are_refused_with_what_was_found_and_what_works(refused, words, env, parts):
     text = refused(*words, env=env, command="train")
