@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from distlaunch.core.model.text import printable
 from distlaunch.job.transport.channel_link import PACKET, WINDOW, Wire
 from distlaunch.job.transport.hostkeys import HostKeyCheck, scan_hint
-from distlaunch.job.transport.login import LOGIN_S, KeyRing, log_in
+from distlaunch.job.transport.keyfiles import KeyRing
+from distlaunch.job.transport.login import LOGIN_S, log_in
 from distlaunch.job.transport.sshconfig import HostSettings
 from distlaunch.job.transport.trouble import Trouble
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.core.model.text import printable
+from distlaunch.job.transport.keyfiles import LOCKED, KeyFile, KeyRing
 from distlaunch.job.transport.knownhosts import SSH_PORT
 from distlaunch.job.transport.sshconfig import HostSettings
 from distlaunch.job.transport.trouble import Trouble
@@ -19,60 +18,8 @@ if TYPE_CHECKING:
 
 LOGIN_S = 20.0
 _AGENT_S = 5.0
-_LOCKED = "has a passphrase"
 _TOO_MANY = "as a rule a server takes 6 attempts: IdentitiesOnly yes, with IdentityFile, in ~/.ssh/config tries one key"
 _OTHER_WAYS = {"hostbased", "gssapi-with-mic", "gssapi-keyex"}
-
-
-class KeyFile:
-    """A private key's file, read once."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.key: Any = None
-        self.public: bytes | None = _public_of(path)
-        self.problem: str | None = None
-        self._load()
-
-    def _load(self) -> None:
-        import paramiko
-
-        try:
-            self.key = paramiko.PKey.from_path(self.path)
-            self.public = self.public or self.key.asbytes()
-        except FileNotFoundError:
-            self.problem = "is not there"
-        except (paramiko.PasswordRequiredException, TypeError):  # the latter is cryptography's word for it
-            self.problem = _LOCKED
-        except OSError as exc:
-            self.problem = f"cannot be read ({exc.strerror})"
-        except Exception as exc:  # noqa: BLE001 - whatever a broken file makes of a parser
-            self.problem = f"is no key that paramiko can read ({printable(str(exc))[:80]})"
-
-
-def _public_of(path: str) -> bytes | None:
-    """Give the public half of a key file, if it lies beside it: it tells which key of the agent is meant."""
-    try:
-        with open(path if path.endswith(".pub") else path + ".pub", encoding="ascii") as file:
-            return base64.b64decode(file.read().split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-class KeyRing:
-    """The key files of a launcher; each is read by the first connection that wants it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._files: dict[str, KeyFile] = {}
-
-    def files(self, paths: tuple[str, ...]) -> list[KeyFile]:
-        """Give the files, in order."""
-        with self._lock:
-            for path in paths:
-                if path not in self._files:
-                    self._files[path] = KeyFile(path)
-            return [self._files[path] for path in paths]
 
 
 def log_in(transport: paramiko.Transport, settings: HostSettings, ring: KeyRing, *, until: float) -> None:
@@ -110,7 +57,7 @@ def _insist(named: KeyFile, agent: _Agent) -> None:
     """Refuse to go on without the key that the command line names."""
     if named.problem is None or named.public in agent.held:
         return
-    locked = named.problem == _LOCKED
+    locked = named.problem == LOCKED
     raise Trouble(
         "login",
         f"{printable(named.path)} (--ssh-key) {named.problem}",
@@ -167,7 +114,7 @@ def _refused(settings: HostSettings, files: list[KeyFile], agent: _Agent, tried:
     text = f"no key was taken ({tried} tried)" if tried else "there is no key to log in with"
     if ways and "publickey" not in ways:
         text = f"the server takes no keys, only {printable(', '.join(ways))}"
-    locked = [file for file in files if file.problem == _LOCKED and file.public not in agent.held]
+    locked = [file for file in files if file.problem == LOCKED and file.public not in agent.held]
     others = sorted(set(ways) & _OTHER_WAYS)
     if locked:
         text += f"; {printable(locked[0].path)} has a passphrase"

@@ -14,8 +14,8 @@ from distlaunch.job.transport.connection import Connection, connect, load_parami
 from distlaunch.job.transport.dialing import dial, resolve
 from distlaunch.job.transport.hostkeys import HostKeyCheck
 from distlaunch.job.transport.jumps import Jumps
+from distlaunch.job.transport.keyfiles import KeyRing
 from distlaunch.job.transport.link import Link, Target, Unconnected
-from distlaunch.job.transport.login import KeyRing
 from distlaunch.job.transport.sshconfig import Asked, HostSettings, read_settings
 from distlaunch.job.transport.trouble import Trouble
 from distlaunch.job.transport.wires import CommandWire, JumpWire, SocketWire

@@ -1,0 +1,76 @@
+"""Private keys in files."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from distlaunch.job.transport.keyfiles import LOCKED, KeyFile, KeyRing, understood
+from tests.sshd import make_key
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
+def test_a_key_is_read_with_its_public_half(tmp_path, kind):
+    file = KeyFile(str(make_key(tmp_path / "k", kind)))
+    assert file.problem is None
+    assert file.public == base64.b64decode((tmp_path / "k.pub").read_text().split()[1])
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "rsa"])
+@pytest.mark.parametrize("form", ["RFC4716", "PEM", "PKCS8"])
+def test_a_passphrase_is_noticed_in_every_format(tmp_path, kind, form):
+    path = make_key(tmp_path / "k", kind, "secret")
+    if form != "RFC4716" and kind == "rsa":
+        command = ["ssh-keygen", "-q", "-p", "-m", form, "-P", "secret", "-N", "secret", "-f", str(path)]
+        subprocess.run(command, check=True)
+    file = KeyFile(str(path))
+    assert file.problem == LOCKED
+    assert file.key is None
+
+
+def test_the_public_half_of_a_locked_key_is_read_without_a_file_beside_it(tmp_path):
+    path = make_key(tmp_path / "k", passphrase="secret")
+    public = base64.b64decode((tmp_path / "k.pub").read_text().split()[1])
+    (tmp_path / "k.pub").unlink()
+    assert KeyFile(str(path)).public == public
+
+
+def test_a_public_key_alone_names_one_of_the_agents(tmp_path):
+    path = make_key(tmp_path / "k")
+    path.unlink()
+    public = base64.b64decode((tmp_path / "k.pub").read_text().split()[1])
+    assert KeyFile(str(path)).public == public
+    assert KeyFile(str(path)).problem == "is not there"
+    assert KeyFile(f"{path}.pub").public == public
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0" * 100,
+        b"hello",
+        b"-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEA\n-----END OPENSSH PRIVATE KEY-----\n",
+        b"-----BEGIN OPENSSH PRIVATE KEY-----\n=====\n",
+        b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n",
+    ],
+)
+def test_what_is_no_key_is_said_in_one_printable_line(tmp_path, data):
+    (tmp_path / "k").write_bytes(data)
+    problem = KeyFile(str(tmp_path / "k")).problem
+    assert problem
+    assert problem.isprintable()
+    understood(data)
+
+
+def test_what_was_read_is_not_read_again_and_what_was_missing_is(tmp_path):
+    ring = KeyRing()
+    path = str(tmp_path / "k")
+    assert ring.files((path,))[0].problem == "is not there"
+    make_key(Path(path))
+    first = ring.files((path,))[0]
+    assert first.problem is None
+    assert ring.files((path,))[0] is first
