@@ -165,9 +165,12 @@ class Agent:
         """Tell whether the workers' parent has vanished: all were killed, and no ``Gone`` will come."""
         return self._lost
 
-    def end_without_coordinator(self, attempt: int, grace_s: float) -> None:
-        """Ask the workers to end in our own name; ``Gone`` tells when they have."""
-        self._tell_spawner(w.Unwatch())
+    def end_without_coordinator(self, attempt: int, *, grace_s: float, bound_s: float) -> None:
+        """Ask the workers to end in our own name; ``Gone`` tells when they have.
+
+        If that and ``close`` take us more than ``bound_s``, the spawner does it in our place.
+        """
+        self._tell_spawner(w.Ending(bound_s=bound_s))
         self.handle(m.Stop(attempt=attempt, signum=signal.SIGTERM, grace_s=grace_s))
 
     def close(self) -> None:
@@ -261,7 +264,7 @@ class Agent:
                     self._pump.finish()
                 case t.GiveUpSpawner():
                     self._spawner_lost()
-                case w.Setup() | w.Preload() | w.Spawn() | w.Signal() | w.Sweep() | w.Unwatch() | w.Dismiss():
+                case w.Setup() | w.Preload() | w.Spawn() | w.Signal() | w.Sweep() | w.Ending() | w.Dismiss():
                     self._tell_spawner(action)
                 case m.Started():
                     self._up.update(action.pids)

@@ -34,7 +34,7 @@ LATE_S = 2.0
 """What the coordinator is given to be heard when it was us who have slept, not it that was silent."""
 _SLEPT_S = 1.0
 """We have slept if we go on so much later than we should have."""
-_END_S = 20.0
+_END_S = 10.0
 """How long the end of workers may take beyond their grace, before what is left is left to the spawner's KILL."""
 _FLUSH_S = 2.0
 _LAST_S = 0.2
@@ -285,8 +285,9 @@ class RemoteAgent:
         if self._clock.paused:
             self._clock.pause(paused=False)
             self._agent.handle(m.Pause(paused=False))
-        self._agent.end_without_coordinator(attempt, self._grace_s)
-        until = time.monotonic() + self._grace_s + _END_S
+        bound_s = self._grace_s + _END_S
+        self._agent.end_without_coordinator(attempt, grace_s=self._grace_s, bound_s=bound_s)
+        until = time.monotonic() + bound_s
         while (left_s := until - time.monotonic()) > 0 and self._is_busy():
             poll = select.poll()
             for descriptor, wanted in self._agent.descriptors().items():

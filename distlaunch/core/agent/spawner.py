@@ -116,7 +116,8 @@ class Spawner:
         self._channel = channel
         self._watched = watched
         self._agent = os.getppid()
-        self._act_at: float | None = None  # the agent has not done so at its own channel's end
+        self._act_at: float | None = None  # if the agent has not done so at its own channel's end
+        self._ends = False
         self._job_id = job_id
         self._orphan_grace_s = orphan_grace_s
         self._setup = w.Setup(env={}, cwd="/", cookie="", nofile=1024, signal_group=False)
@@ -162,7 +163,7 @@ class Spawner:
             if messages is None:
                 break
             for message in messages:
-                self._act_at = None  # it does act
+                self._act_at = self._act_at if self._ends else None  # it does act
                 if isinstance(message, w.Dismiss):
                     self._warm.stop()
                     self._kill_all()
@@ -213,8 +214,10 @@ class Spawner:
                 for pid in left:
                     self._pids.pop(pid, None)  # of no attempt any more, should it end some day
                 self._report(w.Swept(left=left))
-            case w.Unwatch():
+            case w.Ending():
                 self._unwatch()
+                self._act_at = time.monotonic() + message.bound_s
+                self._ends = True
             case w.Dismiss():
                 pass  # the loop's own
             case _:
@@ -337,7 +340,7 @@ class Spawner:
             if order.scope == w.SCOPE_PROCESS:
                 tree.send(pid, order.signum)
             elif order.scope == w.SCOPE_GROUP:
-                _to_group(pid, order.signum)
+                tree.send_to_group(pid, order.signum)
             elif order.signum == signal.SIGKILL:
                 tree.kill_each_tree([pid])
             else:
@@ -378,7 +381,7 @@ class Spawner:
         self._warm.stop()
         for pid in self._pids:
             if self._setup.signal_group:
-                _to_group(pid, signal.SIGTERM)
+                tree.send_to_group(pid, signal.SIGTERM)
             else:
                 tree.send(pid, signal.SIGTERM)
             tree.signal_tree(pid, signal.SIGCONT, include_root=True)  # a paused job must be able to obey
@@ -392,8 +395,3 @@ class Spawner:
             from distlaunch.core.agent.lodging import remove_tree
 
             remove_tree(self._setup.lodging)
-
-
-def _to_group(pid: int, signum: int) -> None:
-    with suppress(OSError):
-        os.killpg(pid, signum)

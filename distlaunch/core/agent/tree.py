@@ -87,6 +87,12 @@ def send(pid: int, signum: int, *, parent_or_ancestor: int | None = None) -> boo
     return True
 
 
+def send_to_group(leader: int, signum: int) -> None:
+    """Signal the process group that an unreaped child of ours leads, if there is one any more."""
+    with suppress(OSError):
+        os.killpg(leader, signum)
+
+
 def _pidfd(pid: int) -> int:
     """Open a pidfd; -1 where kernel or sandbox refuse it, or this Python was built without (conda's)."""
     opened = getattr(os, "pidfd_open", None)

@@ -73,8 +73,10 @@ class Sweep(Record):
     """Kill whatever is left of all workers, wait until it is gone, answer ``Swept``."""
 
 
-class Unwatch(Record):
-    """The agent has seen the end of its channel and ends the workers itself."""
+class Ending(Record):
+    """The agent has seen the end of its channel and ends the workers itself, within this time; else you do."""
+
+    bound_s: float
 
 
 class Dismiss(Record):
@@ -140,9 +142,9 @@ class Swept(Record):
     left: tuple[int, ...]
 
 
-ToSpawner = Setup | Preload | Spawn | Signal | Sweep | Unwatch | Dismiss
+ToSpawner = Setup | Preload | Spawn | Signal | Sweep | Ending | Dismiss
 FromSpawner = Spawned | SpawnFailed | Exited | Halted | StillPreloading | Preloaded | PreloadFailed | Broken | Swept
-TO_SPAWNER: tuple[type, ...] = (Setup, Preload, Spawn, Signal, Sweep, Unwatch, Dismiss)
+TO_SPAWNER: tuple[type, ...] = (Setup, Preload, Spawn, Signal, Sweep, Ending, Dismiss)
 FROM_SPAWNER: tuple[type, ...] = (
     Spawned, SpawnFailed, Exited, Halted, StillPreloading, Preloaded, PreloadFailed, Broken, Swept,
 )  # fmt: skip

@@ -95,9 +95,7 @@ def test_workers_without_any_credit_may_save_too(agent, tmp_path):
 def test_silence_of_the_coordinator_is_its_loss(make_agent, count_marked):
     agent = make_agent(silence_s=1.0)
     started(agent, OBEYS)
-    began = time.monotonic()
     assert agent.until_end() == 1
-    assert time.monotonic() - began >= 0.9
     assert count_marked() == []
     assert "nothing was heard of the coordinator for" in agent.of(r.Ending)[0].why
 
@@ -180,12 +178,16 @@ def test_a_stopped_agent_wakes_when_its_channel_ends(make_agent, count_marked):
         assert count_marked() == []
 
 
-def test_a_stopped_agent_that_stays_stopped_is_done_without(agent, count_marked, monkeypatch):
+def test_a_stopped_agent_that_stays_stopped_is_done_without(agent):
     pids = started(agent, OBEYS, DISOBEYS, **AT_ONCE)
     agent.process.send_signal(signal.SIGSTOP)
     agent.close()
-    until(lambda: os.path.exists(f"/proc/{pids[0]}") is False or agent.process.send_signal(signal.SIGSTOP))
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+
+    def gone() -> bool:
+        agent.process.send_signal(signal.SIGSTOP)  # its parent of the workers wakes it, once
+        return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+    until(gone)
     agent.process.send_signal(signal.SIGCONT)
     agent.process.wait(30)
 
