@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from distlaunch.resolve.meeting import Meeting
 
 _RECORDED = 64
-"""Hosts that one event lists."""
+"""Hosts, or ranks, that one event lists."""
+_REMARKS = 200
+"""Different ones that are shown in a job: thousands of nodes may each have one."""
 
 
 class Convening:
@@ -120,11 +122,10 @@ class Convening:
         return self._gatherer.nodes[node].why_lost or ""
 
     def says(self, node: int, text: str) -> str | None:
-        """Put a remark of a node for the user; None if one has said the same: thousands may."""
-        if text in self._said:
+        """Put a remark of a node for the user; None if one has said the same, or they have said enough."""
+        if text in self._said or len(self._said) >= _REMARKS:
             return None
-        if len(self._said) < _RECORDED:
-            self._said.add(text)
+        self._said.add(text)
         return self.quote(node, text)
 
     def quote(self, node: int, text: str) -> str:

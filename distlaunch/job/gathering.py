@@ -25,8 +25,9 @@ from distlaunch.resolve.hostlist import name_hosts
 ELASTIC_WAIT_S = 10.0
 """How long a job that has enough nodes waits for the others."""
 LOOK_AGAIN_S = 0.5
-LOOK_S = 5.0
-"""What is missing on a node, or unlike the others', is looked at again for so long: NFS caches are old for a while."""
+LOOK_S, LATER_LOOK_S = 5.0, 60.0
+"""What is missing on a node, or unlike the others', is looked at again for so long: NFS caches are old for a while.
+A job that has run is worth more patience: its script may have been edited."""
 DISCOVER_S = 30.0
 """How often hosts are looked for while there are too few."""
 WAITING_S = 5.0
@@ -82,6 +83,7 @@ class Gatherer:
         """When to look again at whom."""
         self._odd_since: dict[int, float] = {}
         self._differ_since: float | None = None
+        self._look_s = LOOK_S
         self._discover_at: float | None = None
         self._discovery_until: float | None = None
         self._said_problem: str | None = None
@@ -110,7 +112,7 @@ class Gatherer:
             actions.append(Discover())
             self._discovery_until = now + ELASTIC_WAIT_S
         self._discover_at = now + DISCOVER_S if settings.discover else None
-        self._first = False
+        self._look_s = LOOK_S if self._first else LATER_LOOK_S
         actions += [
             action for member in self.nodes.members if not member.present for action in self.nodes.leave(member)
         ]
@@ -124,6 +126,8 @@ class Gatherer:
             return self._ask(member)
         if member.state != "connecting":
             self._unanswered.add(member.number)
+            if not self._extended:
+                self._until = max(self._until, member.free_at + ELASTIC_WAIT_S)
         elif not short:
             return []  # it was lost, or could not be reached: it comes when it comes
         elif member.cools_until > now:
@@ -181,14 +185,14 @@ class Gatherer:
                 return self.settle(now)
             if self._differ_since is None:
                 self._differ_since = now
-            if not differing or now >= self._differ_since + LOOK_S:
+            if not differing or now >= self._differ_since + self._look_s:
                 return Refusal.of(exc)
             self._enough_since = None
-            self._until = max(self._until, self._differ_since + LOOK_S)
+            self._until = max(self._until, self._differ_since + self._look_s)
             for number in differing:
                 self._look_again(number, now)
             return None
-        self.active = False
+        self.active = self._first = False
         return composition
 
     def deadline(self) -> float:
@@ -302,7 +306,7 @@ class Gatherer:
             member.surveyed, member.failure = answer, None
             self._in.add(number)
             return []
-        if now < self._odd_since.setdefault(number, now) + LOOK_S:
+        if now < self._odd_since.setdefault(number, now) + self._look_s:
             self._look_again(number, now)
             return []
         self._forget(number)

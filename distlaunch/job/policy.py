@@ -102,7 +102,7 @@ class JobPolicy(Supervision):
             case m.Prepared():
                 return self._prepared(node, message, now) if self._is_of(node, message.attempt) else []
             case m.WorkerHalted():
-                return [Suspend()]
+                return [Suspend()] if self.settings.terminal else []
             case m.Stacks():
                 self._watch.answered(node, message)
                 return self._hung(now)

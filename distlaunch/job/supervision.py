@@ -208,4 +208,5 @@ class Supervision:
 
     def _end(self, exit_code: int) -> list[Action]:
         self.phase = "ended"
+        exit_code = exit_code if 0 <= exit_code <= 255 else 255  # what a node says is no reason to end with 0
         return [Entry(type="job_ended", fields={"exit_code": exit_code}), End(exit_code=exit_code)]

@@ -368,3 +368,46 @@ def test_messages_of_nodes_that_take_no_part_change_nothing(make_nodes):
     assert job.say(2, m.Started(attempt=0, pids={9: 9})) == []
     assert job.say(2, r.Reached(attempt=0, routes=(), problem=None)) == []
     assert (job.phase, job.policy.up, job.policy.ended) == before
+
+
+@pytest.mark.parametrize(("returncode", "code"), [(256, 255), (-200, 255), (255, 255), (512, 255)])
+def test_no_exit_code_of_a_worker_makes_a_failed_job_end_with_0(make_nodes, returncode, code):
+    job = make_nodes(2, per_node=1).run()
+    job.exited(1, returncode)
+    job.exited(0, -15, told=True)
+    job.all_gone()
+    assert job.exit_code == code
+
+
+def test_a_node_cannot_stop_the_launcher(make_nodes):
+    job = make_nodes(2).run()
+    assert job.say(1, m.WorkerHalted(rank=2)) == []
+
+
+def test_remarks_of_thousands_of_nodes_are_not_all_shown(make_nodes):
+    job = make_nodes(2).run()
+    for number in range(5000):
+        job.say(1, m.Remark(text=f"GPU memory is still held by pid {number}", warning=True))
+    assert len(job.of(p.Say)) <= 200
+
+
+def test_workers_that_a_node_makes_up_do_no_harm(make_nodes):
+    job = make_nodes(2, per_node=1).run()
+    for rank in (7, -3, 10**9, 1):
+        exited = m.WorkerExited(
+            attempt=0,
+            rank=rank,
+            pid=0,
+            returncode=1,
+            uptime_s=float("nan"),
+            ended=float("inf"),
+            told_to_stop=False,
+            oom_kills=-1,
+            error_file="{",
+            tail=b"\xff\x1b[2J",
+        )
+        job.say(1, exited)
+    job.say(1, m.Started(attempt=0, pids=dict.fromkeys(range(1000), -1)))
+    job.gone(1)
+    job.gone(0)
+    assert job.exit_code == 1

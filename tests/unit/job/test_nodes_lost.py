@@ -10,7 +10,9 @@ from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
 from distlaunch.job import actions as p
 from distlaunch.job.attempt import CAUSE_S
+from distlaunch.job.gathering import LOOK_AGAIN_S
 from distlaunch.job.membership import AFTER_S
+from distlaunch.resolve.members import NodesDiffer
 
 
 def stops(job, actions) -> list[tuple[int, int, float]]:
@@ -214,6 +216,36 @@ def test_a_node_that_is_back_while_the_others_still_stop_is_not_mixed_into_the_o
     job.survey_all()
     assert job.phase == "preparing"
     assert job.members == (0, 1)
+
+
+def test_a_long_failure_grace_leaves_the_node_its_time_to_come_back(make_nodes):
+    job = make_nodes(2, max_restarts=1, failure_grace_s=300.0, join_timeout_s=60.0).run()
+    job.lost(1)
+    actions = job.stop_others(1)
+    assert job.connects(actions) == [(1, 300.0 + AFTER_S)]
+    job.survey_all()
+    job.pass_time(305.0)
+    job.gather(1)
+    assert job.phase == "preparing"
+
+
+def test_a_script_that_differs_after_the_job_has_run_is_looked_at_for_longer(make_nodes):
+    job = make_nodes(2, max_restarts=1).run()
+    job.exited(0, 1, tail=job.RAISED)
+    job.pass_time(1.0)
+    for rank in job.ranks[1:]:
+        job.exited(rank, -15, told=True)
+    job.all_gone()
+    job.refuses = NodesDiffer("differ", nodes=(1,))
+    job.surveyed(0, 1, script_sha256="77")
+    while job.now < 30.0:
+        job.pass_time(LOOK_AGAIN_S)
+        job.survey_all()
+    assert job.phase == "gathering"
+    job.refuses = None
+    job.pass_time(LOOK_AGAIN_S)
+    job.survey_all()
+    assert job.phase == "preparing"
 
 
 # --- losses that are no failure
