@@ -18,7 +18,7 @@ from testbedlib.client import Hosts, Started
 from testbedlib.sandbox import TestbedError
 
 from chaoslib.rounds import FAULTS, Round
-from chaoslib.trial import PROGRAM, Job, Miss, Trial, clear, start
+from chaoslib.trial import PROGRAM, Job, Miss, Trial, clear, environment, start
 
 UP_S = 30.0
 _RESPONSE_S = 10.0
@@ -44,7 +44,7 @@ class Neighbour:
             ["train", "--num-procs", "1", PROGRAM],
             host=host,
             cwd=place,
-            env={"PLACE": place, "XDG_STATE_HOME": place, "XDG_RUNTIME_DIR": place},
+            env=environment(place),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -97,8 +97,7 @@ class Bed:
         job = start(self.hosts, chosen, place, self.innocent)
         trial = Trial(job, chosen, dice)
         told: dict[str, Any] = {"round": number, "what": str(chosen), "fault": chosen.fault.name, "miss": None}
-        told["loses"] = chosen.fault.loses and chosen.is_certain and chosen.hits_trainer
-        told["silent"] = chosen.fault.noticed_s > 0
+        told["kind"] = _kind(chosen)
         try:
             told["outcome"] = trial.run()
             for host, neighbour in self.neighbours.items():
@@ -189,15 +188,21 @@ def _sum_up(results: Sequence[dict[str, Any]], wanted: int, seed: int) -> int:
     print("\ncount  fault, outcome, seconds from the fault to it (median, most)")
     for (fault, outcome), times in sorted(seen.items()):
         print(f"{len(times):5}  {fault}: {outcome}, {sorted(times)[len(times) // 2]:.1f}, {max(times):.1f}")
-    for silent, name in ((False, "closed channel"), (True, "silence")):
-        times = [
-            result["settled_s"]
-            for result in results
-            if result["loses"] and result["silent"] == silent and result["miss"] is None
-        ]
+    for kind in sorted({result["kind"] for result in results} - {""}):
+        times = sorted(result["settled_s"] for result in results if result["kind"] == kind and result["miss"] is None)
         if times:
-            print(f"{name}, of a job that ran: {sorted(times)[len(times) // 2]:.1f} s, at most {max(times):.1f} s")
+            middle, most = times[len(times) // 2], times[-1]
+            print(f"{kind}: re-formed after {middle:.1f} s, at most {most:.1f} s ({len(times)} times)")
     missed = sum(result["miss"] is not None for result in results)
     kinds = len({fault.name for fault in FAULTS})
     print(f"chaos: {len(results)} of {wanted} faults of {kinds} kinds, {missed} missed (seed {seed})")
     return 1 if missed or len(results) < wanted else 0
+
+
+def _kind(chosen: Round) -> str:
+    """Name the row of the table of what is to be reached to which a re-forming belongs, if to any."""
+    fault = chosen.fault
+    if not (fault.loses and chosen.shape.elastic and chosen.is_certain and chosen.hits_trainer):
+        return ""
+    obey = "workers that trap TERM" if {"deaf", "slow"} & set(chosen.words) else "workers that obey"
+    return f"{'silence' if fault.noticed_s else 'closed channel'}, {obey}"

@@ -19,9 +19,8 @@ from testbedlib.layout import HEAD
 
 from chaoslib.rounds import GRACE_S, JOIN_S, Round
 
-PROGRAM = os.path.join(
-    os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "tests/programs/nodes/steps.py"
-)
+TREE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PROGRAM = os.path.join(TREE, "tests", "programs", "nodes", "steps.py")
 UP_S = 30.0
 CLEAN_S = 6.0
 """What is left on a host that is reached again and has a second to wake."""
@@ -118,6 +117,11 @@ class Job:
         ]
 
 
+def environment(place: str) -> dict[str, str]:
+    """Give what a launcher gets that works in this directory; its code is that of this tree."""
+    return {"PLACE": place, "XDG_STATE_HOME": place, "XDG_RUNTIME_DIR": place, "PYTHONPATH": TREE}
+
+
 def start(hosts: Hosts, chosen: Round, place: str, innocent: frozenset[int]) -> Job:
     """Start the job on the head."""
     os.makedirs(place)
@@ -131,7 +135,7 @@ def start(hosts: Hosts, chosen: Round, place: str, innocent: frozenset[int]) -> 
         launcher = hosts.launch(
             ["train", *options, PROGRAM, *chosen.words],
             cwd=place,
-            env={"PLACE": place, "XDG_STATE_HOME": place, "XDG_RUNTIME_DIR": place},
+            env=environment(place),
             stdin=subprocess.DEVNULL,
             stdout=screen,
             stderr=screen,
