@@ -10,6 +10,7 @@ import inspect
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -18,15 +19,18 @@ from typer.core import TyperCommand, TyperGroup
 import distlaunch
 from distlaunch.core.errors import UsageError
 from distlaunch.core.model.text import printable, quoted
+from distlaunch.render.request import RenderOptions, Target
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.ui import quick
 from distlaunch.ui.counterparts import counterpart, taken_as_it_is
 from distlaunch.ui.errors import EXIT_INTERRUPTED
 from distlaunch.ui.option import Option
 from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
+from distlaunch.ui.rendering import ALL_OPTIONS, TARGETS, options_of, refuse_foreign, render_file, split
 
 Train = Callable[[TrainOptions], int]
 Plan = Callable[[TrainOptions, quick.PlanFormat, bool], int]
+Render = Callable[[Target, TrainOptions, RenderOptions], int]
 
 
 def main_train(options: TrainOptions) -> int:
@@ -44,14 +48,19 @@ def main_plan(options: TrainOptions, fmt: quick.PlanFormat, expand: bool) -> int
 
 
 def run_app(
-    argv: Sequence[str], environ: Mapping[str, str], *, train: Train = main_train, plan: Plan = main_plan
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    train: Train = main_train,
+    plan: Plan = main_plan,
+    render: Render = render_file,
 ) -> int:
     """Run the typer application and return the exit code. Raises LaunchError, never one of typer's own errors.
 
     A known command is called without the root before it: newer typer loads pydantic, 100 ms, to check root options
     that are not even there.
     """
-    command: Any = typer.main.get_command(build_app(environ, train=train, plan=plan))
+    command: Any = typer.main.get_command(build_app(environ, train=train, plan=plan, render=render))
     words = list(argv) or ["--help"]
     _refuse_torchruns_words(words[0])
     program = "distlaunch"
@@ -80,8 +89,8 @@ def _refuse_torchruns_words(word: str) -> None:
         )
 
 
-def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan) -> typer.Typer:
-    """Make the application; ``train`` and ``plan`` are what its commands call with parsed options."""
+def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan, render: Render) -> typer.Typer:
+    """Make the application; ``train``, ``plan`` and ``render`` are what its commands call with parsed options."""
     app = typer.Typer(
         name="distlaunch",
         cls=_Commands,
@@ -115,6 +124,7 @@ def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan) -> typer.
     _add(app, run_train, _TrainCommand, TRAIN_OPTIONS, name="train", help_text="Run a training job.")
     _add(app, run_plan, _PlanCommand, PLAN_OPTIONS, name="plan", help_text="Print what train would do; start nothing.")
     _add_torchrun(app, environ)
+    _add_render(app, environ, render)
     return app
 
 
@@ -221,11 +231,68 @@ def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
     app.command("torchrun", help=text, context_settings=settings, add_help_option=False)(run_torchrun)
 
 
+class _Files(TyperGroup):
+    """The command ``render``, which says what it can print."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            raise UsageError("render what?", hint=f"distlaunch render {'|'.join(TARGETS)} [OPTIONS] SCRIPT [ARGS]...")
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            raise UsageError(
+                f"render prints {', '.join(TARGETS)}, and no {quoted(args[0])}", hint="distlaunch render --help"
+            )
+        return super().resolve_command(ctx, args)
+
+
+class _RenderCommand(_TrainCommand):
+    """One kind of file, which knows the options of the others enough to refuse them."""
+
+    target: Target
+    options = ALL_OPTIONS
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            with suppress(quick.HelpRequested):
+                refuse_foreign(self.target, quick.scan(args, self.options)[0])
+        return super().parse_args(ctx, args)
+
+
+def _add_render(app: typer.Typer, environ: Mapping[str, str], render: Render) -> None:
+    """Add ``render`` with a command for each kind of file."""
+    files = typer.Typer(
+        cls=_Files, help="Print a batch script or manifests that run train on a cluster.", context_settings=_settings()
+    )
+    for target, help_text in TARGETS.items():
+        _add(
+            files,
+            _render_command(target, environ, render),
+            type("_Render", (_RenderCommand,), {"target": target}),
+            options_of(target),
+            name=target,
+            help_text=help_text,
+        )
+    app.add_typer(files, name="render")
+
+
+def _render_command(target: Target, environ: Mapping[str, str], render: Render) -> Callable[..., int]:
+    options = options_of(target)
+
+    def run_render(**given: object) -> int:
+        return render(target, *split(quick.build(*_collect(given, options), environ, options)))
+
+    return run_render
+
+
 def _epilog(options: Sequence[Option]) -> str:
     *others, last = [option.flags[0] for option in options if option.variable is None]
+    of_render = any(option.group == "render" for option in options)
+    own = ", those of render alone in DISTLAUNCH_RENDER_NAME and so on" if of_render else ""
     return (
         "Options have a default in the environment: --num-gpus in DISTLAUNCH_NUM_GPUS, and so on; --job-id in "
-        "DISTLAUNCH_TRAIN_JOB_ID and --backend in DISTLAUNCH_TRAIN_BACKEND; none have "
+        f"DISTLAUNCH_TRAIN_JOB_ID and --backend in DISTLAUNCH_TRAIN_BACKEND{own}; none have "
         f"{', '.join(others)} and {last}. The command line wins. "
         "What follows SCRIPT, or --, reaches the script byte for byte."
     )

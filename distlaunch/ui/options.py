@@ -21,6 +21,7 @@ GROUP_TITLES: dict[Group, str] = {
     "workers": "Workers",
     "failure": "Failure (times in seconds, or as 30s, 5m, 2h)",
     "output": "Output",
+    "render": "The file, and what it asks the scheduler for",
 }
 
 _DEFAULTS = defaults_of(TrainOptions)

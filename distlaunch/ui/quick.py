@@ -22,7 +22,7 @@ Given = dict[str, list[str]]
 _GPU_SIZES = ("num_gpus", "gpus_per_node")
 _PROC_SIZES = ("num_procs", "procs_per_node")
 _HOST_LISTS = ("hosts", "hostfile", "discover")
-_OTHER_VARIABLES = ("DISTLAUNCH_TOKEN", "DISTLAUNCH_TEST")
+_OTHER_VARIABLES = ("DISTLAUNCH_TOKEN", "DISTLAUNCH_TEST", "DISTLAUNCH_RENDER")
 """First letters of variables that are neither an option's nor the workers'."""
 
 

@@ -1,0 +1,117 @@
+"""Layer render: how many nodes a job has and what each gets, and which options mean nothing there; pure."""
+
+from __future__ import annotations
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import counted, quoted
+from distlaunch.render.request import Request
+from distlaunch.resolve.options import TrainOptions, check_kind, counts_processes, shares_gpus
+
+_SSH = ("ssh_user", "ssh_port", "ssh_key", "ssh_config", "ssh_host_keys", "ssh_fanout", "ssh_command")
+_NOWHERE: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("hosts", "hostfile", "discover"), "the scheduler chooses the hosts", "--num-nodes N says how many"),
+    (("node_rank",), "each node finds out by itself which it is", "leave it out"),
+    (("gpus",), "which GPUs a node gives to the job is the scheduler's choice", "--gpus-per-node N says how many"),
+    (_SSH, "nothing goes by SSH there", "leave it out"),
+)
+_NOT_IN_PODS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("include", "exclude"), "Kubernetes chooses the nodes", "add a nodeSelector or an affinity to the manifest"),
+    (
+        ("spares",),
+        "Kubernetes starts another pod for one that is lost",
+        "--num-nodes MIN:MAX goes on with fewer meanwhile",
+    ),
+    (("master_addr",), "it is the name of the first pod", "leave it out"),
+)
+
+
+class Shape(Record):
+    """The nodes of a job: how many at least and at most, and what each gets."""
+
+    least: int
+    most: int
+    workers: int
+    """On each node."""
+    gpus: int
+    """On each node."""
+
+    @property
+    def elastic(self) -> bool:
+        """Tell whether nodes may come and go."""
+        return self.least < self.most
+
+
+def shape_of(request: Request) -> Shape:
+    """Settle the job's shape. Raises ConfigError for what is missing, contradicts itself or cannot be had there."""
+    options = request.train
+    _refuse(request)
+    check_kind(options)
+    total = None if options.num_gpus == "auto" else options.num_gpus
+    total = options.num_procs if total is None else total
+    each = options.gpus_per_node if options.gpus_per_node is not None else options.procs_per_node
+    if total is None and each is None:
+        raise ConfigError(
+            "how many GPUs each node has is not said, and it cannot be seen from here",
+            hint="--gpus-per-node N, or --procs-per-node N for workers on CPUs",
+        )
+    if shares_gpus(options):
+        raise ConfigError(
+            "--device cuda lets workers share GPUs, and how many to ask for is not said",
+            hint="--gpus-per-node N asks for N and starts a worker on each",
+        )
+    least, most = _nodes(options, total, each)
+    workers = each if each is not None else (total or 0) // most
+    return Shape(least=least, most=most, workers=workers, gpus=0 if counts_processes(options) else workers)
+
+
+def _nodes(options: TrainOptions, total: int | None, each: int | None) -> tuple[int, int]:
+    wanted = options.num_nodes
+    least, most = wanted if isinstance(wanted, tuple) else (wanted or 1, wanted or 1)
+    if total is None:
+        return least, most
+    kind = "procs" if counts_processes(options) else "gpus"
+    name, each_name = f"--num-{kind}", f"--{kind}-per-node"
+    if each is not None:
+        nodes, rest = divmod(total, each)
+        if rest:
+            raise ConfigError(
+                f"{name} {total} and {each_name} {each}: {total} is no multiple of {each}", hint="give one of the two"
+            )
+        if wanted is not None and (least, most) != (nodes, nodes):
+            raise ConfigError(
+                f"{name} {total} and {each_name} {each} make {counted(nodes, 'node')}, but --num-nodes says otherwise",
+                hint="give two of the three",
+            )
+        return nodes, nodes
+    if least != most:
+        raise ConfigError(
+            f"{name} {total} is a total, but there may be {least} to {most} nodes",
+            hint=f"say how many each node has: {each_name} N",
+        )
+    if total % most:
+        raise ConfigError(
+            f"{name} {total} cannot be divided evenly among {counted(most, 'node')}", hint=f"give a multiple of {most}"
+        )
+    return least, most
+
+
+def _refuse(request: Request) -> None:
+    """Raise for what would mean nothing, or something else, where the job is to run."""
+    options, pods = request.train, request.target != "slurm"
+    for fields, why, instead in (*_NOWHERE, *(_NOT_IN_PODS if pods else ())):
+        who = options.who_set(*fields)
+        if who is not None:
+            raise ConfigError(f"{who} cannot be rendered: {why}", hint=instead)
+    system = "kubernetes" if pods else "slurm"
+    if options.source not in {"auto", system}:
+        raise ConfigError(
+            f"{options.named('source')} {quoted(options.source)} cannot be rendered: {system} names the nodes",
+            hint="leave it out",
+        )
+    passed_on = next((each for each in options.env if "=" not in each), None)
+    if pods and passed_on is not None:
+        raise ConfigError(
+            f"--env {passed_on} passes a variable on, but a pod has no variables but those of its manifest",
+            hint=f"--env {passed_on}=VALUE; or add it to env in the manifest, whose variables reach the workers",
+        )

@@ -1,0 +1,119 @@
+"""Layer ui: ``render``: its options, and what becomes of the file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.record import defaults_of, fields_of
+from distlaunch.core.model.text import printable, quoted
+from distlaunch.render.request import RenderOptions, Request, Target
+from distlaunch.resolve.options import TrainOptions
+from distlaunch.ui.option import Kind, Option
+from distlaunch.ui.options import TRAIN_OPTIONS
+
+TARGETS: dict[Target, str] = {
+    "slurm": "Print a batch script for Slurm.",
+    "kubernetes": "Print an Indexed Job and its Service.",
+    "pytorchjob": "Print a PyTorchJob of Kubeflow's Training Operator.",
+    "trainjob": "Print a TrainJob of Kubeflow Trainer.",
+}
+_PODS = ("kubernetes", "pytorchjob", "trainjob")
+_EVERYWHERE = ("slurm", *_PODS)
+_DEFAULTS = defaults_of(RenderOptions)
+
+
+def _row(
+    flags: str,
+    kind: Kind,
+    targets: Sequence[str],
+    help: str,  # noqa: A002 - named as the field that it fills
+    metavar: str,
+    *,
+    repeatable: bool = False,
+    variable: bool = True,
+) -> tuple[Option, tuple[str, ...]]:
+    """Make a row, and say which files have it."""
+    words = tuple(flags.split())
+    field = words[-1][2:].replace("-", "_")
+    option = Option(
+        flags=words,
+        field=field,
+        kind=kind,
+        default=_DEFAULTS[field],
+        help=help,
+        group="render",
+        variable=f"DISTLAUNCH_RENDER_{field.upper()}" if variable else None,
+        metavar=metavar,
+        repeatable=repeatable,
+    )
+    return option, tuple(targets)
+
+
+_ROWS = (
+    _row("-o --out", "text", _EVERYWHERE, "Write the file here instead of to stdout.", "FILE", variable=False),
+    _row("--name", "text", _EVERYWHERE, "The job's name; otherwise the script's.", "NAME"),
+    _row("--time", "text", _EVERYWHERE, "Time limit of the whole job.", "90m|12h|D-HH:MM:SS"),
+    _row("--cpus", "count", _EVERYWHERE, "CPUs of each node.", "N"),
+    _row("--memory", "text", _EVERYWHERE, "Memory of each node.", "64Gi"),
+    _row("--partition", "text", ("slurm",), "Slurm's partition.", "NAME"),
+    _row("--account", "text", ("slurm",), "Who is charged.", "NAME"),
+    _row("--image", "text", _PODS, "The container image, with distlaunch and the script.", "NAME"),
+    _row("--namespace", "text", _PODS, "Where the objects are made; otherwise kubectl's choice.", "NAME"),
+    _row("--gpus-resource", "text", _PODS, "What the cluster calls its GPUs.", "NAME"),
+    _row("--efa", "count", _PODS, "EFA interfaces of each pod (AWS).", "N"),
+    _row("--shm", "text", _PODS, "Most that /dev/shm may hold; otherwise the pod's memory.", "16Gi"),
+    _row("--pvc", "text", _PODS, "Mount this PersistentVolumeClaim; may be repeated.", "NAME:PATH", repeatable=True),
+    _row("--token-secret", "text", _PODS, "The Secret whose key token launchers must know.", "NAME"),
+    _row("--queue", "text", _PODS, "Kueue's queue.", "NAME"),
+    _row("--runtime", "text", ("trainjob",), "The ClusterTrainingRuntime.", "NAME"),
+)
+
+ALL_OPTIONS: tuple[Option, ...] = (*TRAIN_OPTIONS, *(option for option, _ in _ROWS))
+"""Every option of ``render``, whatever the file."""
+
+
+def options_of(target: Target) -> tuple[Option, ...]:
+    """Give the options of one kind of file: those of ``train``, and its own."""
+    return (*TRAIN_OPTIONS, *(option for option, targets in _ROWS if target in targets))
+
+
+def refuse_foreign(target: Target, fields: Mapping[str, object]) -> None:
+    """Raise UsageError for an option of another kind of file."""
+    for option, targets in _ROWS:
+        if option.field in fields and target not in targets:
+            raise UsageError(
+                f"{option.name} has no meaning in render {target}", hint=f"it is for render {', '.join(targets)}"
+            )
+
+
+def split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:
+    """Part the values that ``build`` made of the words into the two kinds of options."""
+    own = fields_of(RenderOptions)
+    more = {field: value for field, value in values.items() if field in own}
+    return TrainOptions(**{field: value for field, value in values.items() if field not in own}), RenderOptions(**more)
+
+
+def render_file(target: Target, options: TrainOptions, more: RenderOptions) -> int:
+    """Print the file, or write it where it is wanted; returns the exit code. Raises ConfigError."""
+    from distlaunch.render.targets import render
+    from distlaunch.ui.spelling import spell
+
+    text = render(Request(target=target, train=options, more=more, words=spell(options)))
+    data = text.encode(errors="surrogateescape")
+    if more.out is None:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+        return 0
+    try:
+        with open(more.out, "wb") as file:
+            file.write(data)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "a name of a file has no NUL"
+        raise ConfigError(f"--out {quoted(more.out)}: {reason}") from error
+    sys.stderr.write(f"distlaunch: {printable(os.path.abspath(more.out))} is written\n")
+    return 0
