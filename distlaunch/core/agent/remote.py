@@ -7,6 +7,7 @@ channel, 2 takes last words, for whoever asks why the channel has ended.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import resource
 import select
@@ -34,6 +35,8 @@ def main(word: str, code_fd: int, *, silence_s: float = SILENCE_S) -> NoReturn:
         nofile = _allow_descriptors()
         reading, writing = _take_channel()
         os.set_inheritable(code_fd, False)  # noqa: FBT003 - positional-only in the standard library
+        gc.freeze()  # what is there stays: looking at it again would only have forked children copy its pages
+        gc.enable()  # the launcher's stub has turned it off
         channel, spawner = start_spawner(job_id="", orphan_grace_s=ORPHAN_S, keep=(code_fd,), watched=reading)
 
         from distlaunch.core.agent.remote_agent import RemoteAgent

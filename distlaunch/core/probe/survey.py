@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import socket
 import stat
 import threading
@@ -54,8 +53,11 @@ def first_program(names: Iterable[str], workdir: str, path: str | None) -> str |
             place = os.path.join(workdir, name)
             if os.path.isfile(place) and os.access(place, os.X_OK):
                 return name
-        elif name and (found := shutil.which(name, path=path)) is not None:
-            return found
+        elif name:
+            import shutil  # 2 ms: it loads every module of compression
+
+            if (found := shutil.which(name, path=path)) is not None:
+                return found
     return None
 
 
