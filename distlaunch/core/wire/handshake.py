@@ -1,0 +1,336 @@
+"""Layer core.wire: how a caller and the listener on the rendezvous port come to trust each other; bytes in, bytes out.
+
+Always in this order: ``Call``, ``Challenge``, ``Proof``, then ``Welcome`` or ``Turned``; the listener may turn a caller
+away sooner. It proves itself first, so that a caller tells nothing derived from the token to whoever else has the port.
+Where there is no token both proofs are empty. A proof is HMAC-SHA256 over its maker's side and both nonces: one that is
+replayed, or reflected from the other side, is wrong.
+
+Without a token anybody who reaches the port can take part; with one, who can change packets on the way still can.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable
+
+from distlaunch.core.errors import EXIT_USAGE, ProtocolError
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import printable, quoted
+from distlaunch.core.wire import peers as p
+from distlaunch.core.wire.codec import VERSION, Decoder, encode
+
+MOST_FROM_CALLER = 8 << 10
+"""Bytes that a caller may send until it is welcome."""
+NONCE_BYTES = 32
+
+_MOST_FROM_LISTENER = 64 << 10
+_HEADER = struct.Struct(">BII")  # of a frame, see ``codec``
+_NEWEST_FRAMES = 15
+"""A first byte up to this may be a frame of another release; above there are no more than other protocols."""
+_NONCE = re.compile(r"[0-9a-f]{32,128}")
+_LONGEST_WORD = 300
+_LONGEST_TEXT = 4000
+_MOST_MEMBERS = 1 << 24
+_UNPROVEN = "unproven"
+"""Instead of a proof: the listener's own was not right."""
+_OTHER_JOB = "the port belongs to another job: "
+_TOKEN_HINT = "DISTLAUNCH_TOKEN or --token-file has to give the same token to all launchers of the job"  # noqa: S105 - a hint
+_RELEASE_HINT = "install the same release of distlaunch on all nodes"
+
+
+class Party(Record, hide=("token",)):
+    """What both sides have to agree in."""
+
+    release: str
+    job_key: str
+    token: bytes | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a token that protects nothing."""
+        if self.token is not None and not self.token:
+            raise ValueError("an empty token")
+
+
+class Stranger(Exception):  # noqa: N818 - it is an outcome
+    """What came is nothing that a launcher says. ``kind`` is of a small set, ``text`` a clause about the peer."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+        self.text = text
+
+
+class ListenerSide:
+    """One call, as the listener has it. ``feed`` what has come until ``outcome`` is there; send what it gives."""
+
+    def __init__(self, party: Party, *, nonce: str, admit: Callable[[p.Call], p.Welcome | p.Turned]) -> None:
+        self.call: p.Call | None = None
+        """What the caller says of itself; proven once there is a ``Welcome``."""
+        self.outcome: p.Welcome | p.Turned | None = None
+        self.turned_for = ""
+        """Why it was turned away here: ``release``, ``job``, ``token``; empty if ``admit`` did."""
+        self._party = party
+        self._nonce = nonce
+        self._admit = admit
+        self._reader = _Reader((p.Call, p.Proof), most=MOST_FROM_CALLER)
+        self._heard = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what has come and give the answer. Raises Stranger; nothing is to be sent then."""
+        self._heard += len(data)
+        if self._heard > MOST_FROM_CALLER:
+            raise Stranger("long", "it sends more than a call takes")
+        try:
+            message = self._reader.feed(data)
+        except _OtherRelease as exc:
+            return self._turn("release", self._other_release(exc.release), _RELEASE_HINT)
+        if message is None:
+            return b""
+        if self._reader.has_more:
+            raise Stranger("garbage", "it does not wait for an answer")
+        if self.call is None and isinstance(message, p.Call):
+            return self._answer(message)
+        if self.call is not None and isinstance(message, p.Proof):
+            return self._judge(self.call, message)
+        raise Stranger("garbage", "it sends messages out of order")
+
+    def _answer(self, call: p.Call) -> bytes:
+        _check_call(call)
+        self.call = call
+        own = self._party
+        if call.version != p.PEER_VERSION:
+            return self._turn("release", self._other_release(call.release, call.host), _RELEASE_HINT)
+        if call.job_key != own.job_key:
+            text = f"{_OTHER_JOB}it is of {_job(own.job_key)}, and {_host(call.host)} called for {_job(call.job_key)}"
+            return self._turn(
+                "job", text, "all launchers of a job have the same --job-id, --rendezvous names its own port"
+            )
+        if call.release != own.release:
+            return self._turn("release", self._other_release(call.release, call.host), _RELEASE_HINT)
+        proof = _proof(own.token, "listener", call.nonce, self._nonce)
+        return encode(p.Challenge(nonce=self._nonce, proof=proof, wants_proof=own.token is not None))
+
+    def _judge(self, call: p.Call, message: p.Proof) -> bytes:
+        if not _same(message.proof, _proof(self._party.token, "caller", self._nonce, call.nonce)):
+            return self._turn("token", _WRONG_TOKEN, _TOKEN_HINT)
+        self.outcome = self._admit(call)
+        return encode(self.outcome)
+
+    def _other_release(self, release: str, host: str = "") -> str:
+        theirs = f"distlaunch {_word(release)}" if release else "another release of distlaunch"
+        who = _host(host) if host else "the caller"
+        return f"the launcher that was called is distlaunch {self._party.release}, {who} is {theirs}"
+
+    def _turn(self, why: str, text: str, hint: str) -> bytes:
+        self.turned_for = why
+        self.outcome = p.Turned(text=text, hint=hint, exit_code=EXIT_USAGE, again=False)
+        return encode(self.outcome)
+
+
+class CallerSide:
+    """One call, as the caller has it. Send ``begin()``; ``feed`` up to ``missing`` bytes until ``outcome`` is there."""
+
+    def __init__(self, party: Party, *, nonce: str, rank: int | None, host: str, instance: str) -> None:
+        self.outcome: p.Welcome | p.Turned | None = None
+        self._party = party
+        self._call = p.Call(
+            version=p.PEER_VERSION,
+            release=party.release,
+            job_key=party.job_key,
+            rank=rank,
+            host=host,
+            instance=instance,
+            nonce=nonce,
+        )
+        self._challenged = False
+        self._reader = _Reader((p.Challenge, p.Welcome, p.Turned), most=_MOST_FROM_LISTENER)
+
+    def begin(self) -> bytes:
+        """Give the first thing to send."""
+        return encode(self._call)
+
+    @property
+    def missing(self) -> int:
+        """How many bytes to read at most: those after the last one are no business of the handshake."""
+        return self._reader.missing
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what has come and give what to send, even if ``outcome`` is there. Raises Stranger."""
+        try:
+            message = self._reader.feed(data)
+        except _OtherRelease as exc:
+            theirs = f"distlaunch {_word(exc.release)}" if exc.release else "another release of distlaunch"
+            text = f"the launcher that was called is {theirs}, this is {self._party.release}"
+            self.outcome = p.Turned(text=text, hint=_RELEASE_HINT, exit_code=EXIT_USAGE, again=False)
+            return b""
+        match message:
+            case None:
+                return b""
+            case p.Challenge() if not self._challenged:
+                self._challenged = True
+                return self._answer(message)
+            case p.Welcome() if self._challenged:
+                self.outcome = message
+            case p.Turned():
+                self.outcome = _tame(message)
+            case _:
+                raise Stranger("garbage", "it sends messages out of order")
+        return b""
+
+    def _answer(self, challenge: p.Challenge) -> bytes:
+        if not _NONCE.fullmatch(challenge.nonce):
+            raise Stranger("garbage", "it sends messages that make no sense")
+        token, nonce = self._party.token, self._call.nonce
+        right = _same(challenge.proof, _proof(token, "listener", nonce, challenge.nonce))
+        if not right or challenge.wants_proof != (token is not None):
+            self.outcome = p.Turned(text=_WRONG_TOKEN, hint=_TOKEN_HINT, exit_code=EXIT_USAGE, again=False)
+            return encode(p.Proof(proof=_UNPROVEN))
+        return encode(p.Proof(proof=_proof(token, "caller", challenge.nonce, nonce)))
+
+
+_WRONG_TOKEN = "the token is not the same"  # noqa: S105 - a text
+
+
+def is_of_another_job(turned: p.Turned) -> bool:
+    """Tell whether the listener belongs to another job, so that ours may be on another port."""
+    return turned.text.startswith(_OTHER_JOB)
+
+
+# --- frames
+
+
+class _OtherRelease(Exception):  # noqa: N818 - an outcome
+    """The peer is a launcher, but not of this release; empty where it does not say which."""
+
+    def __init__(self, release: str) -> None:
+        super().__init__(release)
+        self.release = release
+
+
+class _Reader:
+    """Cuts single frames out of a stream that must not be believed, and never holds more than it may."""
+
+    def __init__(self, types: tuple[type[Record], ...], *, most: int) -> None:
+        self._types = types
+        self._most = most
+        self._buffer = bytearray()
+        self._size = _HEADER.size
+
+    @property
+    def missing(self) -> int:
+        """Bytes that the frame still lacks, as far as that is known."""
+        return self._size - len(self._buffer)
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> Record | None:
+        self._buffer += data
+        if not self._buffer:
+            return None
+        if self._buffer[0] != VERSION:
+            raise _recognised(bytes(self._buffer[:16]))
+        if len(self._buffer) >= _HEADER.size:
+            _, body, raw = _HEADER.unpack_from(self._buffer)
+            if raw or body > self._most - _HEADER.size:
+                raise Stranger("garbage", "it sends what is no message of distlaunch")
+            self._size = _HEADER.size + body
+        if len(self._buffer) < max(self._size, _HEADER.size + 1):
+            return None
+        frame = bytes(self._buffer[: self._size])
+        del self._buffer[: self._size]
+        self._size = _HEADER.size
+        try:
+            (message,) = Decoder[Record](self._types).feed(frame)
+        except ProtocolError:
+            if (release := _release_in(frame[_HEADER.size :], {cls.__name__ for cls in self._types})) is not None:
+                raise _OtherRelease(release) from None
+            raise Stranger("garbage", "it sends what is no message of distlaunch") from None
+        return message
+
+
+def _recognised(start: bytes) -> Exception:
+    if start[0] and start[0] <= _NEWEST_FRAMES:
+        return _OtherRelease("")
+    for begin, kind, text in _KNOWN:
+        if start[: len(begin)] == begin[: len(start)]:
+            return Stranger(kind, text)
+    return Stranger("garbage", "it sends what is no message of distlaunch")
+
+
+_KNOWN = (
+    *(
+        (verb, "http", "it speaks HTTP")
+        for verb in (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"CONN", b"PRI ", b"HTTP")
+    ),
+    (b"SSH-", "ssh", "it speaks SSH"),
+    (b"\x16\x03", "tls", "it speaks TLS"),
+    (b"\x15\x03", "tls", "it speaks TLS"),
+)
+
+
+def _release_in(body: bytes, names: set[str]) -> str | None:
+    """Give the release that a message of ours with other fields names, empty if none; None if it is no message."""
+    try:
+        record = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    name = record.get("t") if isinstance(record, dict) else None
+    if not isinstance(name, str) or name not in names:
+        return None
+    release = record.get("release")
+    return release if isinstance(release, str) else ""
+
+
+# --- what is in them
+
+
+def _check_call(call: p.Call) -> None:
+    words = (call.release, call.job_key, call.host, call.instance)
+    good = (
+        _NONCE.fullmatch(call.nonce)
+        and all(len(word) <= _LONGEST_WORD for word in words)
+        and 0 <= call.version < 1 << 16
+        and (call.rank is None or 0 <= call.rank < _MOST_MEMBERS)
+    )
+    if not good:
+        raise Stranger("garbage", "it sends messages that make no sense")
+
+
+def _tame(turned: p.Turned) -> p.Turned:
+    """Make what a listener says fit for a user's terminal and an exit code."""
+    code = turned.exit_code if 0 < turned.exit_code < 256 else EXIT_USAGE
+    hint = None if turned.hint is None else printable(turned.hint[:_LONGEST_TEXT], keep="\n")
+    text = printable(turned.text[:_LONGEST_TEXT], keep="\n")
+    return p.Turned(text=text, hint=hint, exit_code=code, again=turned.again)
+
+
+def _proof(token: bytes | None, side: str, nonce: str, other: str) -> str:
+    if token is None:
+        return ""
+    import hmac
+
+    return hmac.new(token, f"{side} {nonce} {other}".encode(), "sha256").hexdigest()
+
+
+def _same(told: str, expected: str) -> bool:
+    if not expected:
+        return not told
+    import hmac
+
+    return hmac.compare_digest(told.encode("utf-8", "surrogatepass"), expected.encode())
+
+
+def _job(key: str) -> str:
+    return f"job {quoted(key)}" if key else "a job without an id"
+
+
+def _host(name: str) -> str:
+    return _word(name) or "a host without a name"
+
+
+def _word(text: str) -> str:
+    return printable(text[:80])
