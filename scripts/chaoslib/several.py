@@ -18,7 +18,7 @@ from testbedlib.client import Hosts, Started
 from testbedlib.sandbox import TestbedError
 
 from chaoslib.rounds import FAULTS, Round
-from chaoslib.trial import PROGRAM, Job, Miss, Trial, clear, environment, start
+from chaoslib.trial import BED_OPTIONS, PROGRAM, Job, Miss, Trial, clear, environment, start
 
 UP_S = 30.0
 _RESPONSE_S = 10.0
@@ -129,7 +129,7 @@ def _play_all(options: argparse.Namespace, seed: int, numbers: Sequence[int], to
     bed: Bed | None = None
     try:
         for number in numbers:
-            bed = bed or Bed(Hosts.started(options.hosts, "--own-tmp"))
+            bed = bed or Bed(Hosts.started(options.hosts, *BED_OPTIONS))
             dice = random.Random(f"{seed}/{number}")
             chosen = Round.draw(dice, bed.hosts.names, options.only)
             result = bed.play(chosen, dice, number)

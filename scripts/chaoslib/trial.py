@@ -21,6 +21,7 @@ from chaoslib.rounds import GRACE_S, JOIN_S, Round
 
 TREE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PROGRAM = os.path.join(TREE, "tests", "programs", "nodes", "steps.py")
+BED_OPTIONS = () if TREE.startswith("/tmp/") else ("--own-tmp",)  # noqa: S108 - else hosts would not see this tree
 UP_S = 30.0
 CLEAN_S = 6.0
 """What is left on a host that is reached again and has a second to wake."""
@@ -373,7 +374,8 @@ class Trial:
 
 def folders_of_ours(hosts: Hosts, host: str) -> list[str]:
     """Find what agents have made for themselves on a host, and anything in its shared memory."""
-    places = f"/tmp/distlaunch-agent* {hosts.local}/distlaunch-agent* /dev/shm/*"  # noqa: S108 - the host's own
+    bases = [hosts.local, "/tmp"] if BED_OPTIONS else [hosts.local]  # noqa: S108 - the host's own
+    places = " ".join([*(f"{base}/distlaunch-agent*" for base in bases), "/dev/shm/*"])
     return hosts.run(host, f"ls -d {places} 2>/dev/null; true").stdout.split()
 
 
