@@ -226,11 +226,11 @@ class Gatherer:
         return actions
 
     def _tell_waiting(self, now: float) -> list[Action]:
-        missing = [member.host for member in self.nodes.present() if member.number not in self._in]
+        missing = [member.host for member in self.nodes.present() if member.state != "joined"]
         if not missing:
             return []
         left, self.left = self.left, None
-        here = f"{len(self._in)} of {counted(self._present, 'node')} {'is' if len(self._in) == 1 else 'are'} here"
+        here = f"{self.here()} of {counted(self._present, 'node')} {'is' if self.here() == 1 else 'are'} here"
         text = f"{here}; waiting up to {self._until - now:.0f} s more for {name_hosts(missing)}"
         return [Say(text=f"{left}; {text}", level="warning") if left else Say(text=text)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distlaunch.core.wire.remote import Survey, Surveyed
 from distlaunch.job.failures import ConnectFailure, Step
-from distlaunch.job.membership import Member
+from distlaunch.job.membership import Member, shown
 
 
 def flaw(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None:
@@ -15,7 +15,9 @@ def flaw(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None
         return None
     step: Step = "python" if no_python else "script" if no_script else "directory"
     if answer.problem is not None:
-        text, hint = answer.problem, answer.hint
+        text, hint = shown(answer.problem), answer.hint
+        if "directory" in text and question.workdir in text:  # it is looked for first, and nothing else then
+            step = "directory"
     elif no_python:
         text = f"none of the workers' interpreters is there: {', '.join(question.pythons)}"
         hint = "--python names one"

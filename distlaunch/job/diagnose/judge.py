@@ -74,7 +74,7 @@ def diagnose(
         best = hidden or best
     same = _same(best, seen, eligible)
     cause_seen = best.standing < Standing.TIMED_OUT
-    cause = _cause(best, same, cause_seen=cause_seen)
+    cause = _cause(best, same, _hosts_of(best, same, eligible), cause_seen=cause_seen)
     named = set(cause.ranks)
     others = [end for end in ends if end.rank not in named]
     lost = _lost_before_the_stop(others)
@@ -133,10 +133,21 @@ def _same(best: Evidence, seen: dict[int, Evidence], eligible: Sequence[WorkerEn
     return tuple(ranks)
 
 
-def _cause(best: Evidence, ranks: tuple[int, ...], *, cause_seen: bool) -> Cause:
+def _hosts_of(best: Evidence, ranks: tuple[int, ...], ends: Sequence[WorkerEnd]) -> str:
+    """Name the hosts of these ranks; most often that is one."""
+    those = set(ranks)
+    hosts = {end.host: end.rank for end in sorted(ends, key=lambda end: -end.rank) if end.rank in those}
+    if len(hosts) < 2:
+        return best.end.host
+    from distlaunch.resolve.hostlist import name_hosts
+
+    return name_hosts(sorted(hosts, key=lambda host: hosts[host]))
+
+
+def _cause(best: Evidence, ranks: tuple[int, ...], host: str, *, cause_seen: bool) -> Cause:
     return Cause(
         ranks=ranks,
-        host=best.end.host,
+        host=host,
         returncode=best.end.returncode,
         summary=best.summary if cause_seen else f"{best.summary}; no rank shows the original cause",
         exception_type=best.exception_type,

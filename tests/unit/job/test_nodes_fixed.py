@@ -153,6 +153,19 @@ def test_the_user_hears_once_who_is_waited_for(make_nodes):
     assert len(job.of(p.Say)) == before
 
 
+def test_nodes_that_are_here_and_are_looked_at_again_are_not_said_to_be_missing(make_nodes):
+    job = make_nodes(2)
+    job.begin()
+    for _ in range(12):
+        for node in range(2):
+            if not job.asked(node):
+                job.joined(node)
+            job.surveyed(node, script_sha256=None)
+        job.pass_time(LOOK_AGAIN_S)
+    assert job.exit_code == 69
+    assert "waiting" not in job.said
+
+
 def test_a_node_that_is_lost_while_the_others_gather_is_connected_again(make_nodes):
     job = make_nodes(2)
     job.begin()
@@ -189,8 +202,13 @@ def test_a_signal_to_the_workers_while_there_are_none_goes_nowhere(make_nodes):
 
 
 FLAWS = {
-    "directory": {"problem": "there is no directory /work", "hint": "--workdir"},
-    "python": {"problem": "there is no /usr/bin/python3", "python": None},
+    "directory": {
+        "problem": "there is no directory /work",
+        "hint": "--workdir",
+        "python": None,
+        "script_sha256": None,
+    },
+    "python": {"problem": "there is no Python for the workers: no /usr/bin/python3", "python": None},
     "script": {"script_sha256": None},
 }
 
@@ -352,6 +370,15 @@ def test_nodes_that_are_lost_again_and_again_before_the_start_do_not_hold_the_jo
 
 
 # --- what nodes say
+
+
+def test_a_failure_on_several_hosts_names_them(make_nodes):
+    job = make_nodes(3, per_node=1).run()
+    for rank in (2, 0, 1):
+        job.exited(rank, 1, tail=job.RAISED)
+    job.all_gone()
+    [failed] = job.of(p.Failed)
+    assert (failed.diagnosis.cause.ranks, failed.diagnosis.cause.host) == ((2, 0, 1), "n[0-2]")
 
 
 def test_a_remark_names_its_host_and_the_same_from_other_hosts_is_said_once(make_nodes):
