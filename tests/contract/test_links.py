@@ -233,6 +233,15 @@ def test_the_end_of_the_agent_is_the_end_of_the_stream_for_ever(end):
     assert end.link.why_closed() == "it ended with status 7"
 
 
+def test_the_last_line_of_stderr_says_why_it_ended(end):
+    end.link.send(b"words first\x1b[2J\nend 3\n")
+    assert end.line() == "done"
+    end.until_end()
+    assert end.link.why_closed() == r"it ended with status 3: first\x1b[2J"
+    end.link.close()
+    assert end.link.why_closed() == r"it ended with status 3: first\x1b[2J"
+
+
 def test_what_it_wrote_before_its_end_comes_first(end):
     end.link.send(b"send 3000000\nend 0\n")
     assert len(end.until_end()) == 3000000

@@ -50,12 +50,15 @@ _STUB_LINES = (
 STUB = f'exec("""{"|".join(_STUB_LINES)}""".replace("|",chr(10)))'
 """For ``python -c``, with COUNT and WORD as arguments. Reads no byte of stdin beyond COUNT."""
 
-# $1 word, $2 count, $3 stub, then interpreters. 2: a Python that does not know our flags; 126, 127: it cannot be run.
+# $1 word, $2 count, $3 stub, then interpreters. The shell itself is mute: it would say what it was that was killed.
+# 2: a Python that does not know our flags; 126, 127: it cannot be run.
 _SCRIPT = (
-    'w=$1 c=$2 s=$3 t=:; shift 3; for p in "$@" ' + " ".join(_PYTHONS) + '; do q=$(command -v "$p") || continue; '
+    'w=$1 c=$2 s=$3 t=:; shift 3; exec 3>&2 2>/dev/null; for p in "$@" '
+    + " ".join(_PYTHONS)
+    + '; do q=$(command -v "$p") || continue; '
     'case $q in /*) ;; *) continue;; esac; test -f "$q" && test -x "$q" || continue; '
     'case $t in *":$q:"*) continue;; esac; t="$t$q:"; '
-    f'"$q" {" ".join(FLAGS)} -c "$s" "$c" "$w"; r=$?; '
+    f'(exec "$q" {" ".join(FLAGS)} -c "$s" "$c" "$w" 2>&3 3>&-); r=$?; '
     f'case $r in 2|{_TOO_OLD}|126|127) echo "{_TRIED} $r $q";; *) exit $r;; esac; '
     f"done; echo {_NONE}; exit {_TOO_OLD}"
 )
@@ -80,6 +83,12 @@ class Stream(Link, Protocol):
 
     def last_words(self) -> bytes:
         """Give the last of what came on the side: stderr."""
+
+    def forget_words(self) -> None:
+        """Have no last words but those that come from now on."""
+
+    def how_ended(self) -> str:
+        """Say what ``why_closed`` says, without last words."""
 
 
 def remote_command(*, count: int, word: str, pythons: Sequence[str] = ()) -> str:
@@ -137,14 +146,17 @@ def _skip_to_greeting(stream: Stream, word: str, until: float, where: str) -> No
         if at >= 0:
             if rest := searched[at + len(mark) :]:
                 stream.unread(rest)
+            stream.forget_words()  # a shell's
             return
         passed += len(data)
         noise = searched[-_MOST_NOISE:]
         if passed > _ENDLESS:
-            raise Trouble("agent", f"{where} prints without end before the agent starts{_quoted(noise)}", passing=False)
+            raise Trouble(
+                "agent", f"{where} prints without end before the agent starts{quoted_lines(noise)}", passing=False
+            )
         left_s = until - time.monotonic()
         if left_s <= 0:
-            raise Trouble("agent", f"the agent has not started in time{_quoted(stream.last_words() or noise)}")
+            raise Trouble("agent", f"the agent has not started in time{quoted_lines(stream.last_words() or noise)}")
         if not data:
             poll.poll(left_s * 1000 + 1)
 
@@ -156,11 +168,11 @@ def _ended(stream: Stream, noise: bytes, where: str) -> Trouble:
     if _NONE in lines:
         return _no_python(lines, where)
     last = words if words.strip() else noise
-    how = stream.why_closed()
+    how = stream.how_ended()
     if b"Traceback (most recent call last)" in words:
-        return Trouble("agent", f"the agent has failed to start: {how}{_quoted(last)}", passing=False)
+        return Trouble("agent", f"the agent has failed to start: {how}{quoted_lines(last)}", passing=False)
     return Trouble(
-        "agent", f"the login ended before the agent could start: {how}{_quoted(last)}", passing=_was_cut(how)
+        "agent", f"the login ended before the agent could start: {how}{quoted_lines(last)}", passing=_was_cut(how)
     )
 
 
@@ -198,8 +210,8 @@ def _listed(found: list[str]) -> str:
     return found[0] if len(found) == 1 else ", ".join(found[:-1]) + " and " + found[-1]
 
 
-def _quoted(said: bytes) -> str:
-    """Show the last lines of something, printable and short; nothing if there are none."""
+def quoted_lines(said: bytes, most: int = _LAST_LINES) -> str:
+    """Show the last lines of something behind a colon, printable and short; nothing if there are none."""
     lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
     shown = [printable(line[:_LONGEST_LINE]) for line in lines if line and not line.startswith("distlaunch-")]
-    return ": " + " / ".join(shown[-_LAST_LINES:]) if shown else ""
+    return ": " + " / ".join(shown[-most:]) if shown else ""

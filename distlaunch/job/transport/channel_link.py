@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distlaunch.core.model.text import printable
+from distlaunch.job.transport.bootstrap import quoted_lines
 
 if TYPE_CHECKING:
     import paramiko
@@ -269,8 +270,16 @@ class ChannelLink:
         self._close_connection()
         self._inbox.release()
 
+    def forget_words(self) -> None:
+        """Have no last words but those that come from now on."""
+        self._inbox.words.clear()
+
     def why_closed(self) -> str:
-        """Say what is known of the end; see ``Link``."""
+        """Say what is known of the end, and what the agent said last; see ``Link``."""
+        return self.how_ended() + quoted_lines(self.last_words(), 1)
+
+    def how_ended(self) -> str:
+        """Say what is known of the end."""
         self._why = self._why or self._known()
         return self._why
 

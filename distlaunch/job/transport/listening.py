@@ -147,7 +147,7 @@ class Listener:
             self._epoll.register(number, select.EPOLLIN)
 
     def _make_room(self, number: int | None) -> bool:
-        """Find a descriptor for the next caller: allow more, else leave one of the others; else wait, and give False."""
+        """Find a descriptor for the next caller: allow more, else drop another; else wait, and give False."""
         if number == errno.EMFILE and _raise_limit(2 * resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
             return True
         if self._pending:

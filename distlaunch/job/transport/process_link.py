@@ -10,6 +10,8 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 
+from distlaunch.job.transport.bootstrap import quoted_lines
+
 _CHUNK = 1 << 18
 _MOST_WORDS = 16 << 10
 _REAP_S = 2.0
@@ -149,8 +151,17 @@ class ProcessLink:
                 os.close(descriptor)
         self._words_end = None
 
+    def forget_words(self) -> None:
+        """Have no last words but those that come from now on."""
+        self.last_words()
+        self._words.clear()
+
     def why_closed(self) -> str:
-        """Say how the program ended; see ``Link``."""
+        """Say how the program ended, and what it said last; see ``Link``."""
+        return self.how_ended() + quoted_lines(self.last_words(), 1)
+
+    def how_ended(self) -> str:
+        """Say how the program ended."""
         code = self.returncode(self.patience_s if self._ended else 0.0)
         if code is None:
             return "the stream was closed"

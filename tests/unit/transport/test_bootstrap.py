@@ -48,7 +48,13 @@ class Fake:
         return self.words
 
     def why_closed(self) -> str:
+        raise AssertionError("it has the last words in it, which are shown anyway")
+
+    def how_ended(self) -> str:
         return self.how
+
+    def forget_words(self) -> None:
+        self.words = b""
 
     def close(self) -> None:
         self.closed = True
@@ -148,10 +154,11 @@ def test_the_code_is_not_inherited_by_programs():
 
 
 def test_noise_is_passed_over_and_what_follows_is_left(fake):
-    stream = fake(b"Welcome\r\nno newline", MARK + b"frames")
+    stream = fake(b"Welcome\r\nno newline", MARK + b"frames", words=b"stty: no terminal")
     start(stream)
     assert stream.sent == b"code"
     assert stream.receive() == b"frames"
+    assert stream.words == b""
     assert not stream.closed
 
 
