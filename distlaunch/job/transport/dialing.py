@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import printable
 from distlaunch.job.transport.trouble import Trouble
 
 RESOLVE_S = 10.0
@@ -35,7 +36,7 @@ def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]
     """Look a name up, bounded. Raises Trouble."""
     try:
         return _looked_up(name, port, family, socket.AI_NUMERICHOST)
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):
         pass  # a name, as a rule
     found: list[Any] = []
     done = threading.Event()
@@ -61,7 +62,7 @@ def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]
             passing=result.errno == socket.EAI_AGAIN,
         )
     if isinstance(result, Exception):
-        raise Trouble("resolve", f"the name cannot be resolved: {result}", passing=False)
+        raise Trouble("resolve", f"the name cannot be resolved: {printable(str(result))}", passing=False)
     addresses: list[Address] = result
     return addresses
 

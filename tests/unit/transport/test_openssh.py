@@ -1,0 +1,90 @@
+"""What we tell ssh, and what its words mean."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.job.transport.link import Target
+from distlaunch.job.transport.openssh import OpenSsh, understood
+from distlaunch.job.transport.sshconfig import Asked
+
+
+def made(command="ssh", *, host_keys="strict", **asked):
+    return OpenSsh(command, asked=Asked(**asked), host_keys=host_keys, code=b"", pythons=(), environ={})
+
+
+def test_nobody_is_asked_and_nothing_is_forwarded():
+    words = made().options(Target(host="n1"))
+    assert words[:3] == ["-T", "-a", "-x"]
+    settings = [word for flag, word in pairwise(words) if flag == "-o"]
+    assert {"BatchMode=yes", "ClearAllForwardings=yes", "ControlMaster=no", "RemoteCommand=none"} <= set(settings)
+    assert "StrictHostKeyChecking=yes" in settings
+
+
+def test_what_is_asked_for_is_passed_on_and_the_hosts_own_beats_it():
+    words = made(user="me", port=2222, key="/k", config="/c", host_keys="off").options(
+        Target(host="n1", user="you", port=9)
+    )
+    assert words[-8:] == ["-F", "/c", "-p", "9", "-l", "you", "-i", "/k"]
+    assert "UserKnownHostsFile=/dev/null" in words
+    assert "-l" not in made().options(Target(host="n1"))
+
+
+def test_without_a_choice_the_users_settings_decide():
+    assert not [word for word in made(host_keys=None).options(Target(host="n1")) if "StrictHostKeyChecking" in word]
+
+
+@pytest.mark.parametrize("command", ["ssh 'x", "", "  "])
+def test_what_is_no_command_is_refused(command):
+    with pytest.raises(ConfigError, match="--ssh-command"):
+        made(command)
+
+
+@pytest.mark.parametrize(
+    ("said", "step", "passing"),
+    [
+        ("ssh: Could not resolve hostname n1: Name or service not known", "resolve", False),
+        ("ssh: connect to host n1 port 22: Connection refused", "connect", True),
+        ("ssh: connect to host n1 port 22: No route to host", "connect", True),
+        ("kex_exchange_identification: Connection closed by remote host", "connect", True),
+        ("Unable to negotiate with 10.0.0.1 port 22: no matching cipher found", "connect", False),
+        ("me@n1: Permission denied (publickey,password).", "login", False),
+        ("Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures", "login", False),
+        ("Host key verification failed.", "host key", False),
+        ("/home/me/.ssh/config: line 3: Bad configuration option: nonsense", "connect", False),
+        ("Bad owner or permissions on /home/me/.ssh/config", "connect", False),
+        ("", "connect", True),
+    ],
+)
+def test_each_failure_of_ssh_has_its_step(said, step, passing):
+    trouble = understood(said.encode(), host="n1")
+    assert (trouble.step, trouble.passing) == (step, passing)
+    assert trouble.text == (said or "ssh has failed without a word")
+
+
+def test_a_changed_key_is_said_loudly_with_its_line():
+    said = (
+        "@@@@@@@@@@@\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n@@@@@@@@@@@\n"
+        "Offending ED25519 key in /home/me/.ssh/known_hosts:7\n  remove with:\n"
+        "Host key for [n1]:2222 has changed and you have requested strict checking.\nHost key verification failed.\n"
+    )
+    trouble = understood(said.encode(), host="alias")
+    assert trouble.text.startswith("ITS KEY HAS CHANGED: /home/me/.ssh/known_hosts:7 has another one.")
+    assert "ssh-keygen -R '[n1]:2222', then ssh-keyscan -p 2222 -H n1 >> ~/.ssh/known_hosts" in trouble.hint
+
+
+def test_an_unknown_key_has_the_command_that_adds_it():
+    said = (
+        "No ED25519 host key is known for n1 and you have requested strict checking.\nHost key verification failed.\n"
+    )
+    trouble = understood(said.encode(), host="alias")
+    assert trouble.text == "No ED25519 host key is known for n1 and you have requested strict checking."
+    assert trouble.hint.startswith("to trust it: ssh-keyscan -H n1 >> ~/.ssh/known_hosts;")
+
+
+def test_hostile_words_are_made_printable_and_short():
+    assert understood(b"\x1b[2J" + b"x" * 10_000, host="n1").text.isprintable()
+    assert len(understood(b"x" * 10_000, host="n1").text) < 400
