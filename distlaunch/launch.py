@@ -22,10 +22,11 @@ from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.wire.spawning import FromSpawner
 from distlaunch.job.filters import LineFilter
+from distlaunch.job.keyboard import Terminal
 from distlaunch.job.policy import JobPolicy
 from distlaunch.job.records import EventLog, OutputFiles
 from distlaunch.job.rundir import RunDir, make_run_dir
-from distlaunch.job.runner import Clock, Files, Runner, Terminal
+from distlaunch.job.runner import Clock, Files, Runner
 from distlaunch.job.settings import PolicySettings
 from distlaunch.job.signals import SignalPipe
 from distlaunch.job.sink import Sink

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +16,7 @@ from distlaunch.core.model.text import counted
 from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as a
 from distlaunch.job import signals
+from distlaunch.job.keyboard import Keyboard, Terminal
 from distlaunch.job.policy import JobPolicy
 from distlaunch.job.records import EventLog
 from distlaunch.job.reports import Reporter
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 PAUSE_S = 1.0
 """How long the workers' parent may take to hear that all trees are to stop (Ctrl-Z)."""
 _FLUSH_STEP_S = 0.02
-INTERRUPTS_KILL = 3
-INTERRUPTS_S = 1.5
-"""With a pseudo-terminal Ctrl-C is the worker's own; so many within so many seconds kill it."""
-_INTERRUPT = b"\x03"
 _LONGEST_POLL_MS = 3_600_000  # poll takes a C int; whoever asks for longer is woken in between
 
 
@@ -82,28 +78,6 @@ class Files(Protocol):
 
     def begin_attempt(self, attempt: int) -> None:
         """File into this attempt's folder from now on."""
-
-
-class Terminal(Protocol):
-    """The user's terminal, while one worker has it through a pseudo-terminal."""
-
-    def fileno(self) -> int:
-        """Give the descriptor to poll for keystrokes."""
-
-    def keys(self) -> bytes:
-        """Read what was typed."""
-
-    def size(self) -> tuple[int, int]:
-        """Give rows and columns."""
-
-    def is_ours(self) -> bool:
-        """Tell whether we are its foreground job."""
-
-    def take(self) -> None:
-        """Switch to passing every key on."""
-
-    def give_back(self) -> None:
-        """Restore the modes that it had."""
 
 
 class Clock:
@@ -154,13 +128,11 @@ class Runner:
         self._events = events
         self._signals = signal_pipe
         self._clock = clock
-        self._terminal = terminal
+        self._keyboard = Keyboard(terminal, lambda message: transport.send(0, message))
         self._takes_typed = takes_typed
         self._feeder = feeder
         self._node_logs = node_logs
         self._noted: set[str] = set()
-        self._has_terminal = False
-        self._interrupts: deque[float] = deque(maxlen=INTERRUPTS_KILL)
         self._exit_code: int | None = None
         self._started_s = time.monotonic()
         self._reporter = Reporter(
@@ -181,7 +153,7 @@ class Runner:
         fields = {"job_id": plan.job_id, "world_size": plan.world_size, "backend": plan.backend}
         self._events.write("job_started", fields)
         self._transport.start()
-        self._take_terminal()
+        self._keyboard.take()
         self._feed(a.Begin())
         while True:
             while not self._is_over() and self._receive():
@@ -209,16 +181,17 @@ class Runner:
         for descriptor, wanted in self._transport.descriptors().items():
             poll.register(descriptor, wanted)
         poll.register(self._signals.fileno(), select.POLLIN)
-        if self._has_terminal and self._terminal is not None:
-            poll.register(self._terminal.fileno(), select.POLLIN)
+        keys = self._keyboard.fileno()
+        if keys >= 0:
+            poll.register(keys, select.POLLIN)
         deadlines = [time for time in (self._policy.deadline(), self._transport.deadline()) if time is not None]
         timeout_ms = min(max(0.0, min(deadlines) - self._clock()) * 1000 + 1, _LONGEST_POLL_MS) if deadlines else None
         for descriptor, _ in poll.poll(timeout_ms):
             if descriptor == self._signals.fileno():
                 for signum in self._signals.read():
                     self._on_signal(signum)
-            elif self._terminal is not None and descriptor == self._terminal.fileno():
-                self._on_keys(self._terminal)
+            elif descriptor == keys:
+                self._on_keys()
 
     def _feed(self, event: a.Event) -> None:
         before = self._shown()
@@ -249,7 +222,7 @@ class Runner:
             case a.Entry():
                 self._events.write(action.type, action.fields)
             case a.Failed():
-                self._reporter.failed(action, terminal=self._terminal is not None)
+                self._reporter.failed(action, terminal=self._keyboard.is_there)
             case a.Hung():
                 self._reporter.hung(action)
             case a.KeepStacks():
@@ -289,7 +262,7 @@ class Runner:
         self._write_plan(attempt)
         self._files.begin_attempt(attempt)
         streams = Streams(
-            terminal=self._terminal.size() if self._terminal else None,
+            terminal=self._keyboard.size(),
             stdin=self._passes_stdin() if composition is None else self._feeder is not None,
             travelled=composition is not None,
             node_logs=self._node_logs,
@@ -327,41 +300,26 @@ class Runner:
         if signum == signal.SIGTSTP:
             self._pause()
         elif signum in (signal.SIGWINCH, signal.SIGCONT):
-            self._take_terminal()
-            if self._has_terminal and self._terminal is not None:
-                self._resize(self._terminal)
+            self._keyboard.take()
+            self._keyboard.resize()
         elif signum != signal.SIGCHLD:  # which only wakes the loop
             self._feed(a.Signalled(signum=signum))
 
-    def _on_keys(self, terminal: Terminal) -> None:
-        data = terminal.keys()
-        if not data:  # the terminal has gone away
-            self._terminal, self._has_terminal = None, False
-            if not self._signals.ignores(signal.SIGHUP):
-                self._feed(a.Signalled(signum=signal.SIGHUP))
-            return
-        if self._policy.up == self._policy.ended and _INTERRUPT in data:  # no worker is there to have it
-            self._feed(a.Signalled(signum=signal.SIGINT))
-            return
-        self._transport.send(0, m.Input(data=data))
-        now = time.monotonic()
-        self._interrupts.extend([now] * data.count(_INTERRUPT))
-        if len(self._interrupts) == INTERRUPTS_KILL and now - self._interrupts[0] < INTERRUPTS_S:
-            self._interrupts.clear()
-            self._feed(a.Signalled(signum=signal.SIGINT, kill=True))
+    def _on_keys(self) -> None:
+        event = self._keyboard.read(hears=self._policy.up > self._policy.ended)
+        if event is not None and not (event.signum == signal.SIGHUP and self._signals.ignores(signal.SIGHUP)):
+            self._feed(event)
 
     def _pause(self) -> None:
         """Stop the workers' trees, then the launcher; go on with both when it is continued."""
         self._sink.suspend()
-        if self._has_terminal and self._terminal is not None:
-            self._terminal.give_back()
-            self._has_terminal = False
+        self._keyboard.give_back()
         self._transport.broadcast(m.Pause(paused=True))
         began = time.monotonic()
         self._flush(until=began + PAUSE_S)
         signals.stop_self()
         self._clock.skip(time.monotonic() - began)
-        self._take_terminal()
+        self._keyboard.take()
         self._transport.broadcast(m.Pause(paused=False))
         self._sink.resume()
 
@@ -374,17 +332,6 @@ class Runner:
                     poll.register(number, wanted)
             poll.poll(min(left_s, _FLUSH_STEP_S) * 1000)
             self._receive()
-
-    def _take_terminal(self) -> None:
-        """Have the terminal (again) if we are its foreground job: after ``bg`` touching it would stop us."""
-        if self._terminal is not None and not self._has_terminal and self._terminal.is_ours():
-            self._terminal.take()
-            self._has_terminal = True
-            self._resize(self._terminal)
-
-    def _resize(self, terminal: Terminal) -> None:
-        rows, columns = terminal.size()
-        self._transport.send(0, m.Resize(rows=rows, columns=columns))
 
 
 def _what_where(plan: LaunchPlan) -> str:

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Literal
 
-from distlaunch.job.runner import Terminal
+from distlaunch.job.keyboard import Terminal
 from distlaunch.job.sink import Sink
 from distlaunch.resolve.options import TrainOptions
 
