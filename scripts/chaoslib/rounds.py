@@ -21,6 +21,7 @@ RETRY_S = 6.0
 JOIN_S = 20.0
 """--join-timeout."""
 LAUNCHER = "head"
+"""Where it is if it is not on a host that trains."""
 
 Place = Literal["launcher", "agent", "spawner", "worker", "sessions", "sshd", "host", "network", "disk"]
 Moment = Literal["connecting", "running", "restarting", "ending"]
@@ -41,6 +42,11 @@ class Fault:
     wipes: bool = False
     """It ends whoever would have cleaned up on its host."""
 
+    @property
+    def hits_whole_host(self) -> bool:
+        """Tell whether it hits all that is on a host, a launcher there included."""
+        return self.what in ("host", "network", "sshd", "sessions")
+
 
 def _passing(name: str, what: Place, least_s: float, most_s: float) -> Fault:
     return Fault(name=name, what=what, lasts_s=(least_s, most_s))
@@ -58,7 +64,7 @@ FAULTS: Sequence[Fault] = (
     Fault(name="kill -9 worker", what="worker"),
     Fault(name="kill -9 sessions", what="sessions", loses=True),
     Fault(name="kill -9 sshd", what="sshd", lasts_s=(0.0, 8.0), loses=True),
-    Fault(name="stop sshd", what="disk", lasts_s=(0.0, 8.0)),
+    Fault(name="stop sshd", what="sshd", lasts_s=(0.0, 8.0)),
     Fault(name="kill -9 all", what="host", lasts_s=(0.0, 8.0), loses=True, wipes=True),
     _passing("cut", "network", 0.1, 5.0),
     _silent("cut", "network"),
@@ -108,6 +114,10 @@ class Round:
     lasts_s: float
     checks_before_healing: bool
     """What a silent host's own agent does is looked at while the host is still cut off."""
+    second: tuple[str, float] | None
+    """A host whose agent is killed so soon afterwards."""
+    launcher_on: str
+    """The head, or a host that trains."""
     fails_after: bool
     """Once all is mended, the job is restarted by a failure, if it may."""
 
@@ -128,15 +138,23 @@ class Round:
             Shape(name="spare", options=("--spares", "1", "--max-restarts", "3"), elastic=True, restarts=3, spares=1),
         )
         shape = dice.choice(shapes)
+        launcher_on = dice.choice((LAUNCHER, LAUNCHER, hosts[0]))
         fault = dice.choice([fault for fault in FAULTS if only is None or only in fault.name])
         moments: tuple[Moment, ...] = ("connecting", "running", "running", "ending")
         moment = dice.choice((*moments, "restarting") if shape.restarts else moments)
+        host = dice.choice(hosts[1:] if launcher_on != LAUNCHER and fault.hits_whole_host else hosts)
+        second = None
+        if shape.name == "elastic" and fault.loses and not fault.noticed_s and dice.random() < 0.5:
+            others = [name for name in hosts if name != host]
+            second = (dice.choice(others), dice.uniform(0.0, 1.5))
         return Round(
             shape=shape,
             warm=dice.random() < 0.25,
             words=dice.choice(((), ("deaf",), ("slow",), ("chats",))),
             fault=fault,
-            host=dice.choice(hosts),
+            host=host,
+            second=second,
+            launcher_on=launcher_on,
             standing_by=tuple(hosts[count - shape.spares :]),
             moment=moment,
             delay_s=dice.uniform(0.0, {"connecting": 1.5, "running": 1.0, "restarting": 1.5, "ending": 0.3}[moment]),
@@ -154,9 +172,9 @@ class Round:
             if self.fault.name in ("kill -9 launcher", "STOP launcher", "launcher's disk full")
             else f" on {self.host}"
         )
-        return (
-            f"{self.shape.name}, {how}{words}: {self.fault.name}{where}{lasts} {self.delay_s:.3f} s into {self.moment}"
-        )
+        second = f", and of the agent on {self.second[0]} {self.second[1]:.2f} s later" if self.second else ""
+        job = f"{self.shape.name}{'' if self.launcher_on == LAUNCHER else ' from ' + self.launcher_on}, {how}{words}"
+        return f"{job}: {self.fault.name}{where}{lasts} {self.delay_s:.3f} s into {self.moment}{second}"
 
     # --- what may come of it
 
@@ -210,6 +228,8 @@ class Round:
     def bound_s(self) -> float:
         """How long after the fault has begun the job has ended, or goes on."""
         bound_s = self.fault.noticed_s + GRACE_S + END_S
+        if self.second is not None:
+            bound_s += self.second[1] + GRACE_S + END_S
         if not self.is_certain:
             bound_s += WAIT_S
         if self.fault.lasts_s[1] and (not self.fault.loses or not self.shape.elastic or self.has_launcher_asleep):

@@ -135,6 +135,7 @@ def start(hosts: Hosts, chosen: Round, place: str, innocent: frozenset[int]) -> 
     with open(f"{place}/screen", "wb") as screen:
         launcher = hosts.launch(
             ["train", *options, PROGRAM, *chosen.words],
+            host=chosen.launcher_on,
             cwd=place,
             env=environment(place),
             stdin=subprocess.DEVNULL,
@@ -179,8 +180,8 @@ def harm(job: Job, chosen: Round, dice: random.Random) -> Callable[[], None]:
         case "disk full":
             faults.fill(hosts, host)
         case "launcher's disk full":
-            faults.fill(hosts, HEAD)
-            return lambda: faults.unfill(hosts, HEAD)
+            faults.fill(hosts, chosen.launcher_on)
+            return lambda: faults.unfill(hosts, chosen.launcher_on)
     return lambda: faults.mend(hosts, host)
 
 
@@ -235,6 +236,10 @@ class Trial:
             self._harmed = time.monotonic()
             self._mend = harm(job, chosen, self.dice)
             self.note(f"harmed ({chosen.fault.name}); attempt {before} is up, step {job.step}")
+            if chosen.second is not None:
+                time.sleep(chosen.second[1])
+                _signal(agents := job.find(chosen.second[0], "agent"), signal.SIGKILL)
+                self.note(f"killed {len(agents)} agent on {chosen.second[0]}")
             outcome = self._settle(before)
             self._heal()
             self._finish(outcome)
@@ -271,7 +276,8 @@ class Trial:
                 self._judge_code(code)
                 return f"ended with {code}"
             over = self._mended is not None and time.monotonic() > self._harmed + fault.noticed_s + NOTED_S
-            if shows and job.events("node_lost") and (not chosen.hits_trainer or job.attempt() > before):
+            losses = 2 if chosen.second is not None else 1
+            if shows and len(job.events("node_lost")) >= losses and (not chosen.hits_trainer or job.attempt() > before):
                 over = True
             elif shows:
                 over = False
@@ -385,7 +391,8 @@ def clear(job: Job) -> None:
         _signal([process.pid for process in job.processes(host)], signal.SIGKILL)
         if files := folders_of_ours(job.hosts, host):
             job.hosts.run(host, "rm", "-rf", *files)
-    job.hosts.run(HEAD, "rm", "-rf", f"{job.hosts.local}/logs")
+    for host in (HEAD, job.hosts.names[0]):
+        job.hosts.run(host, "rm", "-rf", f"{job.hosts.local}/logs")
     with suppress(Exception):
         job.launcher.wait(10)
     shutil.rmtree(job.place, ignore_errors=True)
