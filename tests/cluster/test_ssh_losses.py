@@ -103,6 +103,35 @@ def test_kill_9_of_the_launcher_while_it_connects(hosts):
     hosts.assert_clean()
 
 
+def test_kill_9_of_a_launcher_that_is_on_one_of_the_nodes(hosts):
+    job = begun(hosts, host="n1")
+    job.running.send_signal(signal.SIGKILL)
+    job.running.wait()
+    hosts.assert_clean()
+
+
+def test_kill_9_of_the_agent_beside_the_launcher(hosts):
+    job = begun(hosts, host="n1")
+    job.kill("n1", AGENT)
+    assert_lost(job.running.wait(), "n1", "its agent was killed by signal 9")
+    hosts.assert_clean()
+
+
+def test_a_connection_by_openssh_that_is_killed_ends_the_job(hosts):
+    job = begun(hosts, "--ssh-command", "ssh")
+    [client] = [each for each in hosts.processes(HEAD) if each.argv[0] == "ssh" and "n2" in each.argv]
+    os.kill(client.pid, signal.SIGKILL)
+    assert_lost(job.running.wait(), "n2", "killed by signal 9")
+    hosts.assert_clean()
+
+
+def test_kill_9_of_a_launcher_that_connects_by_openssh(hosts):
+    job = begun(hosts, "--ssh-command", "ssh")
+    job.running.send_signal(signal.SIGKILL)
+    job.running.wait()
+    hosts.assert_clean()
+
+
 def test_sshd_that_no_longer_listens_is_of_no_account_to_what_runs(hosts):
     job = begun(hosts)
     faults.stop_sshd(hosts, "n2")
