@@ -32,6 +32,8 @@ _FRESH_S = 2.0
 _SOON_S, _LATER_S, _MUCH_LATER_S = 0.05, 0.25, 1.0
 _LONG_S = 60.0
 _TURNED_S = 0.5
+_TOO_SHORT_S = 0.1
+"""With no more time than this another try would only blur why the last one failed."""
 _MOST_ADDRESSES = 64
 _UNDER_WAY = (errno.EINPROGRESS, errno.EINTR)
 _NO_LAUNCHER = "what listens there is no launcher of distlaunch"
@@ -111,15 +113,16 @@ class _Calling:
                 return joined
             waited_s = time.monotonic() - self._begun
             self._tell()
-            if time.monotonic() >= self._until:
-                raise NodesError(
-                    f"{self._who} has not answered at {self._place()} within {waited_s:.0f} s: {self._why}",
-                    hint=f"is {self._who} running, and does every node have the same --rendezvous?",
-                )
             most_s = _LATER_S if waited_s < _LONG_S else _MUCH_LATER_S
             pause_s = random.uniform(0.5, 1.0) * min(most_s, _SOON_S * 1.5 ** min(tries, 20))
             tries += 1
             self._pause(_TURNED_S if self._turned else pause_s)
+            if self._until - time.monotonic() < _TOO_SHORT_S:
+                given_s = self._until - self._begun
+                raise NodesError(
+                    f"{self._who} has not answered at {self._place()} within {given_s:.0f} s: {self._why}",
+                    hint=f"is {self._who} running, and does every node have the same --rendezvous?",
+                )
 
     def _try_all(self, side: Callable[[], CallerSide]) -> tuple[socket.socket, Welcome] | None:
         """Try each address and port once. ``_why`` is set if that was in vain."""

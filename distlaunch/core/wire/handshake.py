@@ -27,6 +27,8 @@ NONCE_BYTES = 32
 
 _MOST_FROM_LISTENER = 64 << 10
 _HEADER = struct.Struct(">BII")  # of a frame, see ``codec``
+_LINE_ENDS = b"\r\n\r\n"
+"""White space, to JSON."""
 _NEWEST_FRAMES = 15
 """A first byte up to this may be a frame of another release; above there are no more than other protocols."""
 _NONCE = re.compile(r"[0-9a-f]{32,128}")
@@ -148,8 +150,10 @@ class CallerSide:
         self._reader = _Reader((p.Challenge, p.Welcome, p.Turned), most=_MOST_FROM_LISTENER)
 
     def begin(self) -> bytes:
-        """Give the first thing to send."""
-        return encode(self._call)
+        """Give the first thing to send. It ends with an empty line: a web server answers, and is known by that."""
+        frame = encode(self._call)
+        version, body, raw = _HEADER.unpack_from(frame)
+        return _HEADER.pack(version, body + len(_LINE_ENDS), raw) + frame[_HEADER.size :] + _LINE_ENDS
 
     @property
     def missing(self) -> int:
@@ -233,12 +237,13 @@ class _Reader:
             return None
         if self._buffer[0] != VERSION:
             raise _recognised(bytes(self._buffer[:16]))
-        if len(self._buffer) >= _HEADER.size:
-            _, body, raw = _HEADER.unpack_from(self._buffer)
-            if raw or body > self._most - _HEADER.size:
-                raise Stranger("garbage", "it sends what is no message of distlaunch")
-            self._size = _HEADER.size + body
-        if len(self._buffer) < max(self._size, _HEADER.size + 1):
+        if len(self._buffer) < _HEADER.size:
+            return None
+        _, body, raw = _HEADER.unpack_from(self._buffer)
+        if raw or body > self._most - _HEADER.size:
+            raise Stranger("garbage", "it sends what is no message of distlaunch")
+        self._size = _HEADER.size + body
+        if len(self._buffer) < self._size:
             return None
         frame = bytes(self._buffer[: self._size])
         del self._buffer[: self._size]
@@ -264,7 +269,7 @@ def _recognised(start: bytes) -> Exception:
 _KNOWN = (
     *(
         (verb, "http", "it speaks HTTP")
-        for verb in (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"CONN", b"PRI ", b"HTTP")
+        for verb in (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"CONN", b"PRI ", b"HTTP", b"<!DOC", b"<html")
     ),
     (b"SSH-", "ssh", "it speaks SSH"),
     (b"\x16\x03", "tls", "it speaks TLS"),

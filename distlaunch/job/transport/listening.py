@@ -1,8 +1,8 @@
 """Layer job.transport: the rendezvous port: launchers and agents call, and so may anybody else.
 
 Until a caller has shown that it belongs to the job it costs one of a bounded number of connections, a few kilobytes and
-a few seconds. Where there are too many the one goes that has got the least far and has been idle for longest: real
-callers answer at once.
+a few seconds. Where there are too many the one goes that was idle for longest, of those that are as far as most are:
+real callers say at once what is to be said, and so do not stand where a crowd does.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ class Listener:
             number = connection.fileno()
             self._pending[number] = self._stages[_SILENT][number] = pending
             self._epoll.register(number, select.EPOLLIN)
+            self._read(pending)  # a caller of ours has spoken already
 
     def _make_room(self, number: int | None) -> bool:
         """Find a descriptor for the next caller: allow more, else drop another; else wait, and give False."""
@@ -210,7 +211,7 @@ class Listener:
                 self._stages[pending.stage][pending.number] = pending
 
     def _idlest(self) -> _Pending:
-        return next(next(iter(stage.values())) for stage in self._stages if stage)
+        return next(iter(max(self._stages, key=len).values()))
 
     def _refuse(self, pending: _Pending, kind: str, text: str) -> None:
         self._drop(pending)

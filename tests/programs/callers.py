@@ -1,0 +1,32 @@
+"""Call HOST PORT as so many launchers, in any order; say how many were welcome, then keep the connections until stdin ends."""
+import os
+import random
+import sys
+import threading
+import time
+
+from distlaunch.core.agent.calling import call
+from distlaunch.core.wire.handshake import Party
+
+host, port, count, token = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4].encode() or None
+PARTY = Party(release="1.2.3", job_key="77", token=token)
+UNTIL = time.monotonic() + 100
+kept = []
+begin = threading.Event()
+
+
+def one(rank):
+    begin.wait()
+    connection, welcome = call(host, [port], party=PARTY, rank=rank, own_host=f"n{rank}", instance=str(rank), until=UNTIL)
+    assert welcome.rank == rank
+    kept.append(connection)
+
+
+threads = [threading.Thread(target=one, args=(rank,)) for rank in random.sample(range(count), count)]
+for thread in threads:
+    thread.start()
+begin.set()
+for thread in threads:
+    thread.join()
+print(len(kept), flush=True)
+os.read(0, 1)

@@ -1,0 +1,55 @@
+"""Troubles on an open port are said once a kind, then counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.job.transport.troubles import Troubles
+
+
+class World:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.lines = []
+        self.troubles = Troubles(29400, self.lines.append, lambda: self.now)
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_the_first_of_each_kind_is_said_at_once(world):
+    world.troubles.note("http", "10.0.0.9:1", "it speaks HTTP")
+    world.troubles.note("tls", "10.0.0.8:1", "it speaks TLS")
+    assert world.lines == [
+        "a connection from 10.0.0.9:1 to port 29400 was closed: it speaks HTTP",
+        "a connection from 10.0.0.8:1 to port 29400 was closed: it speaks TLS",
+    ]
+    assert world.troubles.deadline() is None
+
+
+def test_more_of_a_kind_are_counted_and_told_once_a_minute(world):
+    for port in range(1001):
+        world.troubles.note("http", f"10.0.0.9:{port}", "it speaks HTTP")
+    assert len(world.lines) == 1
+    assert world.troubles.deadline() == 160.0
+    world.now = 159.9
+    world.troubles.tick()
+    assert len(world.lines) == 1
+    world.now = 160.0
+    world.troubles.tick()
+    assert world.lines[1:] == [
+        "1,000 more connections were closed on port 29400: it speaks HTTP (the last was from 10.0.0.9:1000)"
+    ]
+    assert world.troubles.deadline() is None
+    world.troubles.tick()
+    assert len(world.lines) == 2
+
+
+def test_one_that_comes_after_a_long_time_is_told_too(world):
+    world.troubles.note("http", "a:1", "it speaks HTTP")
+    world.now = 1000.0
+    world.troubles.note("http", "a:2", "it speaks HTTP")
+    world.troubles.tick()
+    assert world.lines[1:] == ["1 more connection was closed on port 29400: it speaks HTTP (the last was from a:2)"]
