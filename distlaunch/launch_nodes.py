@@ -28,6 +28,8 @@ _SHOWN_HOSTS = 60
 _UNKNOWN_SLOTS = 64
 """More workers than any node has, where only the node knows how many it runs."""
 _LEAST_CONNECT_S = 10.0
+_PATIENCE_S = 15.0
+"""A machine that refuses at the first start is more likely off, or misspelt, than about to come."""
 _TOKEN_BYTES = 16
 
 
@@ -92,6 +94,7 @@ class Nodes:
             meet=composer.meet,
             token=lambda attempt: tokens.setdefault(attempt, os.urandom(_TOKEN_BYTES).hex()),
             join_timeout_s=options.join_timeout,
+            patience_s=None if options.who_set("join_timeout") else _PATIENCE_S,
             discover=options.discover is not None,
         )
 

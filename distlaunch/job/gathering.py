@@ -16,7 +16,7 @@ from distlaunch.job import shortfalls
 from distlaunch.job.actions import Action, Connect, Disconnect, Discover, Discovered, Entry, Say, ToNode
 from distlaunch.job.composition import Composition
 from distlaunch.job.failures import ConnectFailure
-from distlaunch.job.membership import Member, Membership
+from distlaunch.job.membership import Member, Membership, shown
 from distlaunch.job.recomposing import Recomposer
 from distlaunch.job.settings import Gathering
 from distlaunch.job.transport.unreachable import render
@@ -62,6 +62,8 @@ class Gatherer:
         """Who has left the attempt before, and why, as long as the user has not been told."""
         self._first = True
         self._until = 0.0
+        self._hope_until: float | None = None
+        """Until when nodes that have failed are tried again; None: as long as there is time."""
         self._late = 0
         self._extended = False
         self._enough_since: float | None = None
@@ -98,6 +100,8 @@ class Gatherer:
         if fresh or not self._extended:
             self._until = now + settings.join_timeout_s
         self._extended = not fresh
+        patience_s = settings.patience_s if self._first and not settings.flexible else None
+        self._hope_until = None if patience_s is None else now + patience_s
         self._enough_since = self._differ_since = self._why_few = None
         self._too_few = 0
         for names in (self._in, self._unanswered, self._retrying, self._failed):
@@ -198,6 +202,8 @@ class Gatherer:
     def deadline(self) -> float:
         """Give when ``tick`` is due."""
         times = [self._until, self._discovery_until, self._discover_at, self._waiting_at]
+        if self._retrying:
+            times.append(self._hope_until)
         if self._enough_since is not None and (self._unanswered or self._retrying):
             times.append(self._enough_since + ELASTIC_WAIT_S)
         if self._again:
@@ -220,18 +226,27 @@ class Gatherer:
         if self._discover_at is not None and now >= self._discover_at:
             self._discover_at = now + DISCOVER_S
             actions.append(Discover())
+        if self._is_hopeless(now):
+            self._failed |= self._retrying
+            self._retrying.clear()
         if self._waiting_at is not None and now >= self._waiting_at:
             self._waiting_at = None
             actions += self._tell_waiting(now)
         return actions
 
+    def _is_hopeless(self, now: float) -> bool:
+        return self._hope_until is not None and now >= self._hope_until
+
     def _tell_waiting(self, now: float) -> list[Action]:
-        missing = [member.host for member in self.nodes.present() if member.state != "joined"]
+        missing = [member for member in self.nodes.present() if member.state != "joined"]
         if not missing:
             return []
         left, self.left = self.left, None
+        until = self._until if self._hope_until is None or self._unanswered else self._hope_until
         here = f"{self.here()} of {counted(self._present, 'node')} {'is' if self.here() == 1 else 'are'} here"
-        text = f"{here}; waiting up to {self._until - now:.0f} s more for {name_hosts(missing)}"
+        text = f"{here}; waiting up to {until - now:.0f} s more for {name_hosts(member.host for member in missing)}"
+        failure = next((member.failure for member in missing if member.failure is not None), None)
+        text += f" ({failure.host}: {failure.step}: {shown(failure.text)})" if failure is not None else ""
         return [Say(text=f"{left}; {text}", level="warning") if left else Say(text=text)]
 
     def absent(self, count: int) -> list[Member]:
@@ -272,8 +287,9 @@ class Gatherer:
         actions = self.nodes.unreachable(member, failure)
         if awaited:
             self._forget(number)
-            (self._retrying if failure.passing else self._failed).add(number)
-            if not failure.passing and not self._settings.flexible:
+            final = not failure.passing or self._is_hopeless(now)
+            (self._failed if final else self._retrying).add(number)
+            if final and not self._settings.flexible:
                 member.state = "lost"
                 return actions
         return [*actions, self.nodes.connect_again(member, now, needed=awaited)]

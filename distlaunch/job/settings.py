@@ -37,6 +37,8 @@ class Gathering(Record):
     token: Callable[[int], str]
     """Gives the word by which the master's port is known in an attempt."""
     join_timeout_s: float = 60.0
+    patience_s: float | None = None
+    """At the first start of a job of fixed size, a node that fails is tried again for so long only; None: as ever."""
     discover: bool = False
     """Hosts may come and go: the command of --discover tells."""
 

@@ -176,7 +176,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "--join-timeout",
         "seconds",
         "rendezvous",
-        "How long nodes may take to come in, at the start and again.",
+        "How long nodes may take to come in (one that refuses at the start: 15 s, unless this is given).",
         metavar="SECONDS",
     ),
     _row(

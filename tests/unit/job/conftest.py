@@ -196,7 +196,7 @@ SURVEYED = r.Surveyed(
 class NodesJob(Job):
     """A job whose policy gathers its nodes: ``hosts`` of them, of which between ``bounds`` train, on equal slots."""
 
-    def __init__(self, hosts: int = 4, per_node: int = 2, bounds=None, *, discover=False, join_timeout_s=60.0, **more):
+    def __init__(self, hosts: int = 4, per_node: int = 2, bounds=None, *, discover=False, join_timeout_s=60.0, patience_s=None, **more):
         self.bounds = (hosts, hosts) if bounds is None else bounds
         self.names = [f"n{number}" for number in range(hosts)]
         self.composed: list[Composition] = []
@@ -210,6 +210,7 @@ class NodesJob(Job):
             meet=self.meet,
             token=lambda attempt: f"word{attempt}",
             join_timeout_s=join_timeout_s,
+            patience_s=patience_s,
             discover=discover,
         )
         super().__init__(0, per_node, gathering=gathering, **more)

@@ -120,6 +120,33 @@ def test_a_node_that_comes_up_late_takes_part(make_nodes):
     assert job.phase == "preparing"
 
 
+def test_at_the_first_start_a_node_that_fails_is_not_tried_for_long(make_nodes):
+    job = make_nodes(3, patience_s=15.0)
+    job.begin()
+    job.gather(0)
+    for _ in range(4):
+        job.unreachable(1, text="refused")
+    job.pass_time(WAITING_S)
+    assert "waiting up to 55 s more for n[1-2] (n1: connect: refused)" in job.said
+    job.pass_time(10.0)
+    assert job.exit_code is None, "n2 has not answered yet"
+    [*_] = job.unreachable(2, text="no route")
+    assert job.exit_code == 69
+    assert "refused" in job.said
+    assert "no route" in job.said
+
+
+def test_after_a_loss_there_is_all_the_time(make_nodes):
+    job = make_nodes(2, patience_s=15.0, max_restarts=1).run()
+    job.lost(1)
+    job.exited(0, -15, told=True)
+    job.exited(1, -15, told=True)
+    job.gone(0)
+    job.unreachable(1, text="refused")
+    job.pass_time(30.0)
+    assert job.exit_code is None
+
+
 def test_a_hopeless_job_does_not_wait_for_failures_that_may_pass(make_nodes):
     job = make_nodes(3)
     job.begin()
