@@ -6,7 +6,6 @@ waits for a network. All reading is the main loop's.
 
 from __future__ import annotations
 
-import os
 import re
 import select
 import threading
@@ -15,28 +14,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from distlaunch.core.errors import LaunchError, ProtocolError
+from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.record import replace
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import encode
+from distlaunch.core.wire.codec import Decoder
 from distlaunch.job import actions as a
 from distlaunch.job.failures import ConnectFailure
 from distlaunch.job.feeding import Feeder
 from distlaunch.job.intake import Intake
+from distlaunch.job.links import Links
 from distlaunch.job.peers import Peer, Writer
 from distlaunch.job.transport.link import Link, Open, Target, Unconnected
 
-LATE_S = 2.0
-"""If we wake so late ourselves (stopped, or frozen with the machine), the nodes get so long to be heard again."""
 LEAVE_S = 8.0
 """How long agents may take to kill what is left and to end, when the job is over."""
 _INTAKE_S = 10.0
-_MOST_CHUNKS = 64
 _SIGNALLED = 128
 
 
-class Fleet:
+class Fleet(Links[r.FromRemote]):
     """A ``Transport`` over links. ``clock`` is the job's; ``targets`` are by member number.
 
     ``find`` runs the command of --discover (in a thread; raises LaunchError): hosts that are new become targets.
@@ -54,27 +51,16 @@ class Fleet:
         feeder: Feeder | None = None,
         find: Callable[[], Sequence[Target]] | None = None,
     ) -> None:
+        super().__init__(clock)
         self.targets = list(targets)
         self._open = open_link
         self._connect_s = connect_s
         self._gate = threading.BoundedSemaphore(fanout)
-        self._clock = clock
-        self._peers: dict[int, Peer] = {}
-        self._by_descriptor: dict[int, Peer] = {}
-        self._opened: deque[tuple[Peer, Link | ConnectFailure]] = deque()
-        self._events: deque[a.Event] = deque()
-        self._epoll = select.epoll()
-        self._wake, self._wake_end = os.pipe()
-        for descriptor in (self._wake, self._wake_end):
-            os.set_blocking(descriptor, False)
-        self._epoll.register(self._wake, select.EPOLLIN)
-        self._waking = threading.Lock()
+        self._opened: deque[tuple[Peer[r.FromRemote], Link | ConnectFailure]] = deque()
         self._intake = intake(self._grant)
         self._feeder = feeder
         self._find = find
         self._found: deque[Sequence[Target] | str] = deque()
-        self._ping_at: float | None = None
-        self._serial = 0
         self._faulted = False
 
     # --- the runner's side
@@ -90,7 +76,7 @@ class Fleet:
     def connect(self, node: int, delay_s: float) -> None:
         """Open a link to a node, in its own thread."""
         self.disconnect(node)
-        peer = self._peers[node] = Peer(node)
+        peer = self._peers[node] = Peer(node, Decoder(r.FROM_REMOTE, r.REMOTE_PARTS))
         peer.writer = Writer(peer, self._opener(peer, delay_s), name=f"to {self.targets[node].host}")
         try:
             peer.writer.start()
@@ -99,12 +85,6 @@ class Fleet:
             failure = ConnectFailure(host=self.targets[node].host, step="connect", text=text)
             self._opened.append((peer, failure))
             self._notify()
-
-    def disconnect(self, node: int) -> None:
-        """Leave a node."""
-        peer = self._peers.pop(node, None)
-        if peer is not None:
-            self._drop(peer)
 
     def discover(self) -> None:
         """Look for hosts that have come or gone, in a thread."""
@@ -124,19 +104,12 @@ class Fleet:
 
     def send(self, node: int, message: r.ToRemote) -> None:
         """Send to a node; what cannot be sent any more is lost with it."""
-        peer = self._peers.get(node)
-        if peer is not None and peer.link is not None:
-            peer.write(encode(message))
+        self._tell(node, message)
 
     def broadcast(self, message: m.ToAgent) -> None:
         """Send to every node that there is."""
         for node in list(self._peers):
             self.send(node, message)
-
-    @property
-    def has_unsent(self) -> bool:
-        """Tell whether something is still on its way out."""
-        return any(peer.has_unsent for peer in self._peers.values())
 
     def descriptors(self) -> dict[int, int]:
         """Give what to poll: all links in one."""
@@ -151,12 +124,7 @@ class Fleet:
 
     def receive(self) -> list[a.Event]:
         """Give what has happened, without waiting."""
-        for descriptor, _ in self._epoll.poll(0):
-            if descriptor == self._wake:
-                with suppress(BlockingIOError):
-                    os.read(self._wake, 65536)
-            elif (peer := self._by_descriptor.get(descriptor)) is not None:
-                self._read(peer)
+        self._read_all()
         while self._opened:
             self._take_opened(*self._opened.popleft())
         while self._found:
@@ -166,9 +134,7 @@ class Fleet:
             self._events.append(a.Broken(text=f"the output thread failed\n{self._intake.fault}"))
         self._feed()
         self._tick()
-        events = list(self._events)
-        self._events.clear()
-        return events
+        return self._taken_events()
 
     def close(self) -> None:
         """Have all agents leave and wait for that, bounded; then end the threads."""
@@ -184,15 +150,11 @@ class Fleet:
         for node in list(self._peers):
             self.disconnect(node)
         self._intake.finish(bound_s=_INTAKE_S)
-        with self._waking:  # a thread that opens a link may end later
-            os.close(self._wake)
-            os.close(self._wake_end)
-            self._wake_end = -1
-        self._epoll.close()
+        self._close()
 
     # --- opening
 
-    def _opener(self, peer: Peer, delay_s: float) -> Callable[[], Link | None]:
+    def _opener(self, peer: Peer[r.FromRemote], delay_s: float) -> Callable[[], Link | None]:
         target = self.targets[peer.node]
 
         def open_link() -> Link | None:
@@ -215,12 +177,7 @@ class Fleet:
 
         return open_link
 
-    def _notify(self) -> None:
-        with self._waking, suppress(BlockingIOError):
-            if self._wake_end >= 0:
-                os.write(self._wake_end, b"\0")
-
-    def _take_opened(self, peer: Peer, found: Link | ConnectFailure) -> None:
+    def _take_opened(self, peer: Peer[r.FromRemote], found: Link | ConnectFailure) -> None:
         if peer.gone.is_set():
             if not isinstance(found, ConnectFailure):
                 peer.open(found, now=self._clock())
@@ -229,10 +186,7 @@ class Fleet:
             del self._peers[peer.node]
             self._events.append(a.Unreachable(node=peer.node, failure=found))
         else:
-            peer.open(found, now=self._clock())
-            self._by_descriptor[found.fileno()] = peer
-            self._epoll.register(found.fileno(), select.EPOLLIN)
-            self._read(peer)  # what came with the greeting
+            self._have(peer, found)
 
     def _take_found(self, found: Sequence[Target] | str) -> None:
         if isinstance(found, str):
@@ -245,28 +199,10 @@ class Fleet:
 
     # --- reading
 
-    def _read(self, peer: Peer) -> None:
-        for _ in range(_MOST_CHUNKS):
-            if peer.link is None:
-                return
-            data = peer.link.receive()
-            if data is None:
-                self._lose(peer, _of_agent(peer.link.why_closed()))
-                return
-            if not data:
-                return
-            peer.heard = self._clock()
-            try:
-                for message in peer.decoder.feed(data):
-                    self._take(peer, message)
-            except ProtocolError as exc:
-                self._lose(peer, f"it sends what is no message of an agent: {exc.message}")
-                return
-
-    def _take(self, peer: Peer, message: r.FromRemote) -> None:
+    def _take(self, peer: Peer[r.FromRemote], message: r.FromRemote) -> None:
         if not peer.greeted:
             if isinstance(message, r.Hello):
-                peer.greet(message, self._clock())
+                peer.greet(message.clock, self._clock())
                 self.send(peer.node, r.Credit(size=self._intake.window))
                 self._ping(peer)
                 self._events.append(a.Joined(node=peer.node))
@@ -289,7 +225,7 @@ class Fleet:
             case _:
                 self._events.append(a.FromNode(node=peer.node, message=message))
 
-    def _lose(self, peer: Peer, why: str) -> None:
+    def _lose(self, peer: Peer[r.FromRemote], why: str) -> None:
         self._peers.pop(peer.node, None)
         greeted = peer.greeted
         self._drop(peer)
@@ -299,44 +235,15 @@ class Fleet:
             failure = ConnectFailure(host=self.targets[peer.node].host, step="agent", text=why)
             self._events.append(a.Unreachable(node=peer.node, failure=failure))
 
-    def _drop(self, peer: Peer) -> None:
-        peer.gone.set()
+    def _ended(self, why: str) -> str:
+        return _of_agent(why)
+
+    def _drop(self, peer: Peer[r.FromRemote]) -> None:
         if peer.link is not None:
-            descriptor = peer.link.fileno()
-            if self._by_descriptor.pop(descriptor, None) is not None:
-                with suppress(OSError, ValueError):
-                    self._epoll.unregister(descriptor)
-            peer.close()
             self._intake.forget(peer.node)
+        super()._drop(peer)
         if self._feeder is not None:
             self._feeder.lost(peer.node)
-
-    # --- time
-
-    def _tick(self) -> None:
-        now = self._clock()
-        if self._ping_at is None:
-            if any(peer.greeted for peer in self._peers.values()):
-                self._ping_at = now + r.PING_S
-            return
-        if now < self._ping_at:
-            return
-        late = now > self._ping_at + LATE_S
-        self._ping_at = now + r.PING_S
-        for peer in [peer for peer in self._peers.values() if peer.link is not None]:
-            if late:
-                peer.heard = max(peer.heard, now - r.SILENCE_S + LATE_S)
-            elif now - peer.heard >= r.SILENCE_S:
-                self._lose(peer, f"no word from it for {now - peer.heard:.0f} s")
-                continue
-            self._ping(peer)
-        if not self._peers:
-            self._ping_at = None
-
-    def _ping(self, peer: Peer) -> None:
-        self._serial += 1
-        peer.pinged(self._serial, self._clock())
-        peer.write(encode(r.Ping(serial=self._serial)))
 
     def _grant(self, node: int, size: int) -> None:
         self.send(node, r.Credit(size=size))

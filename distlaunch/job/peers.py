@@ -6,7 +6,9 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Generic, TypeVar
 
+from distlaunch.core.model.record import Record
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import Decoder
 from distlaunch.job.transport.link import Link
@@ -15,20 +17,23 @@ _SAMPLE_S = 60.0
 """A measured clock offset is good for so long, until a quicker answer betters it: monotonic clocks drift apart."""
 
 
-class Peer:
+M = TypeVar("M", bound=Record)
+
+
+class Peer(Generic[M]):
     """A node that is being connected to, or is connected. All but ``write`` is the main loop's."""
 
-    def __init__(self, node: int) -> None:
+    def __init__(self, node: int, decoder: Decoder[M]) -> None:
         self.node = node
         self.gone = threading.Event()
         self.link: Link | None = None
-        self.decoder: Decoder[r.FromRemote] = Decoder(r.FROM_REMOTE, r.REMOTE_PARTS)
+        self.decoder = decoder
         self.greeted = False
         self.heard = 0.0
         """When anything came last."""
         self.offset = 0.0
         """What to add to the agent's clock to have ours."""
-        self.writer: Writer | None = None
+        self.writer: Writer[M] | None = None
         self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._pings: dict[int, float] = {}
         self._sample = (float("inf"), 0.0)  # round trip and time of the best answer
@@ -51,10 +56,10 @@ class Peer:
         """Wait for what is to be sent; None at the end. The thread's own."""
         return self._out.get()
 
-    def greet(self, hello: r.Hello, now: float) -> None:
-        """Take in the agent's first word."""
+    def greet(self, clock: float, now: float) -> None:
+        """Take in the other side's first word, which tells its clock."""
         self.greeted = True
-        self.offset = now - hello.clock
+        self.offset = now - clock
 
     def pinged(self, serial: int, now: float) -> None:
         """Remember when a ping was sent."""
@@ -81,10 +86,10 @@ class Peer:
         self._out.put(None)
 
 
-class Writer(threading.Thread):
+class Writer(threading.Thread, Generic[M]):
     """Opens a peer's link, then sends what is queued for it, until its end."""
 
-    def __init__(self, peer: Peer, open_link: Callable[[], Link | None], *, name: str) -> None:
+    def __init__(self, peer: Peer[M], open_link: Callable[[], Link | None], *, name: str) -> None:
         super().__init__(name=name, daemon=True)
         self._peer = peer
         self._open = open_link

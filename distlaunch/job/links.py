@@ -1,0 +1,170 @@
+"""Layer job: open links to the other nodes: one poll for all, pings, silence, clocks. What is said is the heirs'.
+
+For each link there is one thread, which writes to it: whoever calls ``send`` never waits for a network. All reading is
+the main loop's.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from distlaunch.core.errors import ProtocolError
+from distlaunch.core.model.record import Record
+from distlaunch.core.wire import remote as r
+from distlaunch.core.wire.codec import encode
+from distlaunch.job import actions as a
+from distlaunch.job.peers import Peer
+from distlaunch.job.transport.link import Link
+
+LATE_S = 2.0
+"""If we wake so late ourselves (stopped, or frozen with the machine), the nodes get so long to be heard again."""
+_MOST_CHUNKS = 64
+M = TypeVar("M", bound=Record)
+
+
+class Links(ABC, Generic[M]):
+    """The links of one job, by member number. ``clock`` is the job's."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._peers: dict[int, Peer[M]] = {}
+        self._by_descriptor: dict[int, Peer[M]] = {}
+        self._events: deque[a.Event] = deque()
+        self._epoll = select.epoll()
+        self._wake, self._wake_end = os.pipe()
+        for descriptor in (self._wake, self._wake_end):
+            os.set_blocking(descriptor, False)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._waking = threading.Lock()
+        self._ping_at: float | None = None
+        self._serial = 0
+
+    @abstractmethod
+    def _take(self, peer: Peer[M], message: M) -> None:
+        """Take in a message."""
+
+    @abstractmethod
+    def _lose(self, peer: Peer[M], why: str) -> None:
+        """Take in that a peer is gone: drop it, and tell."""
+
+    def _ended(self, why: str) -> str:
+        """Put for the user how a link has ended."""
+        return why
+
+    # --- sending
+
+    def disconnect(self, node: int) -> None:
+        """Leave a node."""
+        peer = self._peers.pop(node, None)
+        if peer is not None:
+            self._drop(peer)
+
+    def _tell(self, node: int, message: Record) -> None:
+        """Send to a node; what cannot be sent any more is lost with it."""
+        peer = self._peers.get(node)
+        if peer is not None and peer.link is not None:
+            peer.write(encode(message))
+
+    @property
+    def has_unsent(self) -> bool:
+        """Tell whether something is still on its way out."""
+        return any(peer.has_unsent for peer in self._peers.values())
+
+    # --- receiving
+
+    def _notify(self) -> None:
+        """Wake the main loop, from any thread."""
+        with self._waking, suppress(BlockingIOError):
+            if self._wake_end >= 0:
+                os.write(self._wake_end, b"\0")
+
+    def _read_all(self, within_s: float = 0.0) -> None:
+        """Read what has come."""
+        for descriptor, _ in self._epoll.poll(within_s):
+            if descriptor == self._wake:
+                with suppress(BlockingIOError):
+                    os.read(self._wake, 65536)
+            elif (peer := self._by_descriptor.get(descriptor)) is not None:
+                self._read(peer)
+
+    def _have(self, peer: Peer[M], link: Link) -> None:
+        """Have a peer's link, and read what came with it."""
+        peer.open(link, now=self._clock())
+        self._by_descriptor[link.fileno()] = peer
+        self._epoll.register(link.fileno(), select.EPOLLIN)
+        self._read(peer)
+
+    def _read(self, peer: Peer[M]) -> None:
+        for _ in range(_MOST_CHUNKS):
+            if peer.link is None:
+                return
+            data = peer.link.receive()
+            if data is None:
+                self._lose(peer, self._ended(peer.link.why_closed()))
+                return
+            if not data:
+                return
+            peer.heard = self._clock()
+            try:
+                for message in peer.decoder.feed(data):
+                    self._take(peer, message)
+            except ProtocolError as exc:
+                self._lose(peer, f"it sends what is no message of an agent: {exc.message}")
+                return
+
+    def _taken_events(self) -> list[a.Event]:
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def _drop(self, peer: Peer[M]) -> None:
+        peer.gone.set()
+        if peer.link is not None:
+            descriptor = peer.link.fileno()
+            if self._by_descriptor.pop(descriptor, None) is not None:
+                with suppress(OSError, ValueError):
+                    self._epoll.unregister(descriptor)
+            peer.close()
+
+    def _close(self) -> None:
+        """Free what is ours, once all peers are dropped."""
+        with self._waking:  # a thread that opens a link may end later
+            os.close(self._wake)
+            os.close(self._wake_end)
+            self._wake_end = -1
+        self._epoll.close()
+
+    # --- time
+
+    def _tick(self) -> None:
+        """Ping all, when that is due; those that have been silent for too long are lost."""
+        now = self._clock()
+        if self._ping_at is None:
+            if any(peer.greeted for peer in self._peers.values()):
+                self._ping_at = now + r.PING_S
+            return
+        if now < self._ping_at:
+            return
+        late = now > self._ping_at + LATE_S
+        self._ping_at = now + r.PING_S
+        for peer in [peer for peer in self._peers.values() if peer.link is not None]:
+            if late:
+                peer.heard = max(peer.heard, now - r.SILENCE_S + LATE_S)
+            elif now - peer.heard >= r.SILENCE_S:
+                self._lose(peer, f"no word from it for {now - peer.heard:.0f} s")
+                continue
+            self._ping(peer)
+        if not self._peers:
+            self._ping_at = None
+
+    def _ping(self, peer: Peer[M]) -> None:
+        self._serial += 1
+        peer.pinged(self._serial, self._clock())
+        peer.write(encode(r.Ping(serial=self._serial)))
