@@ -14,6 +14,10 @@ from distlaunch.job.progress import STEP
 from distlaunch.job.restarts import looks_like_consequence
 from distlaunch.resolve.hostlist import name_hosts
 
+_UNHEARD = "nothing was heard of the coordinator"
+"""How agents begin to say that it was us who were silent."""
+_CRASHED = "its system's log (dmesg, journalctl -k) may tell of a crash, or of memory that ran out"
+_STOOD_STILL = "this launcher stood still for a while, or its machine, or the network: nodes wait 10 s and no longer"
 _SHOWN = 4
 """Nodes that are named one by one."""
 _RANKS_SHOWN = 60
@@ -76,11 +80,9 @@ def diagnosis_of(
         at_once=True,
         message=message,
     )
+    unheard = all(loss.why.startswith(_UNHEARD) for loss in losses)
     return Diagnosis(
-        cause=cause,
-        exit_code=first.exit_code,
-        others=tuple(others),
-        hint="its system's log (dmesg, journalctl -k) may tell of a crash, or of memory that ran out",
+        cause=cause, exit_code=first.exit_code, others=tuple(others), hint=_STOOD_STILL if unheard else _CRASHED
     )
 
 
