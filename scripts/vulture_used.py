@@ -1,6 +1,7 @@
 """Names that vulture cannot see in use: called by a framework, part of the protocol, or for users of the package."""
 
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from distlaunch.core.probe import nvml
 from distlaunch.resolve import ranks
@@ -21,3 +22,15 @@ cli.command.__annotations__  # noqa: B018
 
 # set in a forked worker, read by the standard library
 BaseProcess.authkey  # noqa: B018
+
+# read and called by paramiko on what we give it
+_paramiko: Any = None
+for _ in ():
+    _paramiko.in_buffer  # noqa: B018
+    _paramiko.in_stderr_buffer  # noqa: B018
+    _paramiko.auth_timeout  # noqa: B018
+    _paramiko.start_handshake  # noqa: B018
+    _paramiko.readline  # noqa: B018
+    _paramiko.check_rekey  # noqa: B018
+    _paramiko.read_all  # noqa: B018
+    _paramiko.send_message  # noqa: B018

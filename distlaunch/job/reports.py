@@ -105,6 +105,10 @@ class Reporter:
         text = f"attempt {action.attempt} {what}; restart {action.restarts + 1} of {self._max_restarts}"
         self._sink.say(text, level="warning")
 
+    def refused(self, text: str) -> None:
+        """Keep why there is no attempt, or no further one: too few nodes, a port that is taken."""
+        self._run_dir.write_report(f"distlaunch: {text.rstrip()}\n")
+
     def _last_words(self, text: str, why_final: str | None) -> None:
         if why_final:
             text = f"{text.rstrip()}\n{why_final}\n"

@@ -219,6 +219,8 @@ class Runner:
                 self._start_attempt(action)
             case a.Say():
                 self._sink.say(action.text, level=action.level)
+                if action.level == "error":
+                    self._reporter.refused(action.text)
             case a.Entry():
                 self._events.write(action.type, action.fields)
             case a.Failed():
