@@ -1,7 +1,7 @@
 """Layer ui: the command ``distlaunch``; also ``python -m distlaunch``.
 
-``train``, ``plan`` and ``torchrun`` start without typer, whose loading costs more than starting a worker; everything
-else, the first two's help included, is typer's. Nothing is imported before ``main`` can answer Ctrl-C.
+``train``, ``plan``, ``render`` and ``torchrun`` start without typer, whose loading costs more than starting a worker;
+everything else, the first three's help included, is typer's. Nothing is imported before ``main`` can answer Ctrl-C.
 """
 
 from __future__ import annotations
@@ -56,6 +56,12 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
             from distlaunch.ui.run import plan
 
             return plan(options, plan_format, expand=expand)
+        if argv[:1] == ["render"]:
+            from distlaunch.ui.rendering import TARGETS, parse_render, render_file
+
+            target = next((each for each in TARGETS if argv[1:2] == [each]), None)
+            if target is not None:
+                return render_file(target, *parse_render(target, argv[2:], environ))
         if argv[:1] == ["torchrun"]:
             from distlaunch.ui.torchrun.command import torchrun
 

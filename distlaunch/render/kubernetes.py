@@ -74,7 +74,7 @@ def _job(request: Request, shape: Shape, name: str) -> dict[str, Value]:
 def _rules() -> list[Value]:
     return [
         Noted(
-            value={"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+            value={"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             why="Preempted, drained or evicted: replaced, and not counted.",
         ),
         Noted(

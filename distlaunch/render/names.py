@@ -85,7 +85,7 @@ def image_name(text: str | None) -> str:
 def volume_claim(text: str) -> tuple[str, str]:
     """Read NAME:PATH. Raises ConfigError."""
     claim, _, path = text.partition(":")
-    if not path.startswith("/") or path == "/" or ":" in path:
+    if not path.startswith("/") or path == "/" or ":" in path or not path.isprintable():
         raise ConfigError(
             f"--pvc takes NAME:PATH, not {quoted(text)}",
             hint="a PersistentVolumeClaim, and the folder where pods see it: --pvc data:/data",

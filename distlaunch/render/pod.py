@@ -32,12 +32,14 @@ def command(request: Request, shape: Shape) -> list[Value]:
 
 
 def _text_only(words: Words) -> Words:
+    """Give words as text, also those that came through an ASCII locale. Raises ConfigError for bytes that are none."""
+    texts = []
     for word in words:
         try:
-            word.encode()
-        except UnicodeEncodeError:
+            texts.append(word.encode(errors="surrogateescape").decode())
+        except UnicodeError:
             raise ConfigError(f"{quoted(word)} is not UTF-8, and a manifest is", hint="rename the file") from None
-    return words
+    return tuple(texts)
 
 
 def _literal(word: str) -> str:
@@ -86,11 +88,11 @@ def resources(request: Request, shape: Shape) -> dict[str, Value]:
             )
         limits["memory"] = Noted(value=more.memory, why="What is in /dev/shm counts in this.")
     if shape.gpus:
-        limits[names.resource_name(more.gpus_resource)] = shape.gpus
+        limits[names.resource_name(more.gpus_resource)] = str(shape.gpus)
     if more.efa:
         if more.memory is None:
             raise ConfigError("--efa needs --memory: Kubernetes gives huge pages only beside memory")
-        limits["vpc.amazonaws.com/efa"] = more.efa
+        limits["vpc.amazonaws.com/efa"] = str(more.efa)
         limits["hugepages-2Mi"] = Noted(value=_EFA_HUGE_PAGES, why="EFA's driver takes its buffers from huge pages.")
     if not limits:
         return {}

@@ -12,6 +12,7 @@ from distlaunch.core.model.record import defaults_of, fields_of
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.render.request import RenderOptions, Request, Target
 from distlaunch.resolve.options import TrainOptions
+from distlaunch.ui import quick
 from distlaunch.ui.option import Kind, Option
 from distlaunch.ui.options import TRAIN_OPTIONS
 
@@ -88,6 +89,13 @@ def refuse_foreign(target: Target, fields: Mapping[str, object]) -> None:
             raise UsageError(
                 f"{option.name} has no meaning in render {target}", hint=f"it is for render {', '.join(targets)}"
             )
+
+
+def parse_render(target: Target, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[TrainOptions, RenderOptions]:
+    """Parse what follows ``render`` and the kind of file. Raises as ``quick.parse_train``."""
+    given, rest = quick.scan(argv, ALL_OPTIONS)
+    refuse_foreign(target, given)
+    return split(quick.build(given, rest, environ, options_of(target)))
 
 
 def split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:

@@ -1,0 +1,32 @@
+"""Files as ``render`` prints them, from words as they are typed."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from distlaunch.render.request import Request
+from distlaunch.render.targets import render
+from distlaunch.ui.rendering import parse_render
+from distlaunch.ui.spelling import spell
+
+
+def text_of(target: str, *words: str, **environ: str) -> str:
+    """Give the file that a command line prints, but for the printing."""
+    options, more = parse_render(target, words, environ)
+    return render(Request(target=target, train=options, more=more, words=spell(options)))
+
+
+@pytest.fixture(scope="session")
+def text():
+    return text_of
+
+
+@pytest.fixture(scope="session")
+def manifests():
+    """Give a function that reads the documents of a manifest as any YAML reader does."""
+
+    def read(target: str, *words: str, **environ: str) -> list[dict]:
+        return list(yaml.safe_load_all(text_of(target, *words, **environ)))
+
+    return read

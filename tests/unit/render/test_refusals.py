@@ -1,0 +1,137 @@
+"""What cannot be rendered is said, with what to do instead; nothing is printed then."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.core.errors import ConfigError
+
+POD = ["--image=x", "--gpus-per-node=2"]
+PODS = ("kubernetes", "pytorchjob", "trainjob")
+EVERYWHERE = ("slurm", *PODS)
+
+
+def refused(text, target: str, *words: str, **environ: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        text(target, *words, **environ)
+    assert caught.value.exit_code == 2
+    assert caught.value.message.isprintable()
+    return f"{caught.value.message} | {caught.value.hint or ''}"
+
+
+@pytest.mark.parametrize("target", PODS)
+def test_pods_need_an_image(text, target):
+    assert "--image is missing" in refused(text, target, "--gpus-per-node=2", "t.py")
+
+
+@pytest.mark.parametrize("words", [[], ["--num-gpus=auto"], ["--num-nodes=2"], ["--device=cpu"]])
+@pytest.mark.parametrize("target", EVERYWHERE)
+def test_the_size_of_a_node_has_to_be_said(text, target, words):
+    image = [] if target == "slurm" else ["--image=x"]
+    said = refused(text, target, *image, *words, "t.py")
+    assert "how many GPUs each node has is not said" in said
+    assert "--gpus-per-node N, or --procs-per-node N" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--hosts=a,b", "--hostfile=h", "--discover=d", "--node-rank=1", "--gpus=0,1", "--ssh-user=me", "--ssh-port=2222",
+     "--source=flags"],
+)  # fmt: skip
+@pytest.mark.parametrize("target", EVERYWHERE)
+def test_what_the_scheduler_decides_is_not_said_to_it(text, target, words):
+    name = words.partition("=")[0]
+    image = [] if target == "slurm" else ["--image=x"]
+    assert refused(text, target, *image, "--gpus-per-node=2", words, "t.py").startswith(name)
+
+
+@pytest.mark.parametrize("words", ["--include=a", "--exclude=a", "--spares=1", "--master-addr=h", "--env=HF_TOKEN"])
+def test_what_has_no_meaning_in_pods_is_refused_there_alone(text, words):
+    for target in PODS:
+        assert refused(text, target, *POD, words, "t.py").startswith(words.partition("=")[0])
+    assert words in text("slurm", "--gpus-per-node=2", "--num-nodes=2", words, "t.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--num-nodes=3", "--num-gpus=8"], "cannot be divided evenly among 3 nodes"),
+        (["--num-nodes=2:4", "--num-gpus=8"], "is a total, but there may be 2 to 4 nodes"),
+        (["--num-gpus=9", "--gpus-per-node=2"], "9 is no multiple of 2"),
+        (["--num-gpus=8", "--gpus-per-node=2", "--num-nodes=3"], "make 4 nodes, but --num-nodes says otherwise"),
+        (["--num-procs=2", "--device=cuda"], "how many to ask for is not said"),
+        (["--gpus-per-node=2", "--device=cpu"], "contradict each other"),
+    ],
+)
+@pytest.mark.parametrize("target", EVERYWHERE)
+def test_sizes_that_do_not_fit_are_refused(text, target, words, said):
+    image = [] if target == "slurm" else ["--image=x"]
+    assert said in refused(text, target, *image, *words, "t.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--name=My_Job"], "--name 'My_Job' is no name for Kubernetes"),
+        (["--name=1a"], "is no name for Kubernetes"),
+        (["--name=" + "a" * 64], "is too long"),
+        (["--namespace=A"], "--namespace 'A' is no name"),
+        (["--pvc=data"], "--pvc takes NAME:PATH"),
+        (["--pvc=data:rel"], "--pvc takes NAME:PATH"),
+        (["--pvc=a:/x", "--pvc=b:/x/"], "two volumes at '/x'"),
+        (["--pvc=a:/dev/shm"], "two volumes at '/dev/shm'"),
+        (["--memory=64"], "--memory takes a size like 64Gi"),
+        (["--memory=8Gi", "--shm=8Gi"], "--shm 8Gi leaves nothing of --memory 8Gi"),
+        (["--shm=lots"], "--shm takes a size"),
+        (["--efa=4"], "--efa needs --memory"),
+        (["--time=60"], "--time takes a time like 90m"),
+        (["--time=0-00:00:00"], "--time takes a time"),
+        (["--gpus-resource=gpu"], "--gpus-resource takes a name like nvidia.com/gpu"),
+        (["--token-secret=a b"], "--token-secret 'a b' is no name"),
+        (["--queue=Q"], "--queue 'Q' is no name"),
+        (["--image=a b"], "--image takes the name of a container image"),
+        (["--env=A=\udcff"], "is not UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("target", PODS)
+def test_values_that_kubernetes_would_refuse_are_refused_here(text, target, words, said):
+    assert said in refused(text, target, *POD, *words, "t.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--partition=a b"], "--partition takes letters"),
+        (["--account=$x"], "--account takes letters"),
+        (["--name=a b"], "--name takes letters"),
+        (["--memory=1.5G"], "--memory takes a size"),
+        (["t.py", "a\r\nb"], "has a line break of DOS"),
+    ],
+)
+def test_values_that_sbatch_would_refuse_are_refused_here(text, words, said):
+    assert said in refused(text, "slurm", "--gpus-per-node=2", *words, "t.py")
+
+
+def test_a_trainjob_has_a_fixed_size(text):
+    said = refused(text, "trainjob", *POD, "--num-nodes=2:4", "t.py")
+    assert "--num-nodes 2:4: a TrainJob has a fixed number of nodes" in said
+    assert "render kubernetes" in said
+
+
+def test_a_variable_that_set_what_is_refused_is_named(text):
+    assert refused(text, "slurm", "--gpus-per-node=2", "t.py", DISTLAUNCH_HOSTS="a").startswith("DISTLAUNCH_HOSTS ")
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        (["train.py"], "train"),
+        (["a/b/Train_GPT2.py"], "train-gpt2"),
+        (["-m", "pkg.train"], "pkg-train"),
+        (["7b.py"], "job-7b"),
+        (["模型.py"], "job"),
+        (["x" * 80 + ".py"], "x" * 61),
+    ],
+)
+def test_a_name_is_made_of_the_scripts(manifests, script, name):
+    assert manifests("kubernetes", *POD, *script)[-1]["metadata"]["name"] == name

@@ -1,0 +1,119 @@
+"""Batch scripts: what sbatch reads, what the shell runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.render.conftest import text_of
+
+SIZE = ["--gpus-per-node=2"]
+
+
+def options_in(body: str) -> dict[str, str]:
+    """Read the #SBATCH lines as sbatch does: up to the first line that is neither a comment nor empty."""
+    found = {}
+    for line in body.splitlines():
+        if line.startswith("#SBATCH "):
+            name, _, value = line.removeprefix("#SBATCH --").partition("=")
+            assert name not in found
+            found[name] = value
+        elif line and not line.startswith("#"):
+            break
+    return found
+
+
+def words_of(body: str, tmp_path) -> list[str]:
+    """Have a shell run the script with a stand-in for distlaunch that writes its words down."""
+    shown = tmp_path / "words"
+    shown.unlink(missing_ok=True)
+    program = tmp_path / "distlaunch"
+    program.write_text(f"#!/bin/sh\nprintf '%s\\0' \"$@\" > {shlex.quote(str(shown))}\n")
+    program.chmod(0o755)
+    (tmp_path / "script").write_bytes(body.encode(errors="surrogateescape"))
+    environ = {"PATH": f"{tmp_path}:{os.defpath}", "LC_ALL": "C.UTF-8"}
+    subprocess.run(["bash", tmp_path / "script"], env=environ, check=True, timeout=60)
+    return shown.read_bytes().decode(errors="surrogateescape").split("\0")[:-1]
+
+
+def test_a_small_job_asks_for_little(text):
+    body = text("slurm", *SIZE, "train.py")
+    assert options_in(body) == {
+        "job-name": "train",
+        "nodes": "1",
+        "ntasks-per-node": "1",
+        "gpus-per-node": "2",
+        "output": "%x-%j.out",
+        "open-mode": "append",
+        "signal": "B:USR1@60",
+    }
+    assert body.startswith("#!/bin/bash\n")
+    assert body.endswith("exec distlaunch train \\\n    --gpus-per-node=2 \\\n    train.py\n")
+
+
+def test_every_option_of_slurms_has_its_line(text):
+    words = [
+        "--name=a.b-1",
+        "--time=90m",
+        "--cpus=16",
+        "--memory=64Gi",
+        "--partition=gpu,a100",
+        "--account=proj@x",
+        "--num-nodes=4",
+    ]
+    found = options_in(text("slurm", *words, "--max-restarts=2", "--grace=120", *SIZE, "t.py"))
+    assert (found["job-name"], found["time"], found["nodes"]) == ("a.b-1", "01:30:00", "4")
+    assert (found["cpus-per-task"], found["mem"], found["partition"], found["account"]) == (
+        "16",
+        "64G",
+        "gpu,a100",
+        "proj@x",
+    )
+    assert (found["requeue"], found["signal"]) == ("", "B:USR1@150")
+    assert "no-kill" not in found
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes"),
+    [(["--num-nodes=2:4"], "2-4"), (["--num-nodes=4", "--spares=1"], "5"), (["--num-nodes=2:4", "--spares=1"], "3-5")],
+)
+def test_a_job_that_can_do_with_fewer_nodes_is_not_ended_with_one(text, words, nodes):
+    found = options_in(text("slurm", *words, *SIZE, "t.py"))
+    assert (found["nodes"], found["no-kill"]) == (nodes, "")
+
+
+def test_workers_on_cpus_ask_for_no_gpus(text):
+    assert "gpus-per-node" not in options_in(text("slurm", "--procs-per-node=4", "t.py"))
+
+
+@pytest.mark.parametrize(
+    ("time", "limit", "signal"),
+    [("30s", "00:00:30", 15), ("90m", "01:30:00", 60), ("26h", "1-02:00:00", 60), ("2d", "2-00:00:00", 60),
+     ("100:00:00", "4-04:00:00", 60), ("1-12:30:05", "1-12:30:05", 60)],
+)  # fmt: skip
+def test_times_are_slurms(text, time, limit, signal):
+    found = options_in(text("slurm", f"--time={time}", *SIZE, "t.py"))
+    assert (found["time"], found["signal"]) == (limit, f"B:USR1@{signal}")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_characters="\0")).filter(lambda word: "\r\n" not in word), max_size=5))
+def test_the_shell_passes_every_word_on(tmp_path_factory, arguments):
+    try:
+        [word.encode(errors="surrogateescape") for word in arguments]
+    except UnicodeEncodeError:
+        return
+    body = text_of("slurm", "-x", "A=b c", *SIZE, "train.py", *arguments)
+    expected = ["train", "--gpus-per-node=2", "--env=A=b c", "train.py", *arguments]
+    decoded = [word.encode(errors="surrogateescape").decode(errors="surrogateescape") for word in expected]
+    assert words_of(body, tmp_path_factory.mktemp("words")) == decoded
+
+
+def test_nothing_in_a_word_becomes_an_option_of_sbatch(text):
+    body = text("slurm", *SIZE, "train.py", "a\n#SBATCH --nodes=99\n")
+    assert options_in(body)["nodes"] == "1"

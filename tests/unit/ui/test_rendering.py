@@ -1,0 +1,207 @@
+"""The command ``render``: its table of options, its words spelled again, and where the file goes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distlaunch.core.errors import LaunchError, UsageError
+from distlaunch.core.model.record import fields_of, replace
+from distlaunch.render.request import RenderOptions
+from distlaunch.ui import quick
+from distlaunch.ui.cli import run_app
+from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, TRAIN_OPTIONS
+from distlaunch.ui.rendering import ALL_OPTIONS, TARGETS, options_of, parse_render
+from distlaunch.ui.spelling import spell
+
+OWN = [option for option in ALL_OPTIONS if option not in TRAIN_OPTIONS]
+TEXTS = st.text(st.characters(exclude_characters="\0"), min_size=1)
+NUMBERS = st.integers(1, 1000).map(str)
+VALUES = {
+    "text": TEXTS,
+    "count": NUMBERS,
+    "count or auto": st.one_of(NUMBERS, st.just("auto")),
+    "count or range": st.sampled_from(["3", "2:4", "4:4"]),
+    "whole": NUMBERS,
+    "port": NUMBERS,
+    "seconds": st.one_of(
+        NUMBERS.map(lambda number: f"{int(number) + 1}m"), st.floats(2, 1e9).map(lambda value: f"{value:.6f}")
+    ),
+}
+
+
+def spellings():
+    """Give command lines of ``train`` in which anything may be set, and the environment of them."""
+
+    def of(option):
+        if option.kind == "flag":
+            return st.sampled_from([flag for flag in (option.name, option.negation) if flag])
+        values = st.sampled_from(option.choices) if option.kind == "choice" else VALUES[option.kind]
+        return values.map(lambda value: f"{option.name}={value}")
+
+    sizes = {"num_procs", "procs_per_node", "no_python", "script"}
+    words = st.lists(st.one_of([of(option) for option in TRAIN_OPTIONS if option.field not in sizes]), max_size=8)
+    script = st.one_of(st.just(["t.py"]), st.lists(TEXTS, min_size=1, max_size=3).map(lambda words: ["--", *words]))
+    return st.tuples(words, script).map(lambda parts: [*parts[0], *parts[1]])
+
+
+@settings(deadline=None, max_examples=200)
+@given(spellings())
+def test_options_that_are_spelled_again_are_the_same(words):
+    options = quick.parse_train(words, {})
+    spelled = [word for _, each in spell(options) for word in each]
+    again = quick.parse_train([*spelled, "--", options.script, *options.script_args], {})
+    assert replace(again, given={}) == replace(options, given={})
+
+
+def test_what_a_variable_set_is_spelled_too_and_the_negation_that_undoes_it():
+    options = quick.parse_train(
+        ["--no-forward-env", "--no-quiet", "t.py"], {"DISTLAUNCH_QUIET": "1", "DISTLAUNCH_NUM_NODES": "2:4"}
+    )
+    assert spell(options) == (("num_nodes", ("--num-nodes=2:4",)), ("forward_env", ("--no-forward-env",)))
+
+
+def test_every_field_has_one_row_and_no_flag_is_used_twice():
+    assert sorted(option.field for option in OWN) == sorted(fields_of(RenderOptions))
+    flags = [flag for option in ALL_OPTIONS for flag in option.all_flags]
+    assert len(flags) == len(set(flags))
+    assert not set(flags) & set(HELP_FLAGS)
+    fields = [option.field for option in ALL_OPTIONS]
+    assert len(fields) == len(set(fields))
+
+
+def test_every_row_can_be_explained():
+    for option in OWN:
+        assert option.help.endswith(".")
+        assert option.group in GROUP_TITLES
+        assert option.metavar
+        assert option.variable == (None if option.field == "out" else f"DISTLAUNCH_RENDER_{option.field.upper()}")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_option_of_another_kind_of_file_is_refused_by_name(target):
+    for option in OWN:
+        words = [f"{option.name}=1", "t.py"]
+        if option in options_of(target):
+            parse_render(target, words, {})
+            continue
+        with pytest.raises(UsageError, match=f"{option.name} has no meaning in render {target}") as caught:
+            parse_render(target, words, {})
+        assert "it is for render " in caught.value.hint
+
+
+def test_a_variable_gives_a_default_only_where_it_means_something():
+    environ = {
+        "DISTLAUNCH_RENDER_IMAGE": "x:1",
+        "DISTLAUNCH_RENDER_PVC": "a:/a b:/b",
+        "DISTLAUNCH_RENDER_PARTITION": "p",
+    }
+    assert parse_render("kubernetes", ["t.py"], environ)[1] == RenderOptions(image="x:1", pvc=("a:/a", "b:/b"))
+    assert parse_render("slurm", ["t.py"], environ)[1] == RenderOptions(partition="p")
+    assert quick.unknown_variables(environ) == []
+
+
+def outcome(parse):
+    try:
+        return parse()
+    except quick.HelpRequested:
+        return "help"
+    except LaunchError as error:
+        return type(error), error.message, error.hint
+
+
+def through_typer(target, words, environ):
+    seen = []
+
+    def take(*parsed):
+        seen.append(parsed)
+        return 7
+
+    code = run_app(["render", target, *words], environ, render=take)
+    if not seen:
+        return "help"
+    assert code == 7
+    assert seen[0][0] == target
+    return seen[0][1:]
+
+
+WORDS = ["--image=x", "--image", "-o", "f", "-of", "--pvc=a:/a", "--pvc", "b:/b", "--efa=0", "--efa=2", "--cpus=4", "--help",
+         "--num_nodes=2", "--token_secret=t", "--partition=p", "--runtime=r", "--nmae=x", "--", "t.py", "-x", "A=1"]  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60, database=None)
+@given(
+    target=st.sampled_from([*TARGETS]),
+    words=st.lists(st.sampled_from(WORDS), max_size=5),
+    environ=st.sampled_from([{}, {"DISTLAUNCH_RENDER_CPUS": "3"}, {"DISTLAUNCH_RENDER_EFA": "x"}]),
+)
+def test_typer_and_the_quick_parser_make_the_same_of_render(target, words, environ):
+    expected = outcome(lambda: parse_render(target, words, environ))
+    assert outcome(lambda: through_typer(target, words, environ)) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["render"], "render what?"),
+        (["render", "helm"], "render prints slurm, kubernetes, pytorchjob, trainjob, and no 'helm'"),
+        (["render", "slurm"], "SCRIPT is missing"),
+    ],
+)
+def test_wrong_words_are_told(words, said):
+    with pytest.raises(UsageError) as caught:
+        run_app(words, {})
+    assert caught.value.message == said
+
+
+def command(tmp_path, *words: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
+    env = {"PATH": os.defpath, "HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1", **environ}
+    words = (sys.executable, "-m", "distlaunch", "render", *words)
+    env["PYTHONPATH"] = os.path.dirname(os.path.dirname(os.path.abspath(quick.__file__))).removesuffix("/distlaunch")
+    return subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, timeout=60, check=False)
+
+
+def test_the_file_goes_to_stdout_or_where_it_is_wanted_as_utf_8_in_any_locale(tmp_path):
+    words = ["kubernetes", "--image=x", "--gpus-per-node=2", "--name=a"]
+    shown = command(tmp_path, *words, "t.py", "😀", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    assert '- "😀"\n'.encode() in shown.stdout
+    written = command(tmp_path, *words, "-o", "job.yaml", "t.py", "😀", LC_ALL="C.UTF-8")
+    assert (written.returncode, written.stdout) == (0, b"")
+    assert b"job.yaml is written" in written.stderr
+    assert (tmp_path / "job.yaml").read_bytes() == shown.stdout
+
+
+def test_an_error_is_two_lines_and_leaves_the_file_alone(tmp_path):
+    (tmp_path / "job.yaml").write_text("old")
+    failed = command(tmp_path, "kubernetes", "--gpus-per-node=2", "-o", "job.yaml", "t.py")
+    assert (failed.returncode, failed.stdout) == (2, b"")
+    first, second = failed.stderr.decode().splitlines()
+    assert first == "distlaunch: error: --image is missing: what the pods run"
+    assert second.startswith("  hint: --image NAME")
+    assert (tmp_path / "job.yaml").read_text() == "old"
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path):
+    failed = command(tmp_path, "slurm", "--gpus-per-node=2", "--out=no/such/folder", "t.py")
+    assert failed.returncode == 2
+    assert failed.stderr.decode() == "distlaunch: error: --out 'no/such/folder': No such file or directory\n"
+
+
+def test_nothing_heavy_is_loaded_to_print_a_file(tmp_path):
+    code = (
+        "import sys, distlaunch.__main__ as command\n"
+        "command.run(['render', 'kubernetes', '--image=x', '--gpus-per-node=2', 't.py'], {})\n"
+        "print('MODULES', *sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    modules = set(done.stdout.partition("MODULES")[2].split())
+    assert not modules & {"typer", "click", "rich", "pydantic", "yaml", "torch", "paramiko"}
+    assert not {
+        name for name in modules if name.startswith(("distlaunch.job", "distlaunch.launch", "distlaunch.core.agent"))
+    }
