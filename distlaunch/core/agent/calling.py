@@ -11,10 +11,10 @@ import os
 import random
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 
+from distlaunch.core.agent.naming import FRESH_S, Address, Names, Several
 from distlaunch.core.agent.tcp import tune
 from distlaunch.core.errors import LaunchError, NodesError
 from distlaunch.core.wire.handshake import NONCE_BYTES, CallerSide, Party, Stranger, is_of_another_job
@@ -28,7 +28,6 @@ TICK_S = 1.0
 
 _STAGGER_S = 0.25
 """After so long the next address is tried beside the one that has not answered (RFC 8305)."""
-_FRESH_S = 2.0
 _SOON_S, _LATER_S, _MUCH_LATER_S = 0.05, 0.25, 1.0
 _LONG_S = 60.0
 _TURNED_S = 0.5
@@ -37,9 +36,6 @@ _TOO_SHORT_S = 0.1
 _MOST_ADDRESSES = 64
 _UNDER_WAY = (errno.EINPROGRESS, errno.EINTR)
 _NO_LAUNCHER = "what listens there is no launcher of distlaunch"
-
-Address = tuple[int, tuple[object, ...]]
-"""Family and socket address."""
 
 
 class TurnedAwayError(LaunchError):
@@ -55,7 +51,7 @@ class Stopped(Exception):  # noqa: N818 - an outcome
 
 
 def call(
-    host: str,
+    host: str | Sequence[str],
     ports: Sequence[int],
     *,
     party: Party,
@@ -70,8 +66,8 @@ def call(
     """Give the connection once we are welcome; not a byte that follows is read from it.
 
     ``until`` is monotonic time. ``progress`` gets the seconds since the beginning and why we still wait, as a clause,
-    again and again. Of several ports each is tried: other jobs may have some of them. Raises NodesError at the
-    deadline, TurnedAwayError, Stopped as soon as ``watched`` can be read.
+    again and again. Of several ports, and hosts, each is tried: other jobs may have some of them. Raises NodesError at
+    the deadline, TurnedAwayError, Stopped as soon as ``watched`` can be read.
     """
     calling = _Calling(host, ports, until=until, who=who, progress=progress, watched=watched)
 
@@ -85,7 +81,7 @@ def call(
 class _Calling:
     def __init__(
         self,
-        host: str,
+        host: str | Sequence[str],
         ports: Sequence[int],
         *,
         until: float,
@@ -93,14 +89,14 @@ class _Calling:
         progress: Callable[[float, str], None] | None,
         watched: int | None,
     ) -> None:
-        self._host = host
+        self._host = host if isinstance(host, str) else ", ".join(host)
         self._ports = ports
         self._until = until
         self._who = who
         self._progress = progress
         self._watched = watched
         self._begun = time.monotonic()
-        self._names = _Names(host)
+        self._names = Names(host) if isinstance(host, str) else Several(host)
         self._why = "no answer yet"
         self._turned = False
 
@@ -154,7 +150,7 @@ class _Calling:
                 whys.append((place, outcome.text))
                 if outcome.again:
                     self._turned = True
-                elif not (is_of_another_job(outcome) and len(self._ports) > 1):
+                elif not (is_of_another_job(outcome) and len(wanted) > 1):
                     port = int(place.rpartition(":")[2])
                     final = TurnedAwayError(f"{self._who} at {self._place(port)}: {outcome.text}", outcome)
         finally:
@@ -166,7 +162,7 @@ class _Calling:
 
     def _resolve(self) -> list[Address]:
         self._names.refresh()
-        until = min(self._until, time.monotonic() + _FRESH_S) if self._names.known else self._until
+        until = min(self._until, time.monotonic() + FRESH_S) if self._names.known else self._until
         while not self._names.settled.wait(0.05) and time.monotonic() < until:
             self._pause(0.0)
             self._tell_at_times("its name has not been resolved yet")
@@ -254,55 +250,10 @@ class _Calling:
             self._tell()
 
     def _place(self, port: int | None = None) -> str:
-        host = f"[{self._host}]" if ":" in self._host else self._host
+        host = f"[{self._host}]" if ":" in self._host and ", " not in self._host else self._host
         if port is None and len(self._ports) > 1:
             return f"{host}, ports {', '.join(map(str, self._ports))}"
         return f"{host}:{self._ports[0] if port is None else port}"
-
-
-class _Names:
-    """The addresses that a name stands for. No lookup can be interrupted: one hangs at most, in a thread of its own."""
-
-    def __init__(self, host: str) -> None:
-        self.known: list[Address] = []
-        self.problem = "its name has not been resolved yet"
-        self.settled = threading.Event()
-        """No lookup is under way."""
-        self.settled.set()
-        self._host: str | bytes = host.encode() if host.isascii() else host  # str would load the codec for IDNA
-        self._until = 0.0
-        self._numeric = False
-
-    def refresh(self) -> None:
-        """Look the name up if what is known is no longer fresh."""
-        if self._numeric or not self.settled.is_set() or time.monotonic() < self._until:
-            return
-        try:
-            self.known = self._look_up(socket.AI_NUMERICHOST)
-        except (OSError, UnicodeError):
-            pass  # a name, as a rule
-        else:
-            self._numeric = True
-            return
-        self.settled.clear()
-        try:
-            threading.Thread(target=self._look_up_name, name="dl-resolve", daemon=True).start()
-        except RuntimeError:
-            self.problem = "its name cannot be looked up: no thread can be started"
-            self.settled.set()
-
-    def _look_up_name(self) -> None:
-        try:
-            self.known = self._look_up(0)
-        except (OSError, UnicodeError) as exc:
-            self.known = []
-            self.problem = f"its name cannot be resolved: {(exc.strerror if isinstance(exc, OSError) else None) or exc}"
-        self._until = time.monotonic() + (_FRESH_S if self.known else _LATER_S)
-        self.settled.set()
-
-    def _look_up(self, flags: int) -> list[Address]:
-        rows = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM, flags=flags)
-        return list(dict.fromkeys((int(family), tuple(to)) for family, _, _, _, to in rows))
 
 
 class _Attempts:

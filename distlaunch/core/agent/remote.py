@@ -12,16 +12,17 @@ import os
 import resource
 import select
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
 from distlaunch.core.agent.spawner import start_spawner
 from distlaunch.core.errors import EXIT_SOFTWARE
-from distlaunch.core.wire.remote import SILENCE_S
+from distlaunch.core.wire.remote import GREETING, SILENCE_S
 
 ORPHAN_S = 5.0
 """The grace of workers whose coordinator vanishes, where it has not said another: --failure-grace's default."""
-_ABOVE = 200
+ABOVE = 200
 """The channel's numbers: workers' own descriptors are below."""
 _MOST_FILES = 1 << 16
 _WORDS_BYTES = 4096
@@ -31,21 +32,8 @@ def main(word: str, code_fd: int, *, silence_s: float = SILENCE_S) -> NoReturn:
     """Be the agent of this node to its end. ``word`` stands in the greeting; ``code_fd`` is the zip's descriptor."""
     code = EXIT_SOFTWARE
     try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        nofile = _allow_descriptors()
-        reading, writing = _take_channel()
-        os.set_inheritable(code_fd, False)  # noqa: FBT003 - positional-only in the standard library
-        gc.freeze()  # what is there stays: looking at it again would only have forked children copy its pages
-        gc.enable()  # the launcher's stub has turned it off
-        channel, spawner = start_spawner(job_id="", orphan_grace_s=ORPHAN_S, keep=(code_fd,), watched=reading)
-
-        from distlaunch.core.agent.remote_agent import RemoteAgent
-
-        agent = RemoteAgent(
-            word=word, code_fd=code_fd, reading=reading, writing=writing, nofile=nofile, silence_s=silence_s,
-            channel=channel, spawner=spawner,
-        )  # fmt: skip
-        code = agent.run()
+        greeting = GREETING + word.encode() + b"\n"
+        code = serve(_take_channel, code_fd, greeting=greeting, passes_signals=False, silence_s=silence_s)
     except OSError as exc:
         last_words(f"the agent cannot work: {exc.strerror or exc}")
     except Exception:  # noqa: BLE001 - nobody above could tell of it
@@ -54,6 +42,35 @@ def main(word: str, code_fd: int, *, silence_s: float = SILENCE_S) -> NoReturn:
         last_words(traceback.format_exc())
     finally:
         os._exit(code)  # threads may hang where a file system does
+
+
+def serve(
+    open_channel: Callable[[], tuple[int, int]],
+    code_fd: int,
+    *,
+    greeting: bytes,
+    passes_signals: bool,
+    silence_s: float = SILENCE_S,
+) -> int:
+    """Be the agent to its end, over descriptors to read and to write; give the exit code. Raises OSError.
+
+    ``passes_signals``: those that it gets are for the job, and the coordinator decides.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    nofile = _allow_descriptors()
+    reading, writing = open_channel()
+    os.set_inheritable(code_fd, False)  # noqa: FBT003 - positional-only in the standard library
+    gc.freeze()  # what is there stays: looking at it again would only have forked children copy its pages
+    gc.enable()  # the launcher's stub has turned it off
+    channel, spawner = start_spawner(job_id="", orphan_grace_s=ORPHAN_S, keep=(code_fd,), watched=reading)
+
+    from distlaunch.core.agent.remote_agent import RemoteAgent
+
+    agent = RemoteAgent(
+        greeting=greeting, code_fd=code_fd, reading=reading, writing=writing, nofile=nofile, silence_s=silence_s,
+        channel=channel, spawner=spawner, passes_signals=passes_signals,
+    )  # fmt: skip
+    return agent.run()
 
 
 def last_words(text: str) -> None:
@@ -66,7 +83,7 @@ def last_words(text: str) -> None:
 def _take_channel() -> tuple[int, int]:
     """Move the channel away from 0 and 1, where anything that prints would print into it."""
     try:
-        reading, writing = (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for number in (0, 1))
+        reading, writing = (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, ABOVE) for number in (0, 1))
     except OSError:  # few files may be open
         reading, writing = (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3) for number in (0, 1))
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

@@ -38,6 +38,7 @@ _END_S = 10.0
 """How long the end of workers may take beyond their grace, before what is left is left to the spawner's KILL."""
 _FLUSH_S = 2.0
 _LAST_S = 0.2
+_TO_WORKERS = (signal.SIGUSR1, signal.SIGUSR2)
 _TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
@@ -72,7 +73,7 @@ class RemoteAgent:
     def __init__(
         self,
         *,
-        word: str,
+        greeting: bytes,
         code_fd: int,
         reading: int,
         writing: int,
@@ -80,8 +81,10 @@ class RemoteAgent:
         silence_s: float,
         channel: Channel[w.FromSpawner],
         spawner: int,
+        passes_signals: bool = False,
     ) -> None:
-        self._word = word
+        self._greeting = greeting
+        self._passes_signals = passes_signals
         self._silence_s = silence_s
         self._clock = Clock()
         self._wake, self._wake_end = os.pipe()
@@ -109,7 +112,7 @@ class RemoteAgent:
 
     def run(self) -> int:
         """Serve until the coordinator lets us go, or is lost; give the exit code."""
-        for signum in (*_TO_END, signal.SIGCHLD):
+        for signum in (*_TO_END, *(_TO_WORKERS if self._passes_signals else ()), signal.SIGCHLD):
             signal.signal(signum, _nothing)
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
         hello = r.Hello(
@@ -118,7 +121,7 @@ class RemoteAgent:
             pid=os.getpid(),
             clock=self._clock(),
         )
-        self._stream.put(r.GREETING + self._word.encode() + b"\n" + encode(hello))
+        self._stream.put(self._greeting + encode(hello))
         with suppress(OSError):
             rename_process(NAME, f"{NAME}: of a job of distlaunch")
         code = EXIT_SOFTWARE
@@ -181,7 +184,9 @@ class RemoteAgent:
     def _take_signals(self) -> None:
         with suppress(BlockingIOError):
             for number in os.read(self._wake, 4096):
-                if number in _TO_END:
+                if self._passes_signals and number in (*_TO_END, *_TO_WORKERS):
+                    self._stream.send(r.Signalled(signum=number))
+                elif number in _TO_END:
                     self._why = self._why or f"the agent was told to end by signal {number}"
 
     # --- the coordinator

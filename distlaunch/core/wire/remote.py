@@ -183,8 +183,16 @@ class Ending(Record):
     """As a clause: ``the agent was told to end by signal 15``."""
 
 
+class Signalled(Record):
+    """An agent that a scheduler's step has started got a signal, which is for the job: it only passes it on."""
+
+    signum: int
+
+
 ToRemote = m.ToAgent | Survey | Reach | Ping | Credit | Feed | Leave
-FromRemote = m.FromAgent | Hello | Surveyed | Reached | Pong | Output | RankEnded | Fed | Ending
+FromRemote = m.FromAgent | Hello | Surveyed | Reached | Pong | Output | RankEnded | Fed | Ending | Signalled
 TO_REMOTE: tuple[type, ...] = (*m.TO_AGENT, Survey, Reach, Ping, Credit, Feed, Leave)
-FROM_REMOTE: tuple[type, ...] = (*m.FROM_AGENT, Hello, Surveyed, Reached, Pong, Output, RankEnded, Fed, Ending)
+FROM_REMOTE: tuple[type, ...] = (
+    *m.FROM_AGENT, Hello, Surveyed, Reached, Pong, Output, RankEnded, Fed, Ending, Signalled,
+)  # fmt: skip
 REMOTE_PARTS: tuple[type, ...] = (*m.PARTS, Interface, Route, Gpu, MigDevice, GpuInventory, CpuInventory)
