@@ -52,11 +52,9 @@ class Others:
         port = str(self.listening.getsockname()[1])
         self.processes.append(subprocess.Popen([sys.executable, "-I", "-S", "-c", STAND_IN + CALLER, port]))
         connection, address = self.listening.accept()
-        with connection.dup() as greeting:
-            greeting.settimeout(BOUND_S)
-            while not greeting.recv(1) + greeting.recv(200, socket.MSG_PEEK) == b"":
-                if greeting.recv(len(b"distlaunch-agent word\n"), socket.MSG_WAITALL).endswith(b"word\n"):
-                    break
+        connection.settimeout(BOUND_S)
+        greeting = b"\ndistlaunch-agent word\n"
+        assert connection.recv(len(greeting), socket.MSG_WAITALL) == greeting
         link = TcpLink(connection, f"{address[0]}:{address[1]}")
         self.links.append(link)
         return link

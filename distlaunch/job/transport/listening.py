@@ -25,12 +25,12 @@ from distlaunch.job.transport.troubles import Troubles
 MOST_PENDING = 512
 """Connections at once whose callers are not known yet."""
 HANDSHAKE_S = 5.0
-ACCEPTED_PER_S = 5000
+ACCEPTED_PER_S = 2500
 """What we accept in the long run, so that a flood does not take the CPU: the rest waits in the kernel."""
 
-_BURST = 1024
+_BURST = 4096
 _STEP = 64
-_MOST_EVENTS = 256
+_MOST_EVENTS = 128
 _CHUNK = 4096
 _FEWEST_PENDING = 16
 _PAUSE_S = 0.5

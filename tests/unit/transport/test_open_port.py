@@ -33,7 +33,7 @@ def opened():
 
 @pytest.fixture
 def taken():
-    """A port that somebody listens on, in the friendliest way."""
+    """Give a port that somebody listens on, in the friendliest way."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         yield other.getsockname()[1]
 
