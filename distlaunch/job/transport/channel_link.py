@@ -118,6 +118,11 @@ class Inbox:
                 os.eventfd_read(self._descriptor)
             return None if self._closed and not data else data
 
+    @property
+    def ended(self) -> bool:
+        """Tell whether nothing more will come."""
+        return self._closed
+
     def owes(self) -> bool:
         """Tell whether the peer is due to be granted more."""
         return self._taken >= _GRANT
@@ -284,6 +289,8 @@ class ChannelLink:
         return self._why
 
     def _known(self) -> str:
+        if not self._inbox.ended:
+            return "the link was closed here"
         if self._transport.is_active():
             self._channel.status_event.wait(_STATUS_S)  # it comes right after the end of stdout
         status = self._channel.exit_status

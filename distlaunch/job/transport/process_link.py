@@ -59,6 +59,7 @@ class ProcessLink:
         self._always = -1
         self._ended = False
         self._closed = False
+        self._closed_here = False
         self._lock = threading.Lock()
         self._epoll = select.epoll()
         self._epoll.register(ours, select.EPOLLIN)
@@ -70,8 +71,10 @@ class ProcessLink:
 
     def receive(self) -> bytes | None:
         """Give what has come; see ``Link``."""
-        if self._closed:
-            return None
+        with self._lock:
+            return None if self._closed else self._received()
+
+    def _received(self) -> bytes | None:
         self._take_words()
         if self._pending:
             data, self._pending = self._pending, b""
@@ -117,9 +120,10 @@ class ProcessLink:
 
     def last_words(self) -> bytes:
         """Give the last of what it wrote to stderr."""
-        if not self._closed:
-            self._take_words()
-        return bytes(self._words)
+        with self._lock:
+            if not self._closed:
+                self._take_words()
+            return bytes(self._words)
 
     def returncode(self, within_s: float = 0.0) -> int | None:
         """Give how the program ended, waiting a little for that; None if it has not."""
@@ -133,7 +137,9 @@ class ProcessLink:
         with self._lock:
             if self._closed:
                 return
+            self._take_words()
             self._closed = True
+        self._closed_here = not self._ended
         try:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes a sender
         except OSError:
@@ -143,13 +149,11 @@ class ProcessLink:
             self.returncode(_REAP_S)
         if self._process.poll() is None:
             _unreaped.append(self._process)
-        self._take_words()
         self._epoll.close()
         self._socket.close()
         for descriptor in (self._words_end, self._always if self._always >= 0 else None):
             if descriptor is not None:
                 os.close(descriptor)
-        self._words_end = None
 
     def forget_words(self) -> None:
         """Have no last words but those that come from now on."""
@@ -162,9 +166,11 @@ class ProcessLink:
 
     def how_ended(self) -> str:
         """Say how the program ended."""
+        if self._closed_here:
+            return "the link was closed here"
         code = self.returncode(self.patience_s if self._ended else 0.0)
         if code is None:
-            return "the stream was closed"
+            return "it closed its output"
         return f"it was killed by signal {-code}" if code < 0 else f"it ended with status {code}"
 
 
