@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import socket
 import threading
@@ -232,6 +233,29 @@ def test_a_name_that_is_no_name_is_said_not_to_be_known(monkeypatch):
         call("a..b", [29400], within_s=0.3)
 
 
+@contextmanager
+def stopping_at(words):
+    """Give a way to call that is stopped once ``words`` are why it still waits; what was told is kept."""
+    reading, writing = os.pipe()
+    told = []
+
+    def progress(_, why):
+        told.append(why)
+        if re.search(words, why):
+            os.write(writing, b"\0")
+
+    def call_until(host, ports):
+        with pytest.raises(Stopped):
+            call(host, ports, progress=progress, watched=reading)
+        return told
+
+    try:
+        yield call_until
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
 class _Web(BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
@@ -242,8 +266,8 @@ def test_a_web_server_is_named():
     thread = threading.Thread(target=web.serve_forever)
     thread.start()
     try:
-        with pytest.raises(NodesError, match="what listens there is no launcher of distlaunch: it speaks HTTP"):
-            call("127.0.0.1", [web.server_address[1]], within_s=1.0)
+        with stopping_at("what listens there is no launcher of distlaunch: it speaks HTTP") as call_until:
+            call_until("127.0.0.1", [web.server_address[1]])
     finally:
         web.shutdown()
         thread.join()
@@ -261,10 +285,11 @@ def test_a_web_server_is_named():
     ],
     ids=["http", "ssh", "smtp", "silence", "closing"],
 )
-def test_whoever_is_no_listener_of_ours_is_named_at_the_deadline(answer, words):
-    with server(answer) as port, pytest.raises(NodesError, match=words) as error:
-        call("127.0.0.1", [port], within_s=1.0)
-    assert f"127.0.0.1:{port}" in error.value.message
+def test_whoever_is_no_listener_of_ours_is_named(answer, words, monkeypatch):
+    if words == "it says nothing":
+        monkeypatch.setattr(calling, "ANSWER_S", 0.5)
+    with server(answer) as port, stopping_at(words) as call_until:
+        call_until("127.0.0.1", [port])
 
 
 def test_one_who_is_told_to_come_again_does():
@@ -325,14 +350,18 @@ def test_of_a_series_of_ports_the_one_of_our_job_is_found():
         assert not other.calls
 
 
-def test_of_a_series_of_ports_that_others_have_each_is_told_of_at_the_deadline():
-    with closing(Reception(party=replace(PARTY, job_key="76"))) as other:
+def test_of_a_series_of_ports_that_others_have_each_is_told_of():
+    with closing(Reception(party=replace(PARTY, job_key="76"))) as other, stopping_at("another job") as call_until:
         ports = [other.port, free_port()]
-        with pytest.raises(NodesError) as error:
-            call("127.0.0.1", ports, within_s=0.5)
-    assert f"at 127.0.0.1, ports {ports[0]}, {ports[1]} within" in error.value.message
-    assert f"127.0.0.1:{ports[0]}: the port belongs to another job: it is of job '76'" in error.value.message
-    assert f"127.0.0.1:{ports[1]}: connection refused" in error.value.message
+        why = call_until("127.0.0.1", ports)[-1]
+    assert f"127.0.0.1:{ports[0]}: the port belongs to another job: it is of job '76'" in why
+    assert f"127.0.0.1:{ports[1]}: connection refused" in why
+
+
+def test_of_a_series_of_ports_all_are_named_at_the_deadline():
+    ports = [free_port(), free_port()]
+    with pytest.raises(NodesError, match=f"at 127.0.0.1, ports {ports[0]}, {ports[1]} within 0 s: connection refused"):
+        call("127.0.0.1", ports, within_s=0.3)
 
 
 def test_another_job_on_the_one_port_that_was_named_is_no_reason_to_wait():
