@@ -1,0 +1,80 @@
+"""Which way is taken to a node."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.job.transport import opening
+from distlaunch.job.transport.link import Target
+from distlaunch.resolve.options import TrainOptions
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """Note what is made and opened, and open nothing."""
+    noted = {}
+
+    def way(name):
+        class Way:
+            def __init__(self, *args, **values) -> None:
+                noted[name] = (args, values)
+
+            def open(self, target, within_s):
+                return name, target.host, within_s
+
+        return Way
+
+    monkeypatch.setattr(opening, "agent_zip", lambda: b"code")
+    monkeypatch.setattr(opening, "Ssh", way("paramiko"))
+    monkeypatch.setattr(opening, "OpenSsh", way("openssh"))
+    monkeypatch.setattr(opening, "open_beside", lambda target, within_s, **_: ("beside", target.host, within_s))
+    return noted
+
+
+def opened(target: Target, **options):
+    return opening.opener(TrainOptions(**options), {})(target, 5.0)
+
+
+def test_this_machine_needs_no_network(ways):
+    assert opened(Target(host="n1", here=True)) == ("beside", "n1", 5.0)
+    assert opened(Target(host="n1", here=True), ssh_command="ssh") == ("beside", "n1", 5.0)
+
+
+def test_others_are_reached_by_paramiko_unless_a_command_is_given(ways):
+    assert opened(Target(host="n1")) == ("paramiko", "n1", 5.0)
+    assert opened(Target(host="n1"), ssh_command="ssh -v") == ("openssh", "n1", 5.0)
+    assert ways["openssh"][0] == ("ssh -v",)
+
+
+def test_the_options_of_ssh_are_passed_on(ways):
+    opened(Target(host="n1"), ssh_user="me", ssh_port=2222, ssh_key="k", ssh_config="c")
+    asked = ways["paramiko"][1]["asked"]
+    assert (asked.user, asked.port, asked.key, asked.config) == ("me", 2222, "k", "c")
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [
+        ({}, None),
+        ({"ssh_host_keys": "off"}, "off"),
+        ({"ssh_host_keys": "strict", "given": {"ssh_host_keys": "--ssh-host-keys"}}, "strict"),
+    ],
+)
+def test_host_keys_are_the_users_own_business_unless_said(ways, options, mode):
+    opened(Target(host="n1"), ssh_command="ssh", **options)
+    assert ways["openssh"][1]["host_keys"] == mode
+
+
+def test_the_launchers_interpreter_is_tried_first_and_the_workers_next(ways):
+    opened(Target(host="n1"), python="/opt/python")
+    assert ways["paramiko"][1]["pythons"] == [sys.executable, "/opt/python"]
+    opened(Target(host="n1"), python="python3")
+    assert ways["paramiko"][1]["pythons"] == [sys.executable]
+
+
+def test_what_is_no_command_is_refused_at_once():
+    with pytest.raises(ConfigError):
+        opening.opener(TrainOptions(ssh_command="ssh 'x"), {})
