@@ -42,8 +42,11 @@ def assert_places(told, *on):
     assert {(each["WORLD_SIZE"], each["GROUP_WORLD_SIZE"]) for each in told} == {(size, size)}
 
 
-@pytest.mark.parametrize("how", ["sessions", "cut", "off"])
-@pytest.mark.parametrize("words", [(), ("deaf",)], ids=["obedient", "deaf"])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("sessions", ()), ("sessions", ("deaf",)), ("cut", ("deaf",)), ("off", ())],
+    ids=["sessions", "sessions, deaf workers", "cut, deaf workers", "power off"],
+)
 def test_a_job_goes_on_without_a_host_that_it_lost(hosts, how, words):
     job = begun(hosts, *ELASTIC, words=words)
     before = job.step

@@ -162,30 +162,38 @@ def test_a_host_that_falls_silent_ends_the_job_and_its_workers_end_by_themselves
     hosts.assert_clean()
 
 
-def test_a_pulled_cable_is_silence_as_well(hosts):
-    job = begun(hosts)
+def three_jobs(make_hosts):
+    """Begin three jobs on two hosts each: they are harmed at the same time, as silence takes long."""
+    hosts = make_hosts(6)
+    return hosts, [begun(hosts, nodes=f"n{number}:1,n{number + 1}:1", name=f"on-n{number}") for number in (1, 3, 5)]
+
+
+def test_silence_is_a_loss_whatever_its_reason(make_hosts):
+    hosts, jobs = three_jobs(make_hosts)
     faults.link(hosts, "n2", up=False)
-    assert_lost(job.running.wait(), "n2", "no word from it for 1")
-    wait_empty(hosts, "n2")
+    faults.power_off(hosts, "n4")
+    os.kill(jobs[2].find("n6", AGENT).pid, signal.SIGSTOP)
+    for job, host in zip(jobs, ("n2", "n4", "n6"), strict=True):
+        assert_lost(job.running.wait(), host, "no word from it for 1")
+    wait_empty(hosts, *hosts.names)  # the cable is still pulled, the agent was not continued by us
     faults.link(hosts, "n2", up=True)
+    faults.power_on(hosts, "n4")
     hosts.assert_clean()
 
 
-def test_a_power_failure_of_a_host_ends_the_job(hosts):
-    job = begun(hosts)
-    faults.power_off(hosts, "n2")
-    assert_lost(job.running.wait(), "n2", "no word from it for 1")
-    faults.power_on(hosts, "n2")
-    hosts.assert_clean()
-
-
-def test_a_cut_of_three_seconds_is_of_no_account(hosts):
-    job = begun(hosts)
+def test_short_silence_is_of_no_account_whatever_its_reason(make_hosts):
+    hosts, jobs = three_jobs(make_hosts)
     faults.cut(hosts, "n2")
-    time.sleep(3)  # that long it lasts
+    stopped = [jobs[1].find("n4", AGENT).pid, jobs[2].running.pid]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(4)  # that long it lasts
     faults.cut(hosts, "n2", on=False)
-    job.goes_on()
-    assert not job.enough().of_type("node_lost")
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    for job in jobs:
+        job.goes_on()
+        assert not job.enough().of_type("node_lost")
 
 
 def test_a_job_on_a_slow_and_lossy_network(hosts):
@@ -195,32 +203,6 @@ def test_a_job_on_a_slow_and_lossy_network(hosts):
     result = job.enough()
     assert not result.of_type("node_lost")
     assert not result.of_type("node_unreachable")
-
-
-def test_an_agent_that_is_stopped_is_silent_and_yet_nothing_is_left_there(hosts):
-    job = begun(hosts)
-    os.kill(job.find("n2", AGENT).pid, signal.SIGSTOP)
-    assert_lost(job.running.wait(), "n2", "no word from it for 1")
-    hosts.assert_clean()
-
-
-def test_an_agent_that_was_stopped_for_a_while(hosts):
-    job = begun(hosts)
-    agent = job.find("n2", AGENT).pid
-    os.kill(agent, signal.SIGSTOP)
-    time.sleep(4)
-    os.kill(agent, signal.SIGCONT)
-    job.goes_on()
-    assert not job.enough().of_type("node_lost")
-
-
-def test_a_launcher_that_was_stopped_for_a_while(hosts):
-    job = begun(hosts)
-    os.kill(job.running.pid, signal.SIGSTOP)
-    time.sleep(4)
-    os.kill(job.running.pid, signal.SIGCONT)
-    job.goes_on()
-    assert not job.enough().of_type("node_lost")
 
 
 def test_a_launcher_that_was_stopped_for_long_finds_its_job_ended(hosts):
