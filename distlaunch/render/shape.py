@@ -22,7 +22,8 @@ _NOT_IN_PODS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "Kubernetes starts another pod for one that is lost",
         "--num-nodes MIN:MAX goes on with fewer meanwhile",
     ),
-    (("master_addr",), "it is the name of the first pod", "leave it out"),
+    (("master_addr", "rendezvous"), "it is the name of the first pod", "leave it out"),
+    (("srun_args", "requeue"), "there is no Slurm", "leave it out"),
 )
 
 
@@ -100,9 +101,9 @@ def _refuse(request: Request) -> None:
     """Raise for what would mean nothing, or something else, where the job is to run."""
     options, pods = request.train, request.target != "slurm"
     for fields, why, instead in (*_NOWHERE, *(_NOT_IN_PODS if pods else ())):
-        who = options.who_set(*fields)
-        if who is not None:
-            raise ConfigError(f"{who} cannot be rendered: {why}", hint=instead)
+        given = next((field for field in fields if request.has(field)), None)
+        if given is not None:
+            raise ConfigError(f"{options.named(given)} cannot be rendered: {why}", hint=instead)
     system = "kubernetes" if pods else "slurm"
     if options.source not in {"auto", system}:
         raise ConfigError(

@@ -50,11 +50,7 @@ def _size(request: Request, shape: Shape) -> list[_Line]:
     least, most = shape.least + spares, shape.most + spares
     found: list[_Line] = [
         (f"--job-name={names.job_name(request, longest=60)}", None),
-        (
-            f"--nodes={least}" if least == most else f"--nodes={least}-{most}",
-            f"{spares} of these stand by (--spares)." if spares else None,
-        ),
-        ("--ntasks-per-node=1", "One task a node is all that is needed: distlaunch starts the workers."),
+        (f"--nodes={least}" if least == most else f"--nodes={least}-{most}", _about_nodes(shape, spares)),
     ]
     if shape.gpus:
         found.append((f"--gpus-per-node={shape.gpus}", None))
@@ -66,6 +62,14 @@ def _size(request: Request, shape: Shape) -> list[_Line]:
             (f"--mem={more.memory.removesuffix('i')}", "Memory of each node; Slurm's units are powers of 1024.")
         )
     return found
+
+
+def _about_nodes(shape: Shape, spares: int) -> str | None:
+    said = [f"{spares} of these stand by (--spares)."] if spares else []
+    if shape.elastic:
+        # Tried on 22.05: --nodes=2-4 --ntasks-per-node=1 means two tasks, so two nodes, though four are free.
+        said.append("As many as there are; given a number of tasks as well, Slurm would grant the least.")
+    return " ".join(said) or None
 
 
 def _limits(request: Request) -> list[_Line]:
@@ -93,8 +97,8 @@ def _endings(request: Request, shape: Shape) -> list[_Line]:
             f"{warning_s} s before the time limit workers that handle USR1 get it, to save (B: by way of this script).",
         ),
     ]
-    if options.max_restarts:
-        found.append(("--requeue", "Begin again after a preemption or the loss of the first node (--max-restarts)."))
+    if options.max_restarts or request.has("requeue"):
+        found.append(("--requeue", "Slurm may begin the job again, after a preemption or the loss of its first node."))
     if shape.elastic or options.spares:
         found.append(("--no-kill", "Do not end the job when a node fails: distlaunch goes on with the others."))
     return found

@@ -46,7 +46,6 @@ def test_a_small_job_asks_for_little(text):
     assert options_in(body) == {
         "job-name": "train",
         "nodes": "1",
-        "ntasks-per-node": "1",
         "gpus-per-node": "2",
         "output": "%x-%j.out",
         "open-mode": "append",
