@@ -33,6 +33,8 @@ class Signalled(Record):
 
     signum: int
     kill: bool = False
+    node: int | None = None
+    """Whose launcher, or agent, got it; None: this one."""
 
 
 class Tick(Record):
@@ -43,6 +45,8 @@ class Joined(Record):
     """The agent of a node that ``Connect`` named has said ``Hello``."""
 
     node: int
+    host: str | None = None
+    """What it is called, where that was not known before it came."""
 
 
 class Unreachable(Record):
@@ -65,6 +69,20 @@ class Discovered(Record):
 
     hosts: tuple[str, ...] | None
     problem: str | None = None
+
+
+class Known(Record):
+    """A launcher that had another coordinator knows of attempts: we go on from there. Nothing has been started yet."""
+
+    attempt: int
+    restarts: int
+
+
+class Refused(Record):
+    """The launchers of a job have been told different things, by which there can be none."""
+
+    text: str
+    hint: str | None = None
 
 
 class Broken(Record):
@@ -168,7 +186,7 @@ class End(Record):
     exit_code: int
 
 
-Event = Begin | FromNode | Signalled | Tick | Joined | Unreachable | Lost | Discovered | Broken
+Event = Begin | FromNode | Signalled | Tick | Joined | Unreachable | Lost | Discovered | Known | Refused | Broken
 Action = (
     Connect | Disconnect | Discover | ToNode | StartAttempt | Say | Entry | Failed | Hung | KeepStacks | Suspend | End
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.core.model.text import counted
 from distlaunch.core.wire.remote import Reached, Surveyed
-from distlaunch.job.actions import Action, Disconnect, Discovered, Entry, Lost, Say, Unreachable
+from distlaunch.job.actions import Action, Disconnect, Discovered, Entry, Joined, Lost, Say, Unreachable
 from distlaunch.job.cast import Cast
 from distlaunch.job.gathering import Gatherer, Refusal
 from distlaunch.job.losses import Loss, who_left
@@ -79,9 +79,11 @@ class Convening:
             return True
         return self._gathering.flexible and self._gatherer.here() >= fewest
 
-    def joined(self, node: int, now: float) -> list[Action]:
+    def joined(self, event: Joined, now: float) -> list[Action]:
         """Take in that a node's agent has come up."""
-        return self._gatherer.joined(node, now)
+        if event.host is not None:
+            self._gatherer.nodes[event.node].host = event.host
+        return self._gatherer.joined(event.node, now)
 
     def unreachable(self, event: Unreachable, now: float) -> list[Action]:
         """Take in that a node was not reached."""

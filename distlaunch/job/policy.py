@@ -24,7 +24,9 @@ from distlaunch.job.actions import (
     Event,
     FromNode,
     Joined,
+    Known,
     Lost,
+    Refused,
     Say,
     Signalled,
     StartAttempt,
@@ -84,6 +86,13 @@ class JobPolicy(Supervision):
                 return self._tick(now)
             case Broken():
                 return self._broken(event.text, f"internal error: {event.text}")
+            case Known():
+                return self._go_on_from(event, now)
+            case Refused():
+                from distlaunch.job.gathering import Refusal
+
+                hint = f"\n  hint: {event.hint}" if event.hint else ""
+                return self._refuse(Refusal(exit_code=EXIT_USAGE, text=f"error: {event.text}{hint}"))
             case Joined() | Unreachable() | Lost() | Discovered():
                 return [] if self._convening is None else self._of_membership(self._convening, event, now)
             case _:
@@ -138,13 +147,22 @@ class JobPolicy(Supervision):
     ) -> list[Action]:
         match event:
             case Joined():
-                return self._convened(convening, convening.joined(event.node, now), now)
+                return self._convened(convening, convening.joined(event, now), now)
             case Unreachable():
                 return self._convened(convening, convening.unreachable(event, now), now)
             case Discovered():
                 return self._convened(convening, convening.discovered(event, now), now)
             case Lost():
                 return self._lost(convening, event, now)
+
+    def _go_on_from(self, known: Known, now: float) -> list[Action]:
+        """Take over from a coordinator that was lost, which is one more restart."""
+        if self.phase not in ("new", "gathering") or known.attempt < self.attempt:
+            return []
+        self.attempt = known.attempt + 1
+        self.restarts = max(self.restarts, known.restarts + 1)
+        self._restart_times.extend([now] * (self.restarts - len(self._restart_times)))
+        return [Entry(type="taken_over", fields={"attempt": self.attempt, "restarts": self.restarts})]
 
     def _of_gathering(
         self, convening: Convening, node: int, message: r.Surveyed | r.Reached, now: float

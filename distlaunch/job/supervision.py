@@ -20,6 +20,8 @@ from distlaunch.job.settings import PolicySettings
 
 DOUBLE_S = 0.1
 """Two signals closer than this are one: a wrapper that passes Ctrl-C on, or a scheduler that sends twice."""
+ECHO_S = 2.0
+"""A signal that comes to one launcher or agent after another within this is one: whoever sends it sends it to all."""
 _INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)
 
 Phase = Literal["new", "gathering", "preparing", "starting", "running", "stopping", "ended"]
@@ -39,6 +41,7 @@ class Supervision:
         self._fault: str | None = None
         self._run = Attempt(0, Cast.fixed(settings), began=0.0)
         self._watch = Watch(settings, self._run)
+        self._signals: dict[int, tuple[float, int | None]] = {}  # when each came that counted, and to whom
 
     def _conclude(self, now: float) -> list[Action]:
         """Go on after an attempt of which nothing is left."""
@@ -158,6 +161,10 @@ class Supervision:
 
     def _signalled(self, event: Signalled, now: float) -> list[Action]:
         signum = event.signum
+        at, to = self._signals.get(signum, (-ECHO_S, None))
+        if to != event.node and now - at < ECHO_S:
+            return []
+        self._signals[signum] = now, event.node
         record = Entry(type="signal", fields={"signal": signal.Signals(signum).name})
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
             forward = m.Forward(signum=signum)

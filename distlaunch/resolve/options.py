@@ -64,6 +64,9 @@ class TrainOptions(Record):
     interface: str | None = None
     join_timeout: float = 60.0
     """Seconds."""
+    rendezvous: str | None = None
+    """``HOST:PORT`` of node 0's launcher, for the others to call."""
+    token_file: str | None = None
     job_id: str | None = None
     # backend
     backend: str = "pytorch-ddp"

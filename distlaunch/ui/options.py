@@ -180,6 +180,20 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         metavar="SECONDS",
     ),
     _row(
+        "--rendezvous",
+        "text",
+        "rendezvous",
+        "Where node 0's launcher is called by the others, if each node has one.",
+        metavar="HOST:PORT",
+    ),
+    _row(
+        "--token-file",
+        "text",
+        "rendezvous",
+        "A file with a secret that all launchers of the job have; or it is in DISTLAUNCH_TOKEN.",
+        metavar="FILE",
+    ),
+    _row(
         "--job-id",
         "text",
         "rendezvous",

@@ -127,7 +127,7 @@ class Surveying:
         self.shares_run_dir = False
         if order is not None:
             cpus = CpuInventory(allowed=tuple(sorted(os.sched_getaffinity(0))), online=os.cpu_count() or 1)
-            self._send(_answer(order, cpus, problem=problem, hint=hint))
+            self._send(answer_to(order, cpus, problem=problem, hint=hint))
 
     def close(self) -> None:
         """Kill the child, if there is one, with all that it has started."""
@@ -156,7 +156,7 @@ def _decoder() -> Decoder[Doing | r.Surveyed | m.Fault]:
     return Decoder((Doing, r.Surveyed, m.Fault), r.REMOTE_PARTS)
 
 
-def _answer(
+def answer_to(
     order: r.Survey,
     cpus: CpuInventory,
     *,
@@ -170,6 +170,7 @@ def _answer(
     shares_run_dir: bool = False,
     environ: dict[str, str] | None = None,
 ) -> r.Surveyed:
+    """Make the answer to a survey of what was found, the rest being as of a node with nothing."""
     return r.Surveyed(
         serial=order.serial,
         hostname=socket.gethostname(),
@@ -248,7 +249,7 @@ def look_around(order: r.Survey, turn_to: Callable[[str, float], None]) -> r.Sur
     shares_run_dir = has_run_dir(order.run_dir)
     turn_to("a driver of the GPUs", GPUS_S + survey.NAME_S + _MORE_S)
     gpus = probe_gpus(environ=os.environ, deadline_s=GPUS_S) if order.gpus else GpuInventory()
-    return _answer(
+    return answer_to(
         order,
         probe_cpus(topology=order.topology),
         interfaces=[

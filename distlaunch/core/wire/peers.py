@@ -63,6 +63,8 @@ class Welcome(Record):
     job_id: str
     rank: int
     """Its member number."""
+    folder: str = ""
+    """The name of the job's folder, where that is not its id."""
 
 
 class Apply(Record):
@@ -105,6 +107,8 @@ class Commence(Record):
     master_port: int
     interface: str
     """What to reach the others by, if that needs saying (GLOO_SOCKET_IFNAME); else empty."""
+    nccl_interface: str = ""
+    """The same for NCCL."""
 
 
 class Told(Record):
