@@ -239,12 +239,10 @@ class Gatherer:
 
     def _tell_waiting(self, now: float) -> list[Action]:
         missing = [member for member in self.nodes.present() if member.state != "joined"]
-        if not missing:
+        until = self._until if self._hope_until is None or self._unanswered else self._hope_until
+        if not missing or until - now < 1.0:
             return []
         left, self.left = self.left, None
-        until = self._until if self._hope_until is None or self._unanswered else self._hope_until
-        if until - now < 1.0:
-            return []
         here = f"{self.here()} of {counted(self._present, 'node')} {'is' if self.here() == 1 else 'are'} here"
         text = f"{here}; waiting up to {until - now:.0f} s more for {name_hosts(member.host for member in missing)}"
         failure = next((member.failure for member in missing if member.failure is not None), None)
