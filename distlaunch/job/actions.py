@@ -35,6 +35,8 @@ class Signalled(Record):
     kill: bool = False
     node: int | None = None
     """Whose launcher, or agent, got it; None: this one."""
+    reached: bool = False
+    """The workers of that node have got it as well: Slurm sends it to all processes of a step, under linuxproc."""
 
 
 class Tick(Record):
@@ -83,6 +85,13 @@ class Refused(Record):
 
     text: str
     hint: str | None = None
+
+
+class Noted(Record):
+    """Whoever starts the agents has said something that the user should hear."""
+
+    text: str
+    warning: bool = True
 
 
 class Broken(Record):
@@ -186,7 +195,9 @@ class End(Record):
     exit_code: int
 
 
-Event = Begin | FromNode | Signalled | Tick | Joined | Unreachable | Lost | Discovered | Known | Refused | Broken
+Event = (
+    Begin | FromNode | Signalled | Tick | Joined | Unreachable | Lost | Discovered | Known | Refused | Noted | Broken
+)
 Action = (
     Connect | Disconnect | Discover | ToNode | StartAttempt | Say | Entry | Failed | Hung | KeepStacks | Suspend | End
 )

@@ -6,7 +6,7 @@ from typing import Literal
 
 from distlaunch.core.model.record import Record
 
-Step = Literal["resolve", "connect", "host key", "login", "python", "agent", "directory", "script", "devices"]
+Step = Literal["resolve", "connect", "host key", "login", "srun", "python", "agent", "directory", "script", "devices"]
 
 
 class ConnectFailure(Record):

@@ -217,6 +217,8 @@ class Fleet(Links[r.FromRemote]):
                     self._feeder.taken(peer.node, message)
             case r.Ending():
                 self._lose(peer, message.why)
+            case r.Signalled():
+                self._events.append(a.Signalled(signum=message.signum, node=peer.node))
             case r.Hello():
                 pass
             case m.WorkerExited():

@@ -26,6 +26,7 @@ from distlaunch.job.actions import (
     Joined,
     Known,
     Lost,
+    Noted,
     Refused,
     Say,
     Signalled,
@@ -52,6 +53,7 @@ class JobPolicy(Supervision):
 
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(settings)
+        self.attempt = 0 if settings.scheduler is None else settings.scheduler.attempt
         self.restarts = 0
         """How many there have been; attempts are more where nodes that were lost were replaced."""
         self._port: int | None = None
@@ -66,7 +68,7 @@ class JobPolicy(Supervision):
 
     def deadline(self) -> float | None:
         """Give the time at which ``Tick`` is due."""
-        times = [self._run.others_until, self._watch.deadline()]
+        times = [self._run.others_until, self._watch.deadline(), self._signals.deadline()]
         if self._convening is not None and self.phase in ("gathering", "preparing"):
             times.append(self._convening.deadline())
         return min((time for time in times if time is not None), default=None)
@@ -81,9 +83,13 @@ class JobPolicy(Supervision):
             case Begin():
                 return self._begin_attempt(now)
             case Signalled():
-                return self._signalled(event, now)
+                heard = self._signals.take(event, now)
+                return [] if heard is None else self._signalled(heard, now)
             case Tick():
-                return self._tick(now)
+                held = [action for each in self._signals.due(now) for action in self._signalled(each, now)]
+                return held + self._tick(now)
+            case Noted():
+                return [Say(text=event.text, level="warning" if event.warning else "info")]
             case Broken():
                 return self._broken(event.text, f"internal error: {event.text}")
             case Known():

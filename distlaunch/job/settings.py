@@ -48,6 +48,17 @@ class Gathering(Record):
         return self.bounds[0] < self.bounds[1] or len(self.hosts) > self.bounds[1] or self.discover
 
 
+class Scheduler(Record):
+    """What the scheduler whose job this is does on its own. Times are seconds."""
+
+    kill_after_s: float = 30.0
+    """After TERM."""
+    signals_all: bool = False
+    """Its signals go to all processes of the nodes' agents, workers too, not to the agents alone."""
+    attempt: int = 0
+    """How often it has begun the job anew: the number of our first attempt."""
+
+
 class PolicySettings(Record):
     """What does not change during a job. Times are seconds."""
 
@@ -56,6 +67,7 @@ class PolicySettings(Record):
     first_ranks: tuple[int, ...] = ()
     """The lowest rank of each node, by node rank."""
     world_size: int = 0
+    scheduler: Scheduler | None = None
     gathering: Gathering | None = None
     """For a job of several nodes, or of one that is not this machine."""
     python: str | None = None

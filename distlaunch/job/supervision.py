@@ -15,13 +15,14 @@ from distlaunch.job.actions import Action, End, Entry, KeepStacks, Say, Signalle
 from distlaunch.job.attempt import Attempt
 from distlaunch.job.cast import Cast
 from distlaunch.job.hangs import Watch
+from distlaunch.job.heard import Signals
 from distlaunch.job.progress import Progress
 from distlaunch.job.settings import PolicySettings
 
 DOUBLE_S = 0.1
 """Two signals closer than this are one: a wrapper that passes Ctrl-C on, or a scheduler that sends twice."""
-ECHO_S = 2.0
-"""A signal that comes to one launcher or agent after another within this is one: whoever sends it sends it to all."""
+KILLS_S = 5.0
+"""So long before a scheduler kills all, we kill workers that have not ended, and can still tell of it."""
 _INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)
 
 Phase = Literal["new", "gathering", "preparing", "starting", "running", "stopping", "ended"]
@@ -41,7 +42,12 @@ class Supervision:
         self._fault: str | None = None
         self._run = Attempt(0, Cast.fixed(settings), began=0.0)
         self._watch = Watch(settings, self._run)
-        self._signals: dict[int, tuple[float, int | None]] = {}  # when each came that counted, and to whom
+        scheduler = settings.scheduler
+        self._signals = Signals(
+            holds=scheduler is not None and scheduler.signals_all and settings.gathering is not None
+        )
+        self.warned: int | None = None
+        """The last signal that was passed on to the workers: a scheduler warns so of its time limit."""
 
     def _conclude(self, now: float) -> list[Action]:
         """Go on after an attempt of which nothing is left."""
@@ -161,14 +167,11 @@ class Supervision:
 
     def _signalled(self, event: Signalled, now: float) -> list[Action]:
         signum = event.signum
-        at, to = self._signals.get(signum, (-ECHO_S, None))
-        if to != event.node and now - at < ECHO_S:
-            return []
-        self._signals[signum] = now, event.node
         record = Entry(type="signal", fields={"signal": signal.Signals(signum).name})
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
+            self.warned = signum
             forward = m.Forward(signum=signum)
-            whom = self._run.members() if self.phase not in ("new", "gathering") else []
+            whom = self._run.members() if self.phase not in ("new", "gathering") and not event.reached else []
             return [record, *(ToNode(node=node, message=forward) for node in whom)]
         impatient = event.kill or signum == signal.SIGQUIT
         if self.told is not None and now - self._told_at < DOUBLE_S and not impatient:
@@ -189,11 +192,13 @@ class Supervision:
             return [record]
         if asked_already or impatient:
             return [record, *self._kill_all(f"{name}: ")]
-        grace_s = self.settings.grace_s
-        ask = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
+        grace_s, scheduler = self.settings.grace_s, self.settings.scheduler
+        if scheduler is not None and signum == signal.SIGTERM:
+            grace_s = min(grace_s, max(1.0, scheduler.kill_after_s - KILLS_S))
+        ask = 0 if event.reached else signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
         again = "; once more kills" if signum == signal.SIGINT else ""
         whom_asked = counted(self.up - self.ended, "worker") if self.up > self.ended else "what is starting"
-        text = f"{name}: asking {whom_asked} to end, within {grace_s:,.10g} s{again}"
+        text = f"{name}: {'told' if event.reached else 'asking'} {whom_asked} to end, within {grace_s:,.10g} s{again}"
         return [record, Say(text=text), *self._stop_all(ask, grace_s)]
 
     def _kill_all(self, why: str) -> list[Action]:

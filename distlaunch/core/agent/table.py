@@ -269,7 +269,7 @@ class WorkerTable:
             self._young = {rank for rank in self.running if now - self.workers[rank].started < YOUNG_S}
             self.again_at = now + AGAIN_S if self._young else None
         return [
-            *self._to_running(event.signum, self.signal_scope),
+            *(self._to_running(event.signum, self.signal_scope) if event.signum else []),
             *self._to_running(signal.SIGCONT, w.SCOPE_PROCESS),  # a stopped worker must be able to obey
         ]
 

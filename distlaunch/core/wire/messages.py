@@ -88,7 +88,10 @@ class Start(Record):
 
 
 class Stop(Record):
-    """Ask all workers to end by ``signum``; after ``grace_s`` their trees get KILL (at once if it is 0)."""
+    """Ask all workers to end by ``signum``; after ``grace_s`` their trees get KILL (at once if it is 0).
+
+    ``signum`` 0: somebody has asked them already.
+    """
 
     attempt: int
     signum: int

@@ -19,7 +19,7 @@ from distlaunch.job.transport.link import Link
 from distlaunch.job.transport.trouble import Trouble
 
 OLDEST = (3, 10)
-_PYTHONS = ("python3", *(f"python3.{minor}" for minor in range(14, OLDEST[1] - 1, -1)),
+PYTHONS = ("python3", *(f"python3.{minor}" for minor in range(14, OLDEST[1] - 1, -1)),
             "/usr/bin/python3", "/usr/local/bin/python3")  # fmt: skip
 FLAGS = ("-I", "-S", "-X", "utf8")
 """Of the agent's interpreter: nothing of the user's or the site's is imported; text is UTF-8 whatever the locale."""
@@ -44,17 +44,28 @@ _STUB_LINES = (
     "sys.path_hooks.insert(0,Z)",
     'sys.path.insert(0,"/proc/self/fd/%d"%f)',
     "gc.disable()",
-    "from distlaunch.core.agent.remote import main",
-    "main(sys.argv[2],f)",
+    "from distlaunch.core.agent.MODULE import main",
+    "main(WORDS,f)",
 )
-STUB = f'exec("""{"|".join(_STUB_LINES)}""".replace("|",chr(10)))'
-"""For ``python -c``, with COUNT and WORD as arguments. Reads no byte of stdin beyond COUNT."""
+
+
+def stub(module: str, words: str) -> str:
+    """Write what ``python -c`` runs, with COUNT and more words as arguments; it reads no byte of stdin beyond COUNT.
+
+    ``module`` is the one of ``core.agent`` whose ``main`` gets ``words``, an expression.
+    """
+    lines = "|".join(_STUB_LINES).replace("MODULE", module).replace("WORDS", words)
+    return f'exec("""{lines}""".replace("|",chr(10)))'
+
+
+STUB = stub("remote", "sys.argv[2]")
+"""For COUNT and WORD: of an agent that speaks over its stdin and stdout."""
 
 # $1 word, $2 count, $3 stub, then interpreters. The shell itself is mute: it would say what it was that was killed.
 # 2: a Python that does not know our flags; 126, 127: it cannot be run.
 _SCRIPT = (
     'w=$1 c=$2 s=$3 t=:; shift 3; exec 3>&2 2>/dev/null; for p in "$@" '
-    + " ".join(_PYTHONS)
+    + " ".join(PYTHONS)
     + '; do q=$(command -v "$p") || continue; '
     'case $q in /*) ;; *) continue;; esac; test -f "$q" && test -x "$q" || continue; '
     'case $t in *":$q:"*) continue;; esac; t="$t$q:"; '
@@ -67,6 +78,8 @@ _MOST_NOISE = 64 << 10
 """So much of what came before the greeting is kept, the last of it."""
 _ENDLESS = 16 << 20
 """Who prints more than this before the greeting will not stop."""
+_SIGNALLED = 128
+"""The shell adds this to the number of the signal that killed what it ran."""
 _JOIN_S = 5.0
 _LAST_LINES = 3
 _LONGEST_LINE = 200
@@ -177,7 +190,9 @@ def _ended(stream: Stream, noise: bytes, where: str) -> Trouble:
 
 
 def _was_cut(how: str) -> bool:
-    return "status" not in how
+    """Tell whether it was ended from outside: the connection broke, or it was killed (128 and the signal's number)."""
+    status = re.search(r"status (\d+)", how)
+    return status is None or int(status[1]) > _SIGNALLED
 
 
 def _no_python(lines: list[str], where: str) -> Trouble:
