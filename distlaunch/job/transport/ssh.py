@@ -84,7 +84,8 @@ class Ssh:
                 )
             except (paramiko.SSHException, EOFError, OSError) as exc:
                 said = printable(getattr(exc, "text", "") or str(exc) or "the connection was closed")
-                raise Trouble("agent", f"the server opens no session: {said}", passing=False) from exc
+                refused = isinstance(exc, paramiko.ChannelException)  # else the connection broke
+                raise Trouble("agent", f"the server opens no session: {said}", passing=not refused) from exc
             link = ChannelLink(channel, connection.wire, connection.close)
         except BaseException:
             connection.close()

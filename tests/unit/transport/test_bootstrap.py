@@ -199,6 +199,7 @@ def test_stderr_is_shown_rather_than_stdout(fake):
 def test_a_cut_connection_may_mend_and_a_shell_that_ended_does_not(fake):
     assert trouble(fake(how="the connection was closed by the peer")).passing
     assert not trouble(fake(how="it ended with status 127")).passing
+    assert trouble(fake(how="it ended with status 137")).passing  # it was killed
 
 
 def test_a_hostile_node_cannot_write_escapes(fake):
