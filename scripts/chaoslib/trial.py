@@ -106,7 +106,11 @@ class Job:
     def find(self, host: str, what: str) -> list[int]:
         """Find the agent, spawner or workers of a host."""
         if what == "worker":
-            return [process.pid for process in self.processes(host) if PROGRAM in process.argv]
+            return [
+                process.pid
+                for process in self.processes(host)
+                if PROGRAM in process.argv and process.pid != self.launcher.pid
+            ]
         return [process.pid for process in self.processes(host) if process.argv[0].startswith(f"dl-{what}")]
 
     def left(self) -> list[str]:
