@@ -44,6 +44,7 @@ _PRUNE_S = 5.0
 if TYPE_CHECKING:
     from distlaunch.job.fleet import Fleet
     from distlaunch.launch_nodes import Nodes
+    from distlaunch.launch_slurm import Site
 
 OpenSink = Callable[[int], Sink]
 """Opens the console for a world size."""
@@ -63,7 +64,8 @@ def run_job(
 ) -> int:
     """Run a whole job; return the exit code of the launcher. Raises LaunchError before the start."""
     planned = make_plan(options, environ)
-    nodes = _other_nodes(planned, options, environ)
+    site = _site(planned, options, environ)
+    nodes = _other_nodes(planned, options, environ, site)
     plan = planned.plan
     _check_proc()
     workers = len(plan.workers) if nodes is None else nodes.most_workers
@@ -108,10 +110,14 @@ def run_job(
         ended = stack.enter_context(_closed_console(sink, signal_pipe))
         if terminal is not None:
             stack.callback(terminal.give_back)
+        settings = _policy_settings(options, plan, environ, nodes=nodes, site=site, terminal=terminal is not None)
+        policy = JobPolicy(settings)
+        if site is not None:
+            stack.callback(lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None)
         stack.callback(transport.close)
         runner = Runner(
             plan=plan,
-            policy=JobPolicy(_policy_settings(options, plan, environ, nodes=nodes, terminal=terminal is not None)),
+            policy=policy,
             run_dir=run_dir,
             transport=transport,
             files=filed,
@@ -129,13 +135,33 @@ def run_job(
             sink.say(f"the log directory cannot be written; this job's logs: {run_dir.path}", level="warning")
         elif os.path.basename(run_dir.path) != plan.job_id:
             sink.say(f"there are logs of a job {plan.job_id} already; this one's: {run_dir.path}", level="warning")
+        for note in site.notes() if site is not None else _no_site(options):
+            sink.say(note, level="warning")
         housekeeping.start()
-        code = runner.run()
-        ended.append(code)
-    return code
+        ended.append(runner.run())
+    return ended[-1]
 
 
-def _other_nodes(planned: Planned, options: TrainOptions, environ: Mapping[str, str]) -> Nodes | None:
+def _site(planned: Planned, options: TrainOptions, environ: Mapping[str, str]) -> Site | None:
+    """Give the Slurm whose job this is, if it is one. Raises ConfigError."""
+    location, composer = planned.location, planned.composer
+    if location is None or location.allocation.source != "slurm":
+        return None
+    from distlaunch.launch_slurm import Site
+
+    flexible = composer is not None and (composer.bounds[0] < composer.bounds[1] or composer.spares > 0)
+    part = location.allocation.part
+    return Site(environ, options, part=part, several=composer is not None, flexible=flexible)
+
+
+def _no_site(options: TrainOptions) -> Iterator[str]:
+    if options.requeue:
+        yield f"{options.named('requeue')} has no effect: this is no job of Slurm"
+
+
+def _other_nodes(
+    planned: Planned, options: TrainOptions, environ: Mapping[str, str], site: Site | None
+) -> Nodes | None:
     """Give the nodes that are to be reached by links; None if this machine is all. Raises ConfigError."""
     if planned.location is None:
         return None
@@ -146,7 +172,7 @@ def _other_nodes(planned: Planned, options: TrainOptions, environ: Mapping[str, 
     launch_nodes.refuse_others(planned.location, planned.topology)
     if planned.composer is None:
         return None
-    return launch_nodes.Nodes(planned.composer, options, environ)
+    return launch_nodes.Nodes(planned.composer, options, environ, site=site, allocation=planned.location.allocation)
 
 
 def _check_proc() -> None:
@@ -179,7 +205,7 @@ def _closed_console(sink: Sink, signal_pipe: SignalPipe) -> Iterator[list[int]]:
         yield ended
     finally:
         late = signal_pipe.close()
-        lost = sink.close(timeout_s=_LATE_CLOSE_S if late else None if ended == [0] else CONSOLE_CLOSE_S)
+        lost = sink.close(timeout_s=_LATE_CLOSE_S if late else None if ended[-1:] == [0] else CONSOLE_CLOSE_S)
         if lost and select.select([], [STDERR], [], 0)[1]:
             with suppress(OSError):
                 os.write(STDERR, f"distlaunch: {lost} bytes of output could not be shown\n".encode())
@@ -231,12 +257,19 @@ def _script_dir(options: TrainOptions, plan: LaunchPlan) -> str:
 
 
 def _policy_settings(
-    options: TrainOptions, plan: LaunchPlan, environ: Mapping[str, str], *, nodes: Nodes | None, terminal: bool
+    options: TrainOptions,
+    plan: LaunchPlan,
+    environ: Mapping[str, str],
+    *,
+    nodes: Nodes | None,
+    site: Site | None,
+    terminal: bool,
 ) -> PolicySettings:
     return PolicySettings(
         hosts=tuple(node.host for node in plan.nodes),
         first_ranks=plan.first_ranks,
         world_size=len(plan.workers),
+        scheduler=None if site is None else site.scheduler(),
         gathering=None if nodes is None else nodes.gathering(),
         python=None if options.no_python else options.python or sys.executable,
         master_port=plan.wanted_port,

@@ -21,6 +21,8 @@ from distlaunch.resolve.options import TrainOptions
 
 if TYPE_CHECKING:
     from distlaunch.core.wire.remote import Surveyed
+    from distlaunch.launch_slurm import Site
+    from distlaunch.resolve.allocation import Allocation
     from distlaunch.resolve.location import Location
     from distlaunch.resolve.members import Composer
 
@@ -53,10 +55,9 @@ def refuse_others(location: Location, topology: Topology) -> None:
             hint="start one launcher, on one node (srun -n 1, mpirun -n 1); --source flags reads nothing from the"
             " environment, and makes each launcher a job of its own on its machine",
         )
-    if allocation.part == "node" or allocation.source == "slurm":
-        each = "starts a launcher on each of" if allocation.part == "node" else "names"
+    if allocation.part == "node":
         raise ConfigError(
-            f"{who} {each} {len(nodes):,} nodes ({listed}): one job of these is not built yet",
+            f"{who} starts a launcher on each of {len(nodes):,} nodes ({listed}): one job of these is not built yet",
             hint="distlaunch plan shows what would run; --num-nodes 1 runs on one of them alone; --hosts reaches"
             " several by SSH from one launcher, where the nodes allow that",
         )
@@ -65,8 +66,18 @@ def refuse_others(location: Location, topology: Topology) -> None:
 class Nodes:
     """The nodes of one job: what the policy has to know of them, and the way to their agents."""
 
-    def __init__(self, composer: Composer, options: TrainOptions, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        composer: Composer,
+        options: TrainOptions,
+        environ: Mapping[str, str],
+        *,
+        site: Site | None = None,
+        allocation: Allocation | None = None,
+    ) -> None:
+        """``site`` and ``allocation``: of a job of Slurm, whose agents srun starts."""
         self._composer = composer
+        self._site, self._allocation = site, allocation
         self._options = options
         self._environ = environ
         self.feeder = Feeder() if Feeder.is_worth_it() else None
@@ -102,12 +113,31 @@ class Nodes:
         """Make the way to the agents; nothing is connected yet."""
         options = self._options
         composer = self._composer = self._composer.located(run_dir)
+        targets = [self._target(node) for node in composer.hosts]
+        connect_s = max(_LEAST_CONNECT_S, options.join_timeout)
+
+        def intake(grant: Callable[[int, int], None]) -> Intake:
+            return Intake(files, nodes=len(composer.hosts), grant=grant)
+
+        if self._site is not None and self._allocation is not None:
+            srun = self._site.srun(
+                [target.host for target in targets], self._allocation, job_id=os.path.basename(run_dir)
+            )
+            return self._site.fleet(
+                targets,
+                srun=srun,
+                fanout=len(targets),
+                connect_s=connect_s,
+                intake=intake,
+                clock=clock,
+                feeder=self.feeder,
+            )
         return Fleet(
-            [self._target(node) for node in composer.hosts],
+            targets,
             open_link=opener(options, self._environ),
             fanout=options.ssh_fanout,
-            connect_s=max(_LEAST_CONNECT_S, options.join_timeout),
-            intake=lambda grant: Intake(files, nodes=len(composer.hosts), grant=grant),
+            connect_s=connect_s,
+            intake=intake,
             clock=clock,
             feeder=self.feeder,
             find=None if options.discover is None else self._find,

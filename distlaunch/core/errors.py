@@ -2,7 +2,7 @@
 
 A handled error prints as one or two lines: ``distlaunch: error: <message>`` and ``  hint: <hint>``.
 Exit codes are the design's: 2 usage or configuration, 70 a fault of ours, 69 nodes that are not to be
-reached or too few, 124 a job that hangs.
+reached or too few, 75 a job of Slurm that should get another turn and could not ask for it, 124 a job that hangs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 69
 EXIT_SOFTWARE = 70
+EXIT_REQUEUE = 75
 EXIT_HANG = 124
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 CUDA = "CUDA_VISIBLE_DEVICES"
 MASK: Literal["mask"] = "mask"
 """The source of an inventory of which nothing but the mask is known."""
+_OF_A_STEP = "SLURM_STEP_GPUS"
+"""What a node's agent has of Slurm, in numbers that a mask need not have."""
 _UNCERTAIN = ("device files", MASK)
 HIDES_ALL = ("", "-1", "NoDevFiles")
 """Masks that mean "no GPU" on purpose; the last is what Slurm sets for a step without GPUs."""
@@ -142,7 +144,10 @@ def trusting(facts: Facts, allocation: Allocation, *, here: int | None, who: str
     if here is None or facts.gpus.gpus or facts.gpus.problem or not all(map(_is_device, entries)):
         return facts, None
     host = allocation.hosts[here]
-    if host.devices != entries and not (allocation.by_user and host.slots == len(entries)):
+    counted = (allocation.by_user or host.unit == "gpus") and host.slots == len(entries)
+    step = facts.environ.get(_OF_A_STEP, "") if allocation.source == "slurm" else ""
+    told = bool(step) and len(step.split(",")) == len(entries)
+    if host.devices != entries and not (counted or told):
         return facts, None
     note = f"no GPU was found here: {CUDA}={mask} is taken at its word, as {who} says the same"
     return replace(facts, gpus=GpuInventory(source=MASK)), printable(note)

@@ -58,6 +58,9 @@ class TrainOptions(Record):
     ssh_host_keys: HostKeys = "strict"
     ssh_fanout: int = 64
     ssh_command: str | None = None
+    # slurm
+    srun_args: str | None = None
+    requeue: bool = False
     # rendezvous
     master_addr: str | None = None
     master_port: int | None = None

@@ -9,7 +9,9 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 
 Kind = Literal["text", "count", "count or auto", "count or range", "whole", "port", "seconds", "choice", "flag"]
-Group = Literal["script", "size", "nodes", "ssh", "rendezvous", "backend", "workers", "failure", "output", "render"]
+Group = Literal[
+    "script", "size", "nodes", "ssh", "slurm", "rendezvous", "backend", "workers", "failure", "output", "render"
+]
 
 MOST_COUNTED = 1_000_000
 LONGEST_S = 1e9

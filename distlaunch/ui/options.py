@@ -16,6 +16,7 @@ GROUP_TITLES: dict[Group, str] = {
     "size": "Size",
     "nodes": "Nodes",
     "ssh": "SSH, to the other nodes",
+    "slurm": "Slurm, where one launcher has a whole job",
     "rendezvous": "Rendezvous",
     "backend": "Backend",
     "workers": "Workers",
@@ -157,6 +158,14 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "Connect by this program instead: ssh, for what paramiko lacks (certificates, GSSAPI).",
         metavar="COMMAND",
     ),
+    _row(
+        "--srun-args",
+        "text",
+        "slurm",
+        "Options of srun for the step of the agents, for example --container-image=IMAGE.",
+        metavar="OPTIONS",
+    ),
+    _row("--requeue", "flag", "slurm", "Ask Slurm for another turn if it has interrupted the job."),
     _row("--master-addr", "text", "rendezvous", "Address of rank 0's node for the workers.", metavar="HOST"),
     _row(
         "--master-port",

@@ -21,7 +21,8 @@ _PIECE_BYTES = 1 << 20
 _BEAT_PIECES = 64
 
 OF_THE_NODE = DEVICE_MASKS | {
-    "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME",
+    "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SLURM_STEP_GPUS",
+    "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME",
 }  # fmt: skip
 """Variables of a node that decide which devices a worker there sees, in what order, and by which interface it talks."""
 

@@ -1,0 +1,260 @@
+"""Layer launch_slurm: what a job of Slurm has beyond its nodes: the site's settings, agents by srun, a new turn.
+
+Sources: scontrol of Slurm 22.05 on a real system, and its manual. A cancelled job, one at its limit, and one that is
+preempted are all COMPLETING while their processes get TERM: what tells them apart are its times.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from distlaunch import __version__
+from distlaunch.core.errors import EXIT_REQUEUE, ConfigError
+from distlaunch.core.model.text import printable
+from distlaunch.core.probe.interfaces import probe_interfaces
+from distlaunch.job.settings import Scheduler
+from distlaunch.job.sink import Sink
+from distlaunch.resolve.allocation import Allocation
+from distlaunch.resolve.options import TrainOptions
+
+if TYPE_CHECKING:
+    from distlaunch.job.policy import JobPolicy
+    from distlaunch.job.step_fleet import StepFleet
+    from distlaunch.job.transport.srun import Srun
+
+KILL_WAIT_S = 30.0
+"""Slurm's own default: from TERM to KILL."""
+_ASK_S = 5.0
+_REQUEUE_S = 20.0
+_PORTS = 16
+_LONGEST = 200
+_NO_KILL = re.compile(r"^#SBATCH\b.*\s(--no-kill\b(?!=off)|-[a-zA-Z]*k\b)", re.MULTILINE)
+_DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
+
+
+class Site:
+    """The Slurm whose job this is; its commands are asked in the background, and each for a bounded time.
+
+    ``several``: there are other nodes, or this machine is none of them; ``flexible``: they may come and go.
+    Raises ConfigError.
+    """
+
+    def __init__(
+        self, environ: Mapping[str, str], options: TrainOptions, *, part: str, several: bool, flexible: bool
+    ) -> None:
+        self._environ = environ
+        self._options = options
+        self._by_srun = part == "all" and several
+        self._job = environ.get("SLURM_JOB_ID", "")
+        asks = self._by_srun or options.grace > KILL_WAIT_S
+        self._config = _Asked(("scontrol", "show", "config"), environ) if asks else None
+        wanted = self._by_srun and flexible
+        self._script = _Asked(("scontrol", "write", "batch_script", self._job, "-"), environ) if wanted else None
+        self._flexible = flexible
+        self._told: dict[str, str] | None = None
+        self._args = _words(options) if self._by_srun else ()
+        if self._by_srun and shutil.which("srun", path=environ.get("PATH")) is None:
+            raise ConfigError(
+                "slurm names the nodes of this job, and there is no srun here to start agents on them",
+                hint="inside a container it may be missing: start one launcher on each node by srun, or give --hosts",
+            )
+
+    # --- the site's settings
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        """Give what ``scontrol show config`` says; nothing if it cannot."""
+        if self._told is None:
+            text = (self._config.answer() if self._config is not None else None) or ""
+            pairs = (line.partition("=") for line in text.splitlines())
+            self._told = {name.strip(): value.strip() for name, equals, value in pairs if equals}
+        return self._told
+
+    @property
+    def signals_all(self) -> bool:
+        """Tell whether the signals of a step go to all of its processes, not only to those that srun has started."""
+        return self._by_srun and self.config.get("ProctrackType") == "proctrack/linuxproc"
+
+    def scheduler(self) -> Scheduler:
+        """Give what the policy has to know."""
+        wait = re.match(r"\d+", self.config.get("KillWait", ""))
+        count = self._environ.get("SLURM_RESTART_COUNT", "")
+        return Scheduler(
+            kill_after_s=float(wait[0]) if wait else KILL_WAIT_S,
+            signals_all=self.signals_all,
+            attempt=int(count) if count.isascii() and count.isdecimal() and len(count) < 6 else 0,
+        )
+
+    def _ports(self) -> Sequence[int]:
+        """Choose ports for agents to call: those that srun itself is called on, where firewalls leave only these."""
+        bounds = re.fullmatch(r"(\d+)-(\d+)", self.config.get("SrunPortRange", ""))
+        low, high = (int(bounds[1]), int(bounds[2])) if bounds else (0, 0)
+        if not 0 < low <= high < 1 << 16:
+            return (0,)
+        return random.sample(range(low, high + 1), min(_PORTS, high + 1 - low))
+
+    # --- what the user should know
+
+    def notes(self) -> list[str]:
+        """Give what this job's script lacks, for what was asked of us."""
+        found: list[str] = []
+        if self._script is not None:
+            text = self._script.answer()
+            if not _NO_KILL.search(text or "") and "SBATCH_NO_KILL" not in self._environ:
+                found.append(
+                    "Slurm ends the whole job when a node fails, unless it was submitted with --no-kill"
+                    " (in the batch script: #SBATCH --no-kill)"
+                )
+        if self._options.requeue and self._is_a_shells_child():
+            found.append(
+                "Slurm's signals reach the batch script's own process (--signal=B:...), not what it has started:"
+                " have the script start this by exec, as its last command"
+            )
+        return found
+
+    def _is_a_shells_child(self) -> bool:
+        if "SLURM_PROCID" not in self._environ or "SLURM_STEP_NODELIST" in self._environ:
+            return False
+        try:
+            with open(f"/proc/{os.getppid()}/comm", encoding="utf-8", errors="replace") as file:
+                return file.read().strip() != "slurmstepd"
+        except OSError:
+            return False
+
+    # --- the agents
+
+    def srun(self, hosts: Sequence[str], allocation: Allocation, *, job_id: str) -> Srun:
+        """Make what starts the agents. Raises ConfigError if there is no port for them to call."""
+        from distlaunch.job.transport.agentzip import agent_zip
+        from distlaunch.job.transport.srun import Srun
+        from distlaunch.job.transport.srun_step import Wanted
+
+        options, environ = self._options, self._environ
+        wanted = Wanted(
+            args=self._args,
+            gpus=_gpus(hosts, allocation, environ),
+            nodes=len(hosts),
+            all_or_none=not self._flexible,
+            grace_s=options.grace,
+            inside="SLURM_STEP_ID" in environ,
+        )
+        return Srun(
+            hosts,
+            wanted=wanted,
+            code=agent_zip(),
+            pythons=[path for path in (sys.executable, options.python) if path and os.path.isabs(path)],
+            environ=environ,
+            addresses=list(dict.fromkeys(address for _, address, _ in probe_interfaces())) or ["127.0.0.1"],
+            ports=self._ports(),
+            release=__version__,
+            job_id=job_id,
+        )
+
+    def fleet(self, *args: Any, srun: Srun, **kwargs: Any) -> StepFleet:
+        """Make the way to the agents."""
+        from distlaunch.job.step_fleet import StepFleet
+
+        return StepFleet(*args, srun=srun, signals_all=self.signals_all, **kwargs)
+
+    # --- a new turn
+
+    def conclude(self, policy: JobPolicy, code: int, sink: Sink) -> int:
+        """After a job that ended with ``code``: ask Slurm for another turn, if it was only interrupted.
+
+        Gives the exit code; it is EXIT_REQUEUE if Slurm could not be asked, so that the batch script can.
+        """
+        interrupted = policy.told == signal.SIGTERM or (policy.told is None and policy.warned is not None and code == 0)
+        if not self._options.requeue or not interrupted:
+            return code
+        if policy.told is not None:
+            show = _Asked(("scontrol", "--oneliner", "show", "job", self._job), self._environ)
+            if is_cancelled(show.answer() or ""):
+                sink.say("not requeued: the job was cancelled")
+                return code
+        asked = _Asked(("scontrol", "requeue", self._job), self._environ)
+        if asked.answer(_REQUEUE_S) is not None:
+            sink.say("requeued: Slurm starts this job again")
+            return code
+        text = f"not requeued: {asked.problem}; the batch script can do it: this ends with {EXIT_REQUEUE}"
+        sink.say(text, level="warning")
+        return EXIT_REQUEUE
+
+
+def _words(options: TrainOptions) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(options.srun_args or ""))
+    except ValueError as exc:
+        raise ConfigError(f"{options.named('srun_args')}: {str(exc).lower()}") from exc
+
+
+class _Asked:
+    """A command that is running."""
+
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        self.problem = ""
+        self._name = argv[0]
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(environ),
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as exc:
+            self.problem = f"{self._name} cannot be run ({exc.strerror})"
+
+    def answer(self, within_s: float = _ASK_S) -> str | None:
+        """Give what it prints; None if it fails, or takes too long."""
+        if self._process is None:
+            return None
+        try:
+            output, errors = self._process.communicate(timeout=within_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            self.problem = f"{self._name} did not answer within {within_s:g} s"
+            return None
+        if self._process.returncode:
+            lines = errors.decode(errors="replace").strip().splitlines()
+            said = f": {printable(lines[-1][:_LONGEST])}" if lines else ""
+            self.problem = f"{self._name} ended with {self._process.returncode}{said}"
+            return None
+        return output.decode(errors="replace")
+
+
+def is_cancelled(told: str) -> bool:
+    """Tell from ``scontrol show job`` whether somebody ended the job, not its time limit or another job; pure."""
+    fields = dict(re.findall(r"(\w+)=(\S*)", told))
+    if fields.get("JobState") not in {"COMPLETING", "CANCELLED"}:
+        return False
+    if fields.get("PreemptTime", "None") not in {"None", "N/A", "Unknown"}:
+        return False
+    limit_s, run_s = (_seconds(fields.get(name, "")) for name in ("TimeLimit", "RunTime"))
+    return limit_s is None or run_s is None or run_s < limit_s
+
+
+def _seconds(clock: str) -> int | None:
+    found = _DURATION.fullmatch(clock)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _gpus(hosts: Sequence[str], allocation: Allocation, environ: Mapping[str, str]) -> int | None:
+    """Give how many GPUs these nodes have of the job, as far as its variables tell."""
+    counts = {host.name: host.slots for host in allocation.hosts if host.unit == "gpus"}
+    mine = [counts.get(host) for host in hosts]
+    if all(count is not None for count in mine):
+        return sum(count for count in mine if count is not None) or None
+    total = environ.get("SLURM_GPUS", "").rpartition(":")[2]
+    whole = {host.name for host in allocation.hosts} == set(hosts)
+    return int(total) if whole and total.isascii() and total.isdecimal() and len(total) < 6 else None
