@@ -38,13 +38,16 @@ class Cast(Record):
     @staticmethod
     def of(composition: Composition) -> Cast:
         """Give those of a plan. Raises ValueError if it leaves open which ranks a node runs."""
-        plan, members = composition.plan, composition.members
+        plan, members, places = composition.plan, composition.members, composition.places
         world_size, first_ranks = plan.world_size, plan.first_ranks
-        if world_size is None or not len(members) == len(plan.nodes) == len(first_ranks):
+        hosts = tuple(node.host for node in plan.nodes)
+        if places is not None:
+            hosts, first_ranks = tuple(host for host, _ in places), tuple(rank for _, rank in places)
+        if world_size is None or not len(members) == len(hosts) == len(first_ranks):
             raise ValueError(f"a plan for {len(plan.nodes)} nodes does not settle the ranks of {len(members)} members")
         return Cast(
             members=members,
-            hosts=tuple(node.host for node in plan.nodes),
+            hosts=hosts,
             first_ranks=first_ranks,
             world_size=world_size,
             node_ranks={member: rank for rank, member in enumerate(members)},

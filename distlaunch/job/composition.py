@@ -15,6 +15,8 @@ class Composition(Record):
     members: tuple[int, ...]
     """By node rank: the node's number in the policy's list of hosts, which never changes."""
     plan: LaunchPlan
+    places: tuple[tuple[str, int], ...] | None = None
+    """By member's place: its host and lowest rank, where members are not the plan's nodes."""
 
 
 Compose = Callable[[Mapping[int, Surveyed]], Composition]

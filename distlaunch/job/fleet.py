@@ -17,6 +17,7 @@ from contextlib import suppress
 from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.record import replace
 from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import Decoder
 from distlaunch.job import actions as a
@@ -102,7 +103,7 @@ class Fleet(Links[r.FromRemote]):
         with suppress(RuntimeError):  # no thread can be started: then there is nothing new
             threading.Thread(target=look, name="discover", daemon=True).start()
 
-    def send(self, node: int, message: r.ToRemote) -> None:
+    def send(self, node: int, message: r.ToRemote | p.Commence) -> None:
         """Send to a node; what cannot be sent any more is lost with it."""
         self._tell(node, message)
 

@@ -51,7 +51,8 @@ class OutputFiles:
         self._run_dir = run_dir
         self._sink = sink
         self._layout = layout
-        self._ranks = ranks
+        self.ranks = ranks
+        """Of this launcher; another launcher of the job may have others from attempt to attempt."""
         self._filters = filters or {}
         self._logs = LogFiles(
             run_dir,
@@ -63,7 +64,7 @@ class OutputFiles:
     def begin_attempt(self, attempt: int) -> None:
         """File into this attempt's folder from now on; no output of an earlier one is under way."""
         self._logs.begin_attempt(attempt)
-        for rank in self._ranks if self._layout.folder else ():
+        for rank in self.ranks if self._layout.folder else ():
             with suppress(OSError):  # told when there is output to file
                 os.mkdir(self._layout.rank_dir(self._run_dir, attempt, rank), 0o700)
                 for stream in (STDOUT, STDERR):  # there from the start, for whoever follows them

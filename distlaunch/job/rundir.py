@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.layout import EVENTS, MARKER, REPORT, is_our_folder, is_ours
+from distlaunch.core.model.layout import EVENTS, EVENTS_OF_NODE, MARKER, REPORT, is_our_folder, is_ours
 
 KEPT = 50
 LATEST = "latest"
@@ -46,13 +46,16 @@ def log_base(log_dir: str | None, environ: Mapping[str, str]) -> str | None:
 class RunDir:
     """The folder of one job. Its event file stays locked while the job runs, so that none prunes it."""
 
-    def __init__(self, path: str, base: str, *, temporary: bool, pruned: bool) -> None:
+    def __init__(self, path: str, base: str, *, temporary: bool, pruned: bool, node: int | None = None) -> None:
+        """Take a new folder. ``node``: that of another launcher than the first, with which it may share the folder."""
         self.path = path
         self.temporary = temporary
         self._base = base
         self._pruned = pruned
-        self.events = os.open(os.path.join(path, EVENTS), _NEW | os.O_APPEND, 0o600)
-        os.close(os.open(os.path.join(path, MARKER), _NEW, 0o600))
+        how = _NEW if node is None else _NEW & ~os.O_EXCL
+        events = EVENTS if node is None else EVENTS_OF_NODE.format(node=node)
+        self.events = os.open(os.path.join(path, events), how | os.O_APPEND, 0o600)
+        os.close(os.open(os.path.join(path, MARKER), how, 0o600))
         with suppress(OSError):  # a file system without locks: pruning goes by age alone there
             fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -86,7 +89,7 @@ class RunDir:
         except OSError:
             return
         for _, path in sorted(runs, reverse=True)[KEPT:]:
-            if path != self.path and not _in_use(os.path.join(path, EVENTS)):
+            if path != self.path and not any(map(_in_use, _events_in(path))):
                 _remove(path)
 
     def close(self) -> None:
@@ -116,6 +119,15 @@ def _remove(run: str) -> None:
         os.rmdir(run)
 
 
+def _events_in(run: str) -> list[str]:
+    first, last = EVENTS.split(".")
+    try:
+        names = os.listdir(run)
+    except OSError:
+        names = []
+    return [os.path.join(run, name) for name in names if name.startswith(first) and name.endswith(f".{last}")]
+
+
 def _in_use(events: str) -> bool:
     try:
         descriptor = os.open(events, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -134,7 +146,7 @@ def _in_use(events: str) -> bool:
     return False
 
 
-def make_run_dir(log_dir: str | None, job_id: str, environ: Mapping[str, str]) -> RunDir:
+def make_run_dir(log_dir: str | None, job_id: str, environ: Mapping[str, str], *, node: int | None = None) -> RunDir:
     """Make ``<log dir>/<job id>``, 0700. An id that exists gets ``-2``, ``-3`` …: nothing is overwritten.
 
     Raises ConfigError if an explicit directory cannot be written; the default one falls back to a temporary one.
@@ -142,7 +154,7 @@ def make_run_dir(log_dir: str | None, job_id: str, environ: Mapping[str, str]) -
     base = log_base(log_dir, environ)
     try:
         if base is not None:
-            return RunDir(_make(base, job_id), base, temporary=False, pruned=log_dir is None)
+            return RunDir(_make(base, job_id), base, temporary=False, pruned=log_dir is None, node=node)
     except OSError as exc:
         if log_dir is not None:
             raise ConfigError(
@@ -152,10 +164,24 @@ def make_run_dir(log_dir: str | None, job_id: str, environ: Mapping[str, str]) -
 
     try:
         base = os.path.join(tempfile.gettempdir(), f"distlaunch-jobs-{os.getuid()}")
-        return RunDir(_make(base, job_id, shared_place=True), base, temporary=True, pruned=True)
+        return RunDir(_make(base, job_id, shared_place=True), base, temporary=True, pruned=True, node=node)
     except OSError as exc:
         why = os.strerror(exc.errno or 0)
         raise ConfigError(f"there is no place for log files: {why}", hint="name one with --log-dir") from exc
+
+
+def join_run_dir(log_dir: str | None, folder: str, environ: Mapping[str, str], *, node: int) -> RunDir:
+    """Have the folder that the job's coordinator has made, or make one of that name where theirs is not to be seen.
+
+    Raises ConfigError as ``make_run_dir``.
+    """
+    base = log_base(log_dir, environ)
+    if base is not None:
+        path = os.path.join(base, folder)
+        with suppress(OSError):
+            if os.path.isfile(os.path.join(path, MARKER)) and os.stat(path).st_uid == os.getuid():
+                return RunDir(path, base, temporary=False, pruned=log_dir is None, node=node)
+    return make_run_dir(log_dir, folder, environ, node=node)
 
 
 def _make(base: str, job_id: str, *, shared_place: bool = False) -> str:

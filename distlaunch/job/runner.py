@@ -26,6 +26,7 @@ from distlaunch.job.starting import Streams, starts
 from distlaunch.resolve.plan import bind
 
 if TYPE_CHECKING:
+    from distlaunch.core.wire import peers as p
     from distlaunch.core.wire import remote as r
     from distlaunch.job.feeding import Feeder
 
@@ -50,7 +51,7 @@ class Transport(Protocol):
     def discover(self) -> None:
         """Look for hosts that have come or gone; ``receive`` gives what was found."""
 
-    def send(self, node: int, message: m.ToAgent | r.Survey | r.Reach) -> None:
+    def send(self, node: int, message: m.ToAgent | r.Survey | r.Reach | p.Commence) -> None:
         """Send without waiting."""
 
     def broadcast(self, message: m.ToAgent) -> None:
@@ -99,7 +100,7 @@ class Runner:
     """Runs one job to its exit code.
 
     ``takes_typed``: of several workers rank 0 has our stdin also where that is a terminal whose foreground job we are;
-    ``feeder`` brings our stdin to it on a machine of its own.
+    ``feeder`` brings our stdin to it on a machine of its own. ``launchers``: the other nodes have a launcher each.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Runner:
         takes_typed: bool = False,
         feeder: Feeder | None = None,
         node_logs: str = "",
+        launchers: bool = False,
     ) -> None:
         self._plan = plan
         self._policy = policy
@@ -132,6 +134,7 @@ class Runner:
         self._takes_typed = takes_typed
         self._feeder = feeder
         self._node_logs = node_logs
+        self._launchers = launchers
         self._noted: set[str] = set()
         self._exit_code: int | None = None
         self._started_s = time.monotonic()
@@ -263,16 +266,23 @@ class Runner:
         self._say_notes(plan)
         self._write_plan(attempt)
         self._files.begin_attempt(attempt)
+        travelled = composition is not None and not self._launchers
         streams = Streams(
             terminal=self._keyboard.size(),
-            stdin=self._passes_stdin() if composition is None else self._feeder is not None,
-            travelled=composition is not None,
+            stdin=self._feeder is not None if travelled else self._passes_stdin(),
+            travelled=travelled,
             node_logs=self._node_logs,
-            orphan_grace_s=None if composition is None else self._policy.settings.failure_grace_s,
+            orphan_grace_s=self._policy.settings.failure_grace_s if travelled else None,
         )
         members = range(len(plan.nodes)) if composition is None else composition.members
         if self._feeder is not None:
             self._feeder.begin(members[0])
+        if self._launchers and composition is not None:
+            from distlaunch.job.commencing import commences
+
+            for member, message in commences(plan, composition, streams, restarts=self._policy.restarts):
+                self._transport.send(member, message)
+            return
         for node_rank, start in starts(plan, streams):
             self._transport.send(members[node_rank], start)
 
@@ -338,7 +348,9 @@ class Runner:
 
 def _what_where(plan: LaunchPlan) -> str:
     """Say how many workers there are, as far as that is known, and where."""
-    if len(plan.nodes) == 1:
+    if not all(node.known for node in plan.nodes):
+        where = counted(len(plan.nodes), "node")
+    elif len(plan.nodes) == 1:
         where = plan.nodes[0].host
     else:
         from distlaunch.resolve.hostlist import name_hosts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
@@ -27,34 +27,38 @@ class Streams(NamedTuple):
 def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
     """Give, by node rank, what a node needs to know of the plan."""
     env = plan.shared_env
-    rows, columns = streams.terminal or (0, 0)
     for node_rank, workers in itertools.groupby(plan.workers, lambda worker: worker.node_rank):
-        node = plan.nodes[node_rank]
-        yield (
-            node_rank,
-            m.Start(
-                attempt=plan.attempt,
-                argv=node.argv or plan.argv,
-                env={**env, **node.env} if node.env else env,
-                cwd=plan.workdir,
-                workers=tuple(map(_spec, workers)),
-                uses_gpus=bool(node.devices),
-                signal_group=plan.signal_group,
-                terminal=streams.terminal is not None,
-                rows=rows,
-                columns=columns,
-                stdin_rank=0 if node_rank == 0 and streams.stdin else None,
-                preload=plan.preload,
-                preload_log=plan.layout.preload_path(plan.run_dir, plan.attempt),
-                preload_bound_s=plan.hang_timeout_s,
-                watch=plan.hang_timeout_s is not None,
-                bootstrap=plan.bootstrap,
-                travelled=streams.travelled,
-                node_logs=streams.node_logs,
-                orphan_grace_s=streams.orphan_grace_s,
-                takes_feed=streams.travelled and node_rank == 0 and streams.stdin,
-            ),
-        )
+        yield node_rank, start_of(plan, node_rank, workers, streams, env)
+
+
+def start_of(
+    plan: LaunchPlan, node_rank: int, workers: Iterable[WorkerPlan], streams: Streams, env: Mapping[str, str]
+) -> m.Start:
+    """Give what one node needs to know of the plan, for these of its workers; ``env`` is what all workers share."""
+    rows, columns = streams.terminal or (0, 0)
+    node = plan.nodes[node_rank]
+    return m.Start(
+        attempt=plan.attempt,
+        argv=node.argv or plan.argv,
+        env={**env, **node.env} if node.env else env,
+        cwd=plan.workdir,
+        workers=tuple(map(_spec, workers)),
+        uses_gpus=bool(node.devices),
+        signal_group=plan.signal_group,
+        terminal=streams.terminal is not None,
+        rows=rows,
+        columns=columns,
+        stdin_rank=0 if node_rank == 0 and streams.stdin else None,
+        preload=plan.preload,
+        preload_log=plan.layout.preload_path(plan.run_dir, plan.attempt),
+        preload_bound_s=plan.hang_timeout_s,
+        watch=plan.hang_timeout_s is not None,
+        bootstrap=plan.bootstrap,
+        travelled=streams.travelled,
+        node_logs=streams.node_logs,
+        orphan_grace_s=streams.orphan_grace_s,
+        takes_feed=streams.travelled and node_rank == 0 and streams.stdin,
+    )
 
 
 def _spec(worker: WorkerPlan) -> m.WorkerSpec:

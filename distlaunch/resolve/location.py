@@ -10,7 +10,7 @@ from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.resolve.allocation import Allocation, Host, Origin
 from distlaunch.resolve.facts import Facts, Surroundings
-from distlaunch.resolve.identity import Identity, is_this_machine
+from distlaunch.resolve.identity import Identity, is_loopback, is_this_machine
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.resolve.select import rivals, select
 
@@ -27,6 +27,8 @@ class Location(Record):
     """How that is known: the name of a variable or an option, or what names this machine."""
     name: str
     """This machine's own name."""
+    ranked: bool = True
+    """It is known which of several launchers this is. Else that is dealt at the start, and ``here`` stands for it."""
 
 
 def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[str, ...]]:
@@ -45,7 +47,11 @@ def locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[
         return None, lost
     allocation = _with_node_rank(allocation, options, around)
     here, by = _here(allocation, options, around)
-    return Location(allocation=allocation, who=who, here=here, by=by, name=around.identity.hostname), lost
+    ranked = allocation.part == "all" or allocation.node_rank is not None or bool(here)
+    if here is None and allocation.part == "node":
+        here, ranked = min(1, len(allocation.hosts) - 1), False
+    name = around.identity.hostname
+    return Location(allocation=allocation, who=who, here=here, by=by, name=name, ranked=ranked), lost
 
 
 def check_lists(options: TrainOptions) -> str | None:
@@ -100,37 +106,40 @@ def _allocation(
 
 def _by_hand(options: TrainOptions) -> Allocation | None:
     """Make the nodes of one who starts a launcher on each, as torchrun's users do: only their number is known."""
-    if options.node_rank is None:
+    rank, nodes = options.node_rank, options.num_nodes
+    most = nodes[1] if isinstance(nodes, tuple) else nodes or 1
+    if rank is None and (options.rendezvous is None or most == 1):
         return None
+    from distlaunch.resolve.rendezvous import endpoint
     from distlaunch.resolve.sources.environment import MOST_HOSTS, numbered_hosts
 
-    nodes = options.num_nodes
-    most = nodes[1] if isinstance(nodes, tuple) else nodes or 1
-    if options.node_rank >= most:
+    if rank is not None and rank >= most:
         raise ConfigError(
-            f"--node-rank {options.node_rank}: ranks of {counted(most, 'node')} go to {most - 1}",
+            f"--node-rank {rank}: ranks of {counted(most, 'node')} go to {most - 1}",
             hint="--num-nodes says how many nodes there are" if nodes is None else None,
         )
     if most == 1:
         return None
     if most > MOST_HOSTS:
         raise ConfigError(f"{options.named('num_nodes')} {most:,}: there may be {MOST_HOSTS:,} nodes at most")
-    if options.master_addr is None:
+    field = "master_addr" if options.rendezvous is None else "rendezvous"
+    first = endpoint(options)[0] if options.rendezvous is not None else options.master_addr
+    if first is None:
         raise ConfigError(
-            f"--node-rank {options.node_rank} of {counted(most, 'node')}, but nothing says where they meet",
-            hint="give --master-addr HOST, that of node 0; or name all nodes by --hosts",
+            f"--node-rank {rank} of {counted(most, 'node')}, but nothing says where they meet",
+            hint="give --rendezvous HOST:PORT, HOST being node 0; or name all nodes by --hosts",
         )
     from distlaunch.resolve.hostlist import fold_hosts
 
-    hosts = numbered_hosts(options.master_addr, most)
+    hosts = numbered_hosts(None if field == "rendezvous" and is_loopback(first) else first, most)
     names = [host.name for host in hosts]
-    said = f"{options.named('num_nodes')} and {options.named('master_addr')}"
+    said = f"{options.named('num_nodes')} and {options.named(field)}"
     return Allocation(
         source="flags",
         by_user=True,
         hosts=hosts,
         part="node",
-        node_rank=options.node_rank,
+        node_rank=rank,
         nodes=nodes if isinstance(nodes, tuple) else None,
         origins=(Origin(value="hosts", shown=fold_hosts(names), source=said),),
     )
@@ -173,6 +182,12 @@ def _here(allocation: Allocation, options: TrainOptions, around: Surroundings) -
         by = options.who_set("node_rank") if allocation.node_rank == options.node_rank else told
         return allocation.node_rank, by or allocation.source
     identity = around.identity
+    if allocation.part == "node" and options.rendezvous is not None:
+        from distlaunch.resolve.rendezvous import endpoint
+
+        meeting_host = endpoint(options)[0]
+        if meeting_host is not None and is_this_machine(meeting_host, identity):
+            return 0, options.named("rendezvous")
     ours = [place for place, host in enumerate(allocation.hosts) if is_this_machine(host.name, identity)]
     if len(ours) > 1 and allocation.by_user:
         one, other = (quoted(allocation.hosts[place].name) for place in ours[:2])

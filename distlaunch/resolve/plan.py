@@ -49,11 +49,13 @@ def build_plan(
     local: bool = True,
     base: Mapping[str, str] | None = None,
     shares: Sequence[CpuShare] | None = None,
+    only: int | None = None,
 ) -> LaunchPlan:
     """Plan the first attempt. Raises ConfigError for whatever could not start.
 
     ``local``: this machine is one of the nodes; else script, directory and interpreter need not be here. ``base``: what
     workers inherit, if that is not all that we have. ``shares``: by node rank, where more is known than the facts tell.
+    ``only``: plan just the workers of this node.
     """
     dialect = options.dialect
     base = base_environment(facts) if base is None else base
@@ -112,7 +114,7 @@ def build_plan(
         of_node = {} if topology.here is None else {topology.here: of_this}
     else:
         of_node = dict(enumerate(shares))
-    workers = tuple(_workers(options, topology, argv, of_node, threads=threads, error_file=error_file))
+    workers = tuple(_workers(options, topology, argv, of_node, threads=threads, error_file=error_file, only=only))
     return _settled(plan, workers, attempt=0, master_port=port)
 
 
@@ -165,6 +167,7 @@ def _workers(
     *,
     threads: bool,
     error_file: Callable[[int], str] | None,
+    only: int | None,
 ) -> Iterator[WorkerPlan]:
     """Give the workers in rank order, up to the first node that has yet to tell how many it runs.
 
@@ -175,6 +178,9 @@ def _workers(
     for node_rank, node in enumerate(topology.nodes):
         if node.slots is None:
             return
+        if only is not None and node_rank != only:
+            rank += node.slots
+            continue
         shared = v.node_variables(topology, node_rank)
         share = shares.get(node_rank)
         key = share, node.slots, node.numa

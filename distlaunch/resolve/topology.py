@@ -349,6 +349,8 @@ class _Builder:
             name = self._allocation.master_addr
         if name is None and first.host.known:
             return self._hostname if first.here and is_loopback(first.host.name) else first.host.name
+        if self._options.rendezvous is not None:
+            return name  # all launchers meet there first, and settle it
         if name is None:
             notes.append("where rank 0's node can be reached is not known: --master-addr HOST says it")
         elif is_loopback(name):

@@ -13,6 +13,8 @@ from distlaunch.core.model.record import Record
 
 EVENTS = "events.jsonl"
 REPORT = "report.txt"
+EVENTS_OF_NODE = "events-{node}.jsonl"
+"""What another launcher of the job tells, which may share the folder."""
 PRELOAD = "preload.log"
 MARKER = ".distlaunch-run"
 """Says that a folder is a run directory: without it none is ever removed."""
@@ -110,7 +112,12 @@ def plan_path(run_dir: str, attempt: int) -> str:
 
 def is_ours(name: str) -> bool:
     """Tell whether a file of a run directory, or of a folder in it, was made by distlaunch, by its name."""
-    return name in _OURS or (name.startswith(("plan-", "rank-")) and name.endswith((".json", ".log", ".stacks.txt")))
+    of_node = name.startswith("events-") and name.endswith(".jsonl")
+    return (
+        name in _OURS
+        or of_node
+        or (name.startswith(("plan-", "rank-")) and name.endswith((".json", ".log", ".stacks.txt")))
+    )
 
 
 def is_our_folder(name: str) -> bool:

@@ -17,6 +17,7 @@ from distlaunch.core.wire.spawning import FromSpawner
 from distlaunch.job.actions import Event, FromNode
 
 if TYPE_CHECKING:
+    from distlaunch.core.wire import peers as p
     from distlaunch.core.wire import remote as r
 
 
@@ -50,7 +51,7 @@ class LocalTransport:
     def discover(self) -> None:
         """Do nothing: there is one node."""
 
-    def send(self, node: int, message: m.ToAgent | r.Survey | r.Reach) -> None:
+    def send(self, node: int, message: m.ToAgent | r.Survey | r.Reach | p.Commence) -> None:
         """Give a message to the agent of a node (there is only node 0)."""
         del node
         for received in self._to_agent.feed(encode(message)):

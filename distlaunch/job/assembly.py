@@ -1,0 +1,359 @@
+"""Layer job: the coordinator's way to the launchers of the other nodes, which call it, and to its own node.
+
+A member has a seat, by its number. Whoever calls for one is let in unless a launcher that is still there has it; the
+policy hears of a caller when it wants that member (``connect``).
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import printable
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import peers as p
+from distlaunch.core.wire import remote as r
+from distlaunch.core.wire.codec import Decoder
+from distlaunch.job import actions as a
+from distlaunch.job.links import Links
+from distlaunch.job.own_node import OwnNode
+from distlaunch.job.peers import Peer, Writer
+from distlaunch.job.transport.link import Link
+from distlaunch.resolve.joining import Member
+
+PROBE_S = 3.0
+"""If another launcher calls for a seat, the one that has it gets so long to answer a ping."""
+LEAVE_S = 9.0
+"""How long launchers may take to hear the verdict, and to end what is left on their nodes."""
+_SIGNALS = frozenset(
+    {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+)  # fmt: skip
+
+
+class Callers(Protocol):
+    """The rendezvous port; see ``transport.listening``."""
+
+    def descriptors(self) -> dict[int, int]:
+        """Give what to poll."""
+
+    def deadline(self) -> float | None:
+        """Give when ``ready`` is due even if nothing is ready."""
+
+    def ready(self) -> Sequence[tuple[p.Call, Link]]:
+        """Give those who have been let in."""
+
+    def close(self) -> None:
+        """Listen no more."""
+
+
+class Rules(Protocol):
+    """What launchers have to agree in; see ``resolve.joining``."""
+
+    def conflict(self, number: int, host: str, told: p.Apply, *, wall: float) -> str | None:
+        """Say what a launcher was told otherwise than we were."""
+
+    def clock_note(self, number: int, host: str, told: p.Apply, *, wall: float) -> str | None:
+        """Say that a node's clock is far off."""
+
+
+class _Seat:
+    """What is known of one member."""
+
+    __slots__ = ("apply", "host", "instance", "joined", "peer", "probed_at", "wanted_at")
+
+    def __init__(self) -> None:
+        self.host = ""
+        self.instance = ""
+        self.peer: Peer[Any] | None = None
+        self.apply: p.Apply | None = None
+        self.wanted_at: float | None = None
+        """From when on the policy wants to hear of it; None: it has not asked, or has heard."""
+        self.joined = False
+        self.probed_at: float | None = None
+        """When it was asked whether it is still there, as another launcher has called for its seat."""
+
+
+class Assembly(Links[Any]):
+    """A ``Transport``. Member 0 is ``own``; the others are links that ``callers`` hand over."""
+
+    def __init__(
+        self,
+        *,
+        own: OwnNode,
+        host: str,
+        size: int,
+        what: str,
+        job_id: str,
+        folder: str,
+        rules: Rules,
+        say: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """Have a seat for each member. ``what`` a number is called: ``node rank``, ``rank``; ``say`` warns the user."""
+        super().__init__(clock)
+        self._own = own
+        self._host = host
+        self._what = what
+        self._job_id, self._folder = job_id, folder
+        self._rules = rules
+        self._say = say
+        self._seats = [_Seat() for _ in range(size)]
+        self._let_in: dict[str, int] = {}  # by instance, whose link is yet to come
+        self._wanted: set[int] = set()  # seats of which the policy waits to hear
+        self._callers: Callers | None = None
+        self._has_begun = False
+        self.verdict = p.Verdict(exit_code=EXIT_SOFTWARE, text="the coordinator has failed")
+        """What the others hear at the end."""
+
+    def listen(self, callers: Callers) -> None:
+        """Have the port on which the others call."""
+        self._callers = callers
+
+    @property
+    def members(self) -> dict[int, Member]:
+        """Give those that have come, by number."""
+        return {
+            number: Member(host=seat.host, apply=seat.apply)
+            for number, seat in enumerate(self._seats)
+            if seat.apply is not None
+        }
+
+    # --- the runner's side
+
+    def start(self) -> None:
+        """Be ready for messages."""
+        self._own.start()
+
+    def connect(self, node: int, delay_s: float) -> None:
+        """Want a member, after so long: it is there already, or will call."""
+        if node == 0:
+            self._events.append(a.Joined(node=0, host=self._host))
+            return
+        seat = self._seats[node]
+        if seat.joined:
+            self.disconnect(node)
+        seat.wanted_at = self._clock() + delay_s
+        self._wanted.add(node)
+        self._offer(node)
+
+    def disconnect(self, node: int) -> None:
+        """Leave a member; it may call again."""
+        seat = self._seats[node]
+        seat.joined, seat.wanted_at, seat.peer = False, None, None
+        self._wanted.discard(node)
+        super().disconnect(node)
+
+    def discover(self) -> None:
+        """Do nothing: who wants to take part, calls."""
+
+    def send(self, node: int, message: m.ToAgent | r.Survey | r.Reach | p.Commence) -> None:
+        """Send to a member; what cannot be sent any more is lost with it."""
+        self._has_begun = self._has_begun or isinstance(message, m.Prepare)
+        if isinstance(message, r.Survey) and node:
+            self._tell(node, p.Ask(serial=message.serial))
+        elif isinstance(message, p.Commence) or node:
+            self._tell(node, message)
+        else:
+            self._own.handle(message)
+
+    def broadcast(self, message: m.ToAgent) -> None:
+        """Send to every member that there is."""
+        self._own.handle(message)
+        for node in list(self._peers):
+            self._tell(node, message)
+
+    def notice(self, text: str, level: str) -> None:
+        """Have a line shown on all other nodes."""
+        for node in list(self._peers):
+            self._tell(node, p.Notice(text=text, level=level))
+
+    @property
+    def has_unsent(self) -> bool:
+        """Tell whether something is still on its way out."""
+        return self._own.has_unsent or super().has_unsent
+
+    def descriptors(self) -> dict[int, int]:
+        """Give what to poll, with the poll events."""
+        called = {} if self._callers is None else self._callers.descriptors()
+        return {self._epoll.fileno(): select.POLLIN, **called, **self._own.descriptors()}
+
+    def deadline(self) -> float | None:
+        """Give when ``receive`` is due even if nothing is ready."""
+        dues = [self._ping_at, self._own.deadline(), None if self._callers is None else self._callers.deadline()]
+        wanted = [self._seats[node] for node in self._wanted]
+        dues += [seat.wanted_at for seat in wanted if seat.apply is not None and seat.peer is not None]
+        return min((due for due in dues if due is not None), default=None)
+
+    def receive(self) -> list[a.Event]:
+        """Give what has happened, without waiting."""
+        self._events.extend(a.FromNode(node=0, message=message) for message in self._own.receive())
+        self._read_all()
+        self._take_callers()
+        for node in list(self._wanted):
+            self._offer(node)
+        self._tick()
+        return self._taken_events()
+
+    def close(self) -> None:
+        """Tell all others how the job has ended, end our own node, and wait, bounded, until the others have heard."""
+        for node in list(self._peers):
+            self._tell(node, self.verdict)
+        self._own.close()
+        until = time.monotonic() + LEAVE_S
+        while self._peers and (left_s := until - time.monotonic()) > 0:
+            self._read_all(left_s)
+        for node in list(self._peers):
+            self.disconnect(node)
+        if self._callers is not None:
+            self._callers.close()
+        self._close()
+
+    # --- callers
+
+    def admit(self, call: p.Call) -> p.Welcome | p.Turned:
+        """Decide whether a launcher that has called gets a seat, and which."""
+        number = call.rank if call.rank is not None else self._number_of(call)
+        if number is None:
+            return _turned("all places of the job are taken", code=EXIT_UNAVAILABLE, again=True)
+        who = printable(call.host[:80])
+        if number >= len(self._seats):
+            return _turned(f"{self._what} {number}: {self._what}s of this job go to {len(self._seats) - 1}")
+        if number == 0:
+            return self._taken(0, self._host, who)
+        seat = self._seats[number]
+        if seat.peer is not None and seat.instance != call.instance:
+            if (turned := self._probe(number, seat, who)) is not None:
+                return turned
+            self._lose(seat.peer, f"a launcher on {who} has taken its place")
+        elif seat.peer is not None:
+            self._lose(seat.peer, "its launcher has called again")
+        elif number in self._let_in.values():
+            return _turned(f"another launcher has just called for {self._what} {number}", again=True)
+        self._let_in[call.instance] = number
+        seat.instance, seat.host = call.instance, who
+        return p.Welcome(job_id=self._job_id, rank=number, folder=self._folder)
+
+    def _number_of(self, call: p.Call) -> int | None:
+        """Give a launcher that has no rank the seat that it had, or one of its host that is free, or the next."""
+        seats = list(enumerate(self._seats))[1:]
+        known = [number for number, seat in seats if seat.instance == call.instance]
+        free = [number for number, seat in seats if seat.peer is None and seat.instance not in self._let_in]
+        same = [number for number in free if self._seats[number].host == call.host]
+        fresh = [number for number in free if not self._seats[number].host]
+        return next(iter((*known, *same, *fresh, *free)), None)
+
+    def _probe(self, number: int, seat: _Seat, who: str) -> p.Turned | None:
+        """Find out whether the launcher that has a seat is still there; None: it is not."""
+        now, peer = self._clock(), seat.peer
+        if peer is None:
+            return None
+        if seat.probed_at is None or now - seat.probed_at > 2 * PROBE_S + LEAVE_S:
+            seat.probed_at = now
+            self._ping(peer)
+        elif peer.heard > seat.probed_at:
+            return self._taken(number, seat.host, who)
+        elif now - seat.probed_at >= PROBE_S:
+            return None
+        return _turned(f"{self._what} {number} belongs to the launcher on {seat.host}, which is asked", again=True)
+
+    def _taken(self, number: int, host: str, who: str) -> p.Turned:
+        text = f"two launchers have {self._what} {number}: on {host}, and on {who}"
+        self._say(f"{text}; the second is turned away")
+        return _turned(text, hint=f"each launcher needs a {self._what} of its own")
+
+    def _take_callers(self) -> None:
+        for call, link in () if self._callers is None else self._callers.ready():
+            number = self._let_in.pop(call.instance, None)
+            if number is None or self._seats[number].instance != call.instance:
+                link.close()
+                continue
+            seat = self._seats[number]
+            peer: Peer[Any] = Peer(number, Decoder(p.FROM_PEER, r.REMOTE_PARTS))
+            peer.writer = Writer(peer, lambda link=link: link, name=f"to {seat.host}")  # type: ignore[misc]
+            seat.peer, seat.apply, seat.probed_at = peer, None, None
+            self._peers[number] = peer
+            try:
+                peer.writer.start()
+            except RuntimeError:
+                peer.link = link
+                self._lose(peer, "no thread can be started for it (the limit of processes: ulimit -u)")
+                continue
+            self._have(peer, link)
+
+    def _offer(self, number: int) -> None:
+        """Tell the policy of a member that it wants, once it is there."""
+        seat = self._seats[number]
+        wanted = seat.wanted_at is not None and self._clock() >= seat.wanted_at
+        if wanted and seat.peer is not None and seat.apply is not None:
+            seat.wanted_at, seat.joined = None, True
+            self._wanted.discard(number)
+            self._events.append(a.Joined(node=number, host=seat.host))
+
+    # --- what members say
+
+    def _take(self, peer: Peer[Any], message: Any) -> None:
+        seat = self._seats[peer.node]
+        if not peer.greeted:
+            if isinstance(message, p.Apply):
+                self._greet(peer, seat, message)
+            return
+        match message:
+            case r.Pong():
+                peer.pong(message, self._clock())
+            case r.Ending():
+                self._lose(peer, message.why)
+            case p.Told():
+                if message.signum in _SIGNALS:
+                    self._events.append(a.Signalled(signum=message.signum, node=peer.node))
+            case p.Apply() | p.Call() | p.Proof():
+                pass
+            case _ if not seat.joined:
+                pass
+            case m.WorkerExited():
+                ended = replace(message, ended=min(self._clock(), message.ended + peer.offset))
+                self._events.append(a.FromNode(node=peer.node, message=ended))
+            case _:
+                self._events.append(a.FromNode(node=peer.node, message=message))
+
+    def _greet(self, peer: Peer[Any], seat: _Seat, told: p.Apply) -> None:
+        peer.greet(told.clock, self._clock())
+        wall = time.time()
+        conflict = self._rules.conflict(peer.node, seat.host, told, wall=wall)
+        if conflict is not None:
+            hint = "all launchers of a job get the same command line"
+            if not self._has_begun:
+                self._events.append(a.Refused(text=conflict, hint=hint))
+                return
+            self._say(f"a launcher was turned away: {conflict}")
+            self._tell(peer.node, p.Verdict(exit_code=EXIT_USAGE, text=f"error: {conflict}\n  hint: {hint}"))
+            return
+        if (note := self._rules.clock_note(peer.node, seat.host, told, wall=wall)) is not None:
+            self._say(note)
+        seat.apply = told
+        if told.attempt >= 0 and not self._has_begun:
+            self._events.append(a.Known(attempt=told.attempt, restarts=max(0, told.restarts)))
+        self._ping(peer)
+        self._offer(peer.node)
+
+    def _lose(self, peer: Peer[Any], why: str) -> None:
+        self._peers.pop(peer.node, None)
+        self._drop(peer)
+        seat = self._seats[peer.node]
+        if seat.peer is not peer:
+            return
+        seat.peer = None
+        if seat.joined:
+            seat.joined = False
+            self._events.append(a.Lost(node=peer.node, why=why))
+
+    def _ended(self, why: str) -> str:
+        return f"its launcher is gone: {why}"
+
+
+def _turned(text: str, *, hint: str | None = None, code: int = EXIT_USAGE, again: bool = False) -> p.Turned:
+    return p.Turned(text=text, hint=hint, exit_code=code, again=again)

@@ -1,0 +1,74 @@
+"""Layer job: the coordinator's console where the other nodes have launchers: what warns is shown there as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from distlaunch.job.sink import Sink, StatusView
+
+
+class Herald(Sink):
+    """Passes everything on to ``sink``, and warnings also to ``tell``; keeps the last words for the others."""
+
+    def __init__(self, sink: Sink, tell: Callable[[str, str], None]) -> None:
+        self._sink = sink
+        self._tell = tell
+        self._errors: list[str] = []
+        self._last = ""
+
+    def last_words(self, exit_code: int) -> str:
+        """Give what all launchers are to say at the end."""
+        if exit_code == 0:
+            return ""
+        return "\n".join(self._errors) or self._last
+
+    def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
+        """Show lines of our own; see ``Sink``."""
+        self._sink.say(text, level=level)
+        if level == "error":
+            self._errors.append(text)
+        elif level == "warning":
+            self._tell(text, level)
+        else:
+            self._last = text
+
+    def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Take a chunk; see ``Sink``."""
+        self._sink.output(rank, stream, data, now)
+
+    def rank_ended(self, rank: int, now: float) -> None:
+        """Show what is held of a rank; see ``Sink``."""
+        self._sink.rank_ended(rank, now)
+
+    def tick(self, now: float) -> float | None:
+        """Show what has been held long enough; see ``Sink``."""
+        return self._sink.tick(now)
+
+    def has_room(self) -> bool:
+        """Tell whether the pump may go on; see ``Sink``."""
+        return self._sink.has_room()
+
+    def on_room(self, wake: Callable[[], None]) -> None:
+        """Set what to call; see ``Sink``."""
+        self._sink.on_room(wake)
+
+    def event(self, record: Mapping[str, object]) -> None:
+        """Show an event; see ``Sink``."""
+        self._sink.event(record)
+
+    def status(self, view: StatusView) -> None:
+        """Update the status line; see ``Sink``."""
+        self._sink.status(view)
+
+    def suspend(self) -> None:
+        """Clear the status line; see ``Sink``."""
+        self._sink.suspend()
+
+    def resume(self) -> None:
+        """Draw again; see ``Sink``."""
+        self._sink.resume()
+
+    def close(self, *, timeout_s: float | None) -> int:
+        """Flush everything; see ``Sink``."""
+        return self._sink.close(timeout_s=timeout_s)

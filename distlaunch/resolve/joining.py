@@ -1,0 +1,343 @@
+"""Layer resolve: a job whose nodes have a launcher each (or whose workers have): what each of these plans; pure.
+
+Every launcher has a command line of its own, and knows of its own node what there is. The coordinator deals out ranks
+and hears how many workers each node runs; what these are is never told by one launcher to another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from distlaunch.core.errors import ConfigError, NodesError, ProtocolError
+from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.text import counted, printable, quoted
+from distlaunch.core.model.topology import Node, Topology
+from distlaunch.core.wire import peers as p
+from distlaunch.core.wire.remote import Reached, Survey, Surveyed
+from distlaunch.resolve import meeting
+from distlaunch.resolve.agreement import check_script
+from distlaunch.resolve.facts import Facts
+from distlaunch.resolve.identity import is_loopback
+from distlaunch.resolve.location import Location
+from distlaunch.resolve.options import TrainOptions, counts_processes
+from distlaunch.resolve.plan import CpuShare, bind, build_plan, command_target, working_directory
+from distlaunch.resolve.rendezvous import Rendezvous, check_place, settle
+from distlaunch.resolve.variables import BackendVariables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+CLOCKS_S = 300.0
+"""Clocks that are further apart than this are told of: certificates, and files' times, go by them."""
+_GLOO, _TENSORPIPE, _NCCL = "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+_MOST_NODES = 1 << 17
+_MOST_SLOTS = 1 << 12
+
+
+class Member(Record):
+    """A launcher that takes part, as the coordinator knows it."""
+
+    host: str
+    apply: p.Apply
+
+
+class Joiner:
+    """Plans for one launcher of several. Members are launchers, numbered by rank; number 0 is the coordinator."""
+
+    def __init__(
+        self, options: TrainOptions, facts: Facts, topology: Topology, location: Location, backend: BackendVariables
+    ) -> None:
+        """Take what a launcher has found. Raises ConfigError for what launchers on each node cannot do."""
+        check_place(location, topology)
+        self._options, self._facts, self._backend = options, facts, backend
+        self._location = location
+        self.rendezvous: Rendezvous = settle(options, location, topology)
+        if self.rendezvous.of_source:
+            topology = replace(topology, master_port=None)
+        self._by_worker = location.allocation.part == "worker"
+        self._topology = topology
+        self._place = (location.here or 0) if topology.here is None else topology.here
+        self._own = topology.nodes[self._place]
+        self._workdir = working_directory(options, facts, local=True)
+        self._target = command_target(options, facts, self._workdir, local=True)
+        self._job_id = self._run_dir = ""
+        self._of_members: tuple[str, ...] = ()
+
+    # --- who there is
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Name the members, by number; those that nobody has named by their rank, until they have come."""
+        nodes = self._topology.nodes
+        if not self._by_worker:
+            names = [node.host if node.known else f"node {rank}" for rank, node in enumerate(nodes)]
+            return (self._facts.hostname, *names[1:]) if self.rendezvous.leads != "no" else tuple(names)
+        slots = [(node, local) for node in nodes for local in range(node.slots or 0)]
+        return tuple(
+            f"rank {rank} on {node.host}" if node.known else f"rank {rank}" for rank, (node, _) in enumerate(slots)
+        )
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The fewest and the most members of an attempt."""
+        if self._by_worker:
+            return len(self.hosts), len(self.hosts)
+        return self._topology.bounds or (len(self._topology.nodes), len(self._topology.nodes))
+
+    @property
+    def by_worker(self) -> bool:
+        """Tell whether there is a launcher for each worker."""
+        return self._by_worker
+
+    @property
+    def own_slots(self) -> int:
+        """How many workers are this launcher's."""
+        return 1 if self._by_worker else self._own.slots or 0
+
+    @property
+    def most_workers(self) -> int:
+        """How many workers the console may have to show, at most: other nodes' tell their number later."""
+        world = self._topology.world_size
+        return max(2, len(self._topology.nodes) * 64 if world is None else world)
+
+    def named(self, job_id: str, run_dir: str) -> None:
+        """Take note of what the job is called, and of its folder here."""
+        self._job_id, self._run_dir = job_id, run_dir
+
+    # --- what is told
+
+    def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.Apply:
+        """Say what this launcher is to do."""
+        return p.Apply(
+            num_nodes=self.bounds,
+            slots=self.own_slots,
+            command=self._digest(),
+            clock=clock,
+            wall=wall,
+            attempt=attempt,
+            restarts=restarts,
+        )
+
+    def _digest(self) -> str:
+        """Fingerprint the command, but for paths, which may differ from node to node."""
+        options = self._options
+        name = (options.script or "").rpartition("/")[2]
+        words = ("m" if options.module else "x" if options.no_python else "s", name, *options.script_args)
+        return hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()
+
+    def conflict(self, number: int, host: str, told: p.Apply, *, wall: float) -> str | None:
+        """Say what a launcher was told otherwise than this one, the coordinator; None if nothing that matters."""
+        me, who = printable(self._facts.hostname), f"{self._label(number)} ({printable(host)})"
+        if told.num_nodes is not None and tuple(told.num_nodes) != self.bounds:
+            what = "launchers" if self._by_worker else "nodes"
+            return f"{who} was told of {_written(told.num_nodes)} {what}, {me} (rank 0) of {_written(self.bounds)}"
+        if told.command != self._digest():
+            return f"{who} was told to run something else than {me} (rank 0): script, or its arguments, differ"
+        slots = told.slots
+        if slots is None or not 0 < slots <= _MOST_SLOTS:
+            return f"{who} says that it runs {slots} workers"
+        planned = self._topology.nodes[number].slots if number < len(self._topology.nodes) else None
+        if not self._by_worker and self._is_total and planned is not None and slots != planned:
+            return f"{who} is to run {counted(slots, 'worker')}, by what {me} (rank 0) was told {planned}"
+        return None
+
+    def clock_note(self, number: int, host: str, told: p.Apply, *, wall: float) -> str | None:
+        """Say that a node's clock is far off; None if it is not."""
+        apart = told.wall - wall
+        if abs(apart) < CLOCKS_S:
+            return None
+        how = "ahead" if apart > 0 else "behind"
+        return f"the clock of {self._label(number)} ({printable(host)}) is {abs(apart) / 60:.0f} min {how} of ours"
+
+    def _label(self, number: int) -> str:
+        return f"rank {number}" if self._by_worker else f"node {number}"
+
+    @property
+    def _is_total(self) -> bool:
+        """Tell whether the number of all workers was asked for, which then cannot be otherwise on one node."""
+        options = self._options
+        total = options.num_procs if counts_processes(options) else options.num_gpus
+        return isinstance(total, int)
+
+    # --- the coordinator's plan
+
+    def survey(self, serial: int) -> Survey:
+        """Make the question about this launcher's own node, by its own command line."""
+        options = self._options
+        python = not options.no_python or options.module
+        setup = options.setup is not None
+        return Survey(
+            serial=serial,
+            workdir=self._workdir,
+            pythons=(options.python or self._facts.python,) if python and not setup else (),
+            script="" if options.module or options.no_python else self._target,
+            program="bash" if setup else "" if python else self._target,
+            run_dir=self._run_dir,
+            gpus=False,
+            topology=False,
+        )
+
+    def compose(
+        self, surveys: Mapping[int, Surveyed], known: Mapping[int, Member]
+    ) -> tuple[tuple[int, ...], LaunchPlan]:
+        """Choose among the launchers that are there, and plan; give their numbers in the order of ranks, and the plan.
+
+        Raises NodesError if there are too few, NodesDiffer for other scripts.
+        """
+        fewest, most = self.bounds
+        members = tuple(sorted(surveys))[:most]
+        if len(members) < fewest or members[:1] != (0,):
+            raise NodesError(f"{counted(len(members), 'node')} of the {fewest:,} that are needed")
+        hosts = [known[number].host if number in known else each for number, each in enumerate(self.hosts)]
+        if not self._options.module and not self._options.no_python:
+            hashes = {number: surveys[number].script_sha256 for number in members}
+            check_script(self._target, self._workdir, hashes, hosts, 0)
+        topology = replace(self._topology, nodes=self._nodes(members, known), here=0)
+        shares = None
+        if self._by_worker:
+            shares = self._shares_of_worker(len(topology.nodes))
+        plan = build_plan(
+            self._options,
+            self._facts,
+            replace(topology, bounds=self.bounds if self.bounds[0] < self.bounds[1] else None),
+            self._backend,
+            job_id=self._job_id,
+            run_dir=self._run_dir,
+            shares=shares,
+        )
+        self._of_members = tuple(hosts[number] for number in members)
+        return members, plan
+
+    def _nodes(self, members: Sequence[int], known: Mapping[int, Member]) -> tuple[Node, ...]:
+        if self._by_worker:
+            nodes = []
+            first = 0
+            for node in self._topology.nodes:
+                nodes.append(replace(node, host=known[first].host, known=True))
+                first += node.slots or 0
+            return tuple(nodes)
+        mine = replace(self._own, host=known[0].host, known=True)
+        return tuple(
+            mine if number == 0 else Node(host=known[number].host, slots=known[number].apply.slots)
+            for number in members
+        )
+
+    def _shares_of_worker(self, nodes: int) -> list[CpuShare]:
+        return [CpuShare(cpus=self._facts.cpus, granted=self._topology.cpus)] * nodes
+
+    def places(self, plan: LaunchPlan) -> tuple[tuple[str, int], ...]:
+        """Give for each member of a plan its host and its lowest rank."""
+        if not self._by_worker:
+            return tuple(zip((node.host for node in plan.nodes), plan.first_ranks, strict=True))
+        return tuple((plan.nodes[worker.node_rank].host, worker.rank) for worker in plan.workers)
+
+    def addresses(self, surveyed: Surveyed, host: str) -> tuple[str, ...]:
+        """Give where rank 0's node may be reached: at its addresses, then where its launcher is."""
+        options, called = self._options, self.rendezvous.host
+        try:
+            found = meeting.addresses(surveyed, host, interface=options.interface, given=options.master_addr)
+        except ConfigError:
+            if options.interface is not None:
+                raise
+            found = ()
+        if options.master_addr is not None or options.interface is not None:
+            return found
+        numeric = called.replace(".", "").isdecimal() or ":" in called
+        first = (called,) if numeric and not is_loopback(called) else ()
+        return tuple(dict.fromkeys((*first, *found, called)))
+
+    def meet(self, surveys: Sequence[Surveyed], reached: Mapping[int, Reached]) -> meeting.Meeting:
+        """Settle where the members of an attempt meet, from their answers by place. Raises LaunchError."""
+        hosts = self._of_members if len(self._of_members) == len(surveys) else [each.hostname for each in surveys]
+        found = meeting.meet(
+            surveys,
+            reached,
+            tried=self.addresses(surveys[0], hosts[0]),
+            hosts=hosts,
+            interface=self._options.interface,
+        )
+        if not self._by_worker:
+            return found
+        of_node: dict[int, Mapping[str, str]] = {}
+        place = 0
+        for node_rank, node in enumerate(self._topology.nodes):
+            of_node[node_rank] = found.env.get(place, {})
+            place += node.slots or 0
+        return replace(found, env=of_node)
+
+    # --- a peer's plan
+
+    def commenced(self, told: p.Commence, interfaces: Iterable[str]) -> LaunchPlan:
+        """Plan this launcher's own workers of an attempt, by its own command line. Raises ProtocolError for nonsense.
+
+        ``interfaces``: the names of those that this node has.
+        """
+        self._check(told)
+        nodes = [Node(host=host, slots=slots) for host, slots in zip(told.hosts, told.slots, strict=True)]
+        rank = told.node_rank
+        nodes[rank] = replace(self._own, host=told.hosts[rank], known=True)
+        topology = replace(
+            self._topology,
+            nodes=tuple(nodes),
+            here=rank,
+            bounds=self.bounds if self.bounds[0] < self.bounds[1] else None,
+            notes=self._topology.notes,
+        )
+        plan = build_plan(
+            self._options,
+            self._facts,
+            topology,
+            self._backend,
+            job_id=self._job_id,
+            run_dir=self._run_dir,
+            shares=self._shares_of_worker(len(nodes)) if self._by_worker else None,
+            only=rank,
+        )
+        mine = set(told.local_ranks)
+        plan = replace(plan, workers=tuple(worker for worker in plan.workers if worker.local_rank in mine))
+        there = set(interfaces)
+        wanted = {_GLOO: told.interface, _TENSORPIPE: told.interface, _NCCL: told.nccl_interface}
+        taken = {**plan.base_env, **plan.given_env}
+        env = {
+            name: f"={value}" if name == _NCCL else value
+            for name, value in wanted.items()
+            if value in there and name not in taken
+        }
+        where = meeting.Meeting(address=told.master_addr, env={rank: env} if env else {})
+        return bind(plan, attempt=told.attempt, master_port=told.master_port, meeting=where)
+
+    def _check(self, told: p.Commence) -> None:
+        nodes = len(told.hosts)
+        sane = (
+            0 < nodes <= _MOST_NODES
+            and len(told.slots) == nodes
+            and 0 <= told.node_rank < nodes
+            and all(0 < slots <= _MOST_SLOTS for slots in told.slots)
+            and 0 < told.master_port <= 65535
+            and 0 <= told.attempt < 1 << 31
+            and len(told.master_addr) <= 255
+            and all(char.isascii() and (char.isalnum() or char in "._-:%") for char in told.master_addr)
+        )
+        if not sane:
+            raise ProtocolError("the coordinator sends a start that makes no sense")
+        slots, own = told.slots[told.node_rank], self._own.slots
+        expected = set(range(own or 0))
+        right = set(told.local_ranks) <= expected if self._by_worker else set(told.local_ranks) == expected
+        if slots != own or not right:
+            raise ProtocolError(
+                f"the coordinator wants {counted(slots, 'worker')} here, {quoted(str(own))} are this launcher's"
+            )
+
+
+def interfaces_of(plan: LaunchPlan, node_rank: int) -> tuple[str, str]:
+    """Give by which interfaces a node's workers reach the others: for gloo, and for NCCL; empty where all is well."""
+    env = plan.nodes[node_rank].env
+    return env.get(_GLOO, ""), env.get(_NCCL, "").removeprefix("=")
+
+
+def _written(bounds: Sequence[int]) -> str:
+    fewest, most = bounds
+    return str(most) if fewest == most else f"{fewest}:{most}"
