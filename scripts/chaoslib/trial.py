@@ -17,6 +17,7 @@ from testbedlib import faults
 from testbedlib.client import Hosts, Process, Started
 from testbedlib.layout import HEAD
 
+from chaoslib.processes import name_of
 from chaoslib.rounds import GRACE_S, JOIN_S, Round
 
 TREE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -106,11 +107,8 @@ class Job:
     def find(self, host: str, what: str) -> list[int]:
         """Find the agent, spawner or workers of a host."""
         if what == "worker":
-            return [
-                process.pid
-                for process in self.processes(host)
-                if PROGRAM in process.argv and process.pid != self.launcher.pid
-            ]
+            found = [process.pid for process in self.processes(host) if PROGRAM in process.argv]
+            return [pid for pid in found if pid != self.launcher.pid and name_of(pid) != "dl-warm"]
         return [process.pid for process in self.processes(host) if process.argv[0].startswith(f"dl-{what}")]
 
     def left(self) -> list[str]:
