@@ -1,7 +1,7 @@
 """Layer launch_slurm: what a job of Slurm has beyond its nodes: the site's settings, agents by srun, a new turn.
 
 Sources: scontrol of Slurm 22.05 on a real system, and its manual. A cancelled job, one at its limit, and one that is
-preempted are all COMPLETING while their processes get TERM: what tells them apart are its times.
+preempted are all COMPLETING while their processes get TERM: what tells them apart are the reason and the times.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def is_cancelled(told: str) -> bool:
     fields = dict(re.findall(r"(\w+)=(\S*)", told))
     if fields.get("JobState") not in {"COMPLETING", "CANCELLED"}:
         return False
-    if fields.get("PreemptTime", "None") not in {"None", "N/A", "Unknown"}:
+    if fields.get("Reason") == "TimeLimit" or fields.get("PreemptTime", "None") not in {"None", "N/A", "Unknown"}:
         return False
     limit_s, run_s = (_seconds(fields.get(name, "")) for name in ("TimeLimit", "RunTime"))
     return limit_s is None or run_s is None or run_s < limit_s

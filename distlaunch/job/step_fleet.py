@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import deque
 from typing import Any
 
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 from distlaunch.job import actions as a
 from distlaunch.job.fleet import Fleet
@@ -15,6 +18,8 @@ from distlaunch.job.transport.srun import Srun
 _ENDED_WITH = "Slurm ended it, as an agent of the same step had ended"
 _TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _MOST_SAID = 40
+_MANNERS = re.compile(r"got SIGCONT|forcing job termination|Job step aborted: Waiting|Force Terminated|_step_signal")
+"""What srun says of itself, which tells nobody anything."""
 
 
 class StepFleet(Fleet):
@@ -27,6 +32,10 @@ class StepFleet(Fleet):
         self._said: deque[str] = deque()
         self._much = 0
         self._lost: set[str] = set()
+        self._busy: set[int] = set()
+        """Nodes with an attempt that has not ended there."""
+        self._doomed: set[int] = set()
+        """Nodes whose agents Slurm is about to kill: they are lost once their workers have ended."""
         self._leaving = False
         srun.say = self._hear
 
@@ -40,24 +49,43 @@ class StepFleet(Fleet):
         while self._said:
             line = self._said.popleft()
             self._much += 1
-            if self._much <= _MOST_SAID and not self._leaving:
+            if self._much <= _MOST_SAID and not self._leaving and not _MANNERS.search(line):
                 self._events.append(a.Noted(text=line))
         return super().receive()
 
+    def send(self, node: int, message: r.ToRemote | p.Commence) -> None:
+        """Send to a node; see ``Fleet``."""
+        if isinstance(message, m.Start):
+            self._busy.add(node)
+        super().send(node, message)
+
     def _take(self, peer: Peer[r.FromRemote], message: r.FromRemote) -> None:
-        if not isinstance(message, r.Signalled) or not peer.greeted:
-            super()._take(peer, message)
+        node = peer.node
+        if isinstance(message, r.Signalled) and peer.greeted:
+            host = self.targets[node].host
+            if message.signum not in _TO_END or not any(self._srun.ended_with(host, each) for each in self._lost):
+                event = a.Signalled(signum=message.signum, node=node, reached=self._signals_all)
+                self._events.append(event)
+            elif node in self._busy:
+                self._doomed.add(node)
+            else:
+                self._lose(peer, _ENDED_WITH)
             return
-        host = self.targets[peer.node].host
-        if message.signum in _TO_END and any(self._srun.ended_with(host, other) for other in self._lost):
-            self._lose(peer, _ENDED_WITH)
-            return
-        self._events.append(a.Signalled(signum=message.signum, node=peer.node, reached=self._signals_all))
+        super()._take(peer, message)
+        if isinstance(message, m.Gone):
+            self._busy.discard(node)
+            if node in self._doomed:
+                self._lose(peer, _ENDED_WITH)
 
     def _lose(self, peer: Peer[r.FromRemote], why: str) -> None:
         if peer.greeted:
             self._lost.add(self.targets[peer.node].host)
         super()._lose(peer, why)
+
+    def _drop(self, peer: Peer[r.FromRemote]) -> None:
+        self._busy.discard(peer.node)
+        self._doomed.discard(peer.node)
+        super()._drop(peer)
 
     def close(self) -> None:
         """Have all agents leave, then srun end; see ``Fleet``."""
