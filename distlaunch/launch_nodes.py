@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.topology import Node, Topology
+from distlaunch.core.model.topology import Node
 from distlaunch.discovery import run_discover
 from distlaunch.job.composition import Composition
 from distlaunch.job.feeding import Feeder
@@ -16,51 +15,20 @@ from distlaunch.job.intake import Files, Intake
 from distlaunch.job.settings import Gathering
 from distlaunch.job.transport.link import Target
 from distlaunch.job.transport.opening import opener
-from distlaunch.resolve.hostlist import fold_hosts
 from distlaunch.resolve.options import TrainOptions
 
 if TYPE_CHECKING:
     from distlaunch.core.wire.remote import Surveyed
     from distlaunch.launch_slurm import Site
     from distlaunch.resolve.allocation import Allocation
-    from distlaunch.resolve.location import Location
     from distlaunch.resolve.members import Composer
 
-_SHOWN_HOSTS = 60
 _UNKNOWN_SLOTS = 64
 """More workers than any node has, where only the node knows how many it runs."""
 _LEAST_CONNECT_S = 10.0
 _PATIENCE_S = 15.0
 """A machine that refuses at the first start is more likely off, or misspelt, than about to come."""
 _TOKEN_BYTES = 16
-
-
-def is_alone(location: Location, topology: Topology) -> bool:
-    """Tell whether all of the job is this launcher's: the only node is this machine, and every worker on it its own."""
-    if len(topology.nodes) != 1 or topology.here != 0:
-        return False
-    return location.allocation.part != "worker" or topology.world_size == 1
-
-
-def refuse_others(location: Location, topology: Topology) -> None:
-    """Refuse what several launchers, or a scheduler's own starter, would have to do. Raises ConfigError."""
-    allocation, nodes = location.allocation, topology.nodes
-    who = location.who
-    folded = fold_hosts(node.host for node in nodes)
-    listed = folded if len(folded) <= _SHOWN_HOSTS else f"{folded[:_SHOWN_HOSTS]}..."
-    if allocation.part == "worker":
-        tasks = f"{topology.world_size} workers" if topology.world_size else "several workers"
-        raise ConfigError(
-            f"{who} starts a launcher for each of {tasks} on {listed}: joining them to one job is not built yet",
-            hint="start one launcher, on one node (srun -n 1, mpirun -n 1); --source flags reads nothing from the"
-            " environment, and makes each launcher a job of its own on its machine",
-        )
-    if allocation.part == "node":
-        raise ConfigError(
-            f"{who} starts a launcher on each of {len(nodes):,} nodes ({listed}): one job of these is not built yet",
-            hint="distlaunch plan shows what would run; --num-nodes 1 runs on one of them alone; --hosts reaches"
-            " several by SSH from one launcher, where the nodes allow that",
-        )
 
 
 class Nodes:

@@ -7,7 +7,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from distlaunch.backends.registry import find_backend
@@ -30,6 +30,7 @@ from distlaunch.resolve.sources.torchrun import torchrun_topology
 
 if TYPE_CHECKING:
     from distlaunch.resolve.explain import Explanation
+    from distlaunch.resolve.joining import Joiner
     from distlaunch.resolve.location import Location
     from distlaunch.resolve.members import Composer
 
@@ -162,6 +163,8 @@ class Planned(Record):
     """Among which nodes we are; None where only this machine is known."""
     composer: Composer | None = None
     """Plans each attempt from what the nodes tell; None where all of the job is on this machine, and its launcher's."""
+    join: Callable[[], Joiner] | None = None
+    """Plans for one launcher of several, each on its node; None where this one is alone. Raises ConfigError."""
     explanation: Explanation | None
 
 
@@ -198,11 +201,28 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
 
         composer = Composer(options, facts, topology, location, backend, job_id=job_id, run_dir=run_dir)
         plan = replace(plan, notes=(*plan.notes, *_unsettled(options, topology)))
+    join = None
+    if location is not None and location.allocation.part != "all" and not is_alone(location, topology):
+
+        def join() -> Joiner:
+            from distlaunch.resolve.joining import Joiner
+
+            return Joiner(options, facts, topology, location, backend)
+
     if options.explain:
         from distlaunch.resolve.explain import explain
 
         explanation = explain(options, facts, topology, plan, location=location, lost=lost)
-    return Planned(plan=plan, topology=topology, location=location, composer=composer, explanation=explanation)
+    return Planned(
+        plan=plan, topology=topology, location=location, composer=composer, join=join, explanation=explanation
+    )
+
+
+def is_alone(location: Location, topology: Topology) -> bool:
+    """Tell whether all of the job is this launcher's: the only node is this machine, and every worker on it its own."""
+    if len(topology.nodes) != 1:
+        return False
+    return topology.world_size == 1 if location.allocation.part == "worker" else topology.here == 0
 
 
 def _unsettled(options: TrainOptions, topology: Topology) -> Iterator[str]:

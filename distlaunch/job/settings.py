@@ -41,6 +41,8 @@ class Gathering(Record):
     """At the first start of a job of fixed size, a node that fails is tried again for so long only; None: as ever."""
     discover: bool = False
     """Hosts may come and go: the command of --discover tells."""
+    launchers: bool = False
+    """Each node has a launcher of its own, which calls."""
 
     @property
     def flexible(self) -> bool:

@@ -6,7 +6,7 @@ import os
 import signal
 from types import FrameType
 
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _NEVER_IGNORED = (signal.SIGCONT, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _OWN = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
@@ -28,10 +28,10 @@ class SignalPipe:
             os.set_blocking(descriptor, False)
         self._before: dict[int, object] = {}
         self._mask = signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, (*_ENDING, *_PASSED_ON, *_OWN)
+            signal.SIG_UNBLOCK, (*ENDING, *_PASSED_ON, *_OWN)
         )  # as a bad parent left it
         orphans = (signal.SIGCHLD,) if os.getpid() == 1 else ()  # as a container's first process, to be woken and reap
-        for number in (*_ENDING, *_PASSED_ON, *_OWN, *orphans):
+        for number in (*ENDING, *_PASSED_ON, *_OWN, *orphans):
             before = signal.getsignal(number)
             if before != signal.SIG_IGN or number in _NEVER_IGNORED:
                 self._before[number] = before
@@ -59,7 +59,7 @@ class SignalPipe:
         for number, before in self._before.items():
             signal.signal(number, before)  # type: ignore[arg-type]  # what getsignal gave
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-        late = [number for number in self.read() if number in _ENDING]
+        late = [number for number in self.read() if number in ENDING]
         os.close(self._read)
         os.close(self._write)
         return late

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.core.errors import ConfigError, NodesError, ProtocolError
+from distlaunch.core.model.gpus import GpuInventory
+from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
@@ -79,6 +81,21 @@ class Joiner:
         return tuple(
             f"rank {rank} on {node.host}" if node.known else f"rank {rank}" for rank, (node, _) in enumerate(slots)
         )
+
+    @property
+    def hostname(self) -> str:
+        """This machine's name."""
+        return self._facts.hostname
+
+    @property
+    def gpus(self) -> GpuInventory:
+        """What was found here."""
+        return self._facts.gpus
+
+    @property
+    def cpus(self) -> CpuInventory:
+        """What was found here."""
+        return self._facts.cpus
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -188,6 +205,8 @@ class Joiner:
         Raises NodesError if there are too few, NodesDiffer for other scripts.
         """
         fewest, most = self.bounds
+        mine = Member(host=self.hostname, apply=self.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0))
+        known = {**known, 0: mine}
         members = tuple(sorted(surveys))[:most]
         if len(members) < fewest or members[:1] != (0,):
             raise NodesError(f"{counted(len(members), 'node')} of the {fewest:,} that are needed")

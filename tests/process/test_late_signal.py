@@ -11,7 +11,7 @@ import pytest
 # The very end of ``launch.run_job``, with a console that tells how long it would have waited for its reader.
 SOURCE = """
 import os, signal
-from distlaunch import launch
+from distlaunch import launching
 from distlaunch.job.signals import SignalPipe
 
 class Console:
@@ -19,7 +19,7 @@ class Console:
         print("waits", timeout_s, flush=True)
         return 0
 
-with launch._closed_console(Console(), SignalPipe()) as ended:
+with launching.closed_console(Console(), SignalPipe()) as ended:
     ended.append(CODE)
     SEND
 print("went on", flush=True)

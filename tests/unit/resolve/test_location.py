@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import Gpu, GpuInventory
-from distlaunch.launch_nodes import is_alone, refuse_others
+from distlaunch.planning import is_alone
 from distlaunch.resolve.allocation import Allocation, Host
 from distlaunch.resolve.explain import explain
 from distlaunch.resolve.facts import Surroundings
@@ -149,18 +149,15 @@ def test_only_what_is_ours_alone_may_be_started(make_facts):
         location = located(make_facts, hosts=hosts)
         topology = build_topology(location.allocation, options, make_facts(), here=location.here)
         assert is_alone(location, topology) == alone
-        refuse_others(location, topology)  # SSH reaches them
 
 
-def test_what_several_launchers_would_have_to_do_is_refused(make_facts):
+def test_one_of_several_launchers_is_not_alone(make_facts):
     hosts = (Host(name="nodeA", slots=2), Host(name="nodeB", slots=2))
     for part, source in (("node", "kubernetes"), ("worker", "openmpi"), ("all", "slurm")):
         allocation = Allocation(source=source, hosts=hosts, part=part)
         topology = build_topology(allocation, TrainOptions(), make_facts(), here=0)
         location = Location(allocation=allocation, who=source, here=0, by="", name="nodeA")
         assert not is_alone(location, topology)
-        with pytest.raises(ConfigError, match="is not built yet"):
-            refuse_others(location, topology)
 
 
 # --- whatever is around

@@ -1,0 +1,413 @@
+"""Layer launch_peers: the composition root's part for jobs whose nodes, or workers, have a launcher each."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from distlaunch import launching
+from distlaunch.core.agent import calling
+from distlaunch.core.agent.remote_agent import Clock as PausableClock
+from distlaunch.core.errors import EXIT_SOFTWARE, ConfigError, LaunchError
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import printable, quoted
+from distlaunch.core.probe.files import read_bounded
+from distlaunch.core.wire import peers as p
+from distlaunch.core.wire.handshake import Party
+from distlaunch.core.wire.remote import Surveyed
+from distlaunch.job.assembly import Assembly
+from distlaunch.job.composition import Composition
+from distlaunch.job.filters import LineFilter
+from distlaunch.job.herald import Herald
+from distlaunch.job.own_node import OwnNode
+from distlaunch.job.peer import PeerRunner, PeerSettings
+from distlaunch.job.policy import JobPolicy
+from distlaunch.job.records import EventLog, OutputFiles
+from distlaunch.job.rundir import join_run_dir, make_run_dir, new_job_id
+from distlaunch.job.runner import Clock, Runner
+from distlaunch.job.settings import Gathering
+from distlaunch.job.signals import ENDING, SignalPipe
+from distlaunch.job.sink import Sink
+from distlaunch.job.transport.listening import Listener
+from distlaunch.job.transport.tcp_link import TcpLink
+from distlaunch.planning import Planned
+from distlaunch.resolve.joining import Joiner
+from distlaunch.resolve.options import TrainOptions
+
+if TYPE_CHECKING:
+    from distlaunch.launch_slurm import Site
+
+OpenSink = Callable[[int], Sink]
+OpenFilters = Callable[[int], Mapping[int, LineFilter]] | None
+
+TOKEN = "DISTLAUNCH_TOKEN"  # noqa: S105 - a variable's name
+_TOKEN_BYTES = 16
+_MOST_TOKEN_BYTES = 4096
+_PATIENCE_S = 10.0
+_TELL_S = 5.0
+"""After so long in vain the user hears whom we wait for."""
+_TELL_AGAIN_S = 60.0
+
+
+def token_of(options: TrainOptions, environ: Mapping[str, str]) -> bytes | None:
+    """Give the secret that the launchers of a job share, if there is one. Raises ConfigError."""
+    path = options.token_file
+    if path is None:
+        value = environ.get(TOKEN)
+        if value is not None and not value.strip():
+            raise ConfigError(f"{TOKEN} is empty", hint="unset it, or give all launchers of the job the same secret")
+        return None if value is None else value.strip().encode(errors="surrogateescape")
+    who = options.named("token_file")
+    try:
+        data = read_bounded(path, most=_MOST_TOKEN_BYTES, patience_s=_PATIENCE_S).strip()
+    except OSError as exc:
+        raise ConfigError(f"{who} {quoted(path)}: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise ConfigError(f"{who} {quoted(path)}: a name of a file has no NUL") from exc
+    if not data:
+        raise ConfigError(f"{who} {quoted(path)} is empty", hint="any words that nobody else knows will do")
+    return data
+
+
+def party_of(joiner: Joiner, options: TrainOptions, environ: Mapping[str, str]) -> Party:
+    """Say in what all launchers of the job have to agree. Raises ConfigError."""
+    from distlaunch import __version__
+
+    return Party(release=__version__, job_key=joiner.rendezvous.job_key, token=token_of(options, environ))
+
+
+class Door:
+    """The rendezvous port, held before anything else is made; callers wait until the assembly is there."""
+
+    def __init__(self, joiner: Joiner, party: Party, *, say: Callable[[str], None], clock: Callable[[], float]) -> None:
+        """Have the port. Raises ConfigError if it cannot be had."""
+        rendezvous = joiner.rendezvous
+        self._assembly: Assembly | None = None
+        self.listener = Listener(
+            rendezvous.host,
+            rendezvous.ports,
+            party=party,
+            owner=rendezvous.job_key or "a job",
+            admit=self._admit,
+            log=say,
+            clock=clock,
+            members=len(joiner.hosts),
+        )
+
+    def open(self, assembly: Assembly) -> None:
+        """Let callers in."""
+        self._assembly = assembly
+        assembly.listen(self.listener)
+
+    def _admit(self, call: p.Call) -> p.Welcome | p.Turned:
+        if self._assembly is None:
+            return p.Turned(text="the coordinator is not ready", hint=None, exit_code=69, again=True)
+        return self._assembly.admit(call)
+
+
+class Launchers:
+    """The launchers of one job, as the coordinator has them: what the policy has to know, and the way to them."""
+
+    def __init__(self, joiner: Joiner, options: TrainOptions) -> None:
+        self._joiner = joiner
+        self._options = options
+        self._assembly: Assembly | None = None
+
+    @property
+    def most_workers(self) -> int:
+        """Give how many workers the console may have to show."""
+        return self._joiner.most_workers
+
+    def gathering(self) -> Gathering:
+        """Give the policy its functions."""
+        joiner = self._joiner
+        tokens: dict[int, str] = {}
+
+        def compose(surveys: Mapping[int, Surveyed]) -> Composition:
+            known = {} if self._assembly is None else self._assembly.members
+            members, plan = joiner.compose(surveys, known)
+            return Composition(members=members, plan=plan, places=joiner.places(plan))
+
+        return Gathering(
+            hosts=joiner.hosts,
+            bounds=joiner.bounds,
+            survey=joiner.survey,
+            compose=compose,
+            addresses=joiner.addresses,
+            meet=joiner.meet,
+            token=lambda attempt: tokens.setdefault(attempt, os.urandom(_TOKEN_BYTES).hex()),
+            join_timeout_s=self._options.join_timeout,
+            launchers=True,
+        )
+
+    def assembly(
+        self,
+        own: OwnNode,
+        *,
+        host: str,
+        job_id: str,
+        folder: str,
+        say: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> Assembly:
+        """Make the way to the others; the first member is ``own``."""
+        joiner = self._joiner
+        self._assembly = Assembly(
+            own=own,
+            host=host,
+            size=len(joiner.hosts),
+            what="rank" if joiner.by_worker else "node rank",
+            job_id=job_id,
+            folder=folder,
+            rules=joiner,
+            say=say,
+            clock=clock,
+        )
+        return self._assembly
+
+
+class Caller:
+    """Calls the coordinator, each time in the same name."""
+
+    def __init__(
+        self,
+        joiner: Joiner,
+        party: Party,
+        options: TrainOptions,
+        *,
+        host: str,
+        say: Callable[[str], None],
+        watched: int,
+    ) -> None:
+        self._joiner, self._party, self._options = joiner, party, options
+        self._host, self._say, self._watched = host, say, watched
+        self._instance = os.urandom(16).hex()
+        self._rank = joiner.rendezvous.rank
+        self._tell_at = _TELL_S
+
+    @property
+    def what(self) -> str:
+        """Say what our number is called."""
+        return "rank" if self._joiner.by_worker else "node"
+
+    @property
+    def where(self) -> str:
+        """Say whom we call, for people."""
+        rendezvous = self._joiner.rendezvous
+        host = printable(rendezvous.host)
+        return f"node 0 ({f'[{host}]' if ':' in host else host}:{rendezvous.ports[0]})"
+
+    def __call__(self) -> tuple[TcpLink, p.Welcome]:
+        """Call until we are let in, or the time is up. Raises LaunchError, and ``calling.Stopped``."""
+        rendezvous = self._joiner.rendezvous
+        self._tell_at = _TELL_S
+        connection, welcome = calling.call(
+            rendezvous.host,
+            rendezvous.ports,
+            party=self._party,
+            rank=self._rank,
+            own_host=self._host,
+            instance=self._instance,
+            until=time.monotonic() + self._options.join_timeout,
+            progress=self._progress,
+            watched=self._watched,
+        )
+        self._rank = welcome.rank
+        return TcpLink(connection, self.where), welcome
+
+    def _progress(self, elapsed_s: float, why: str) -> None:
+        if elapsed_s >= self._tell_at:
+            self._tell_at = elapsed_s + _TELL_AGAIN_S
+            left_s = max(0.0, self._options.join_timeout - elapsed_s)
+            self._say(f"waiting up to {left_s:.0f} s more for {self.where}: {why}")
+
+
+# --- a whole job
+
+
+def run_launcher(
+    planned: Planned,
+    options: TrainOptions,
+    environ: Mapping[str, str],
+    *,
+    site: Site | None,
+    open_sink: OpenSink,
+    open_filters: OpenFilters,
+) -> int:
+    """Run this launcher's part of a job; return its exit code. Raises LaunchError before the start."""
+    if planned.join is None:
+        raise ValueError("this launcher is alone")
+    joiner = planned.join()
+    party = party_of(joiner, options, environ)
+    launching.check_proc()
+    sink = open_sink(joiner.most_workers)
+    if planned.explanation is not None:
+        sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
+    clock = Clock()
+    door: Door | None = None
+    if joiner.rendezvous.leads != "no":
+        try:
+            door = Door(joiner, party, say=lambda text: sink.say(text, level="warning"), clock=clock)
+        except ConfigError:
+            if joiner.rendezvous.leads == "yes":
+                raise
+    mine = _Mine(planned, joiner, options, environ, sink, open_filters)
+    return _join(mine, party) if door is None else _coordinate(mine, door, site, clock)
+
+
+class _Mine:
+    """What every launcher of a job has."""
+
+    def __init__(
+        self,
+        planned: Planned,
+        joiner: Joiner,
+        options: TrainOptions,
+        environ: Mapping[str, str],
+        sink: Sink,
+        open_filters: OpenFilters,
+    ) -> None:
+        self.planned, self.joiner, self.options, self.environ, self.sink = planned, joiner, options, environ, sink
+        self.hostname = joiner.hostname
+        self._open_filters = open_filters
+        self._nofile = launching.allow_descriptors(joiner.own_slots)
+        self._spawner = launching.new_spawner("job", options)  # before the first thread
+
+    def files(self, run_dir: str) -> OutputFiles:
+        """Make the files of our own ranks."""
+        workers, sink = self.joiner.own_slots, self.sink
+        return OutputFiles(
+            run_dir,
+            sink,
+            lambda text: sink.say(text, level="warning"),
+            layout=self.planned.plan.layout,
+            ranks=range(workers),
+            filters=self._open_filters(workers) if self._open_filters else None,
+        )
+
+    def node(self, job_id: str, files: OutputFiles, clock: Callable[[], float]) -> OwnNode:
+        """Make the agent of this machine."""
+        joiner = self.joiner
+        return OwnNode(
+            job_id=job_id, nofile=self._nofile, spawner=self._spawner, taker=files, clock=clock,
+            gpus=joiner.gpus, cpus=joiner.cpus,
+        )  # fmt: skip
+
+    def dismiss(self) -> None:
+        """Let the workers' parent go, of which nothing has come."""
+        channel, pid = self._spawner
+        channel.close()
+        os.waitpid(pid, 0)
+
+
+def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int:
+    options, environ, joiner, sink = mine.options, mine.environ, mine.joiner, mine.sink
+    job_id = mine.planned.plan.job_id or new_job_id(time.time(), os.urandom(3))
+    with ExitStack() as stack:
+        run_dir = make_run_dir(options.log_dir, job_id, environ)
+        stack.callback(run_dir.close)
+        joiner.named(job_id, run_dir.path)
+        plan = replace(mine.planned.plan, job_id=job_id, run_dir=run_dir.path)
+        files = mine.files(run_dir.path)
+        stack.callback(files.close)
+        launchers = Launchers(joiner, options)
+        own = mine.node(job_id, files, clock)
+        housekeeping = launching.Housekeeping(run_dir)
+        stack.callback(housekeeping.finish)
+        signal_pipe = SignalPipe()
+        ended = stack.enter_context(launching.closed_console(sink, signal_pipe))
+
+        def warn(text: str) -> None:
+            sink.say(text, level="warning")
+
+        assembly = launchers.assembly(
+            own, host=joiner.hostname, job_id=job_id, folder=os.path.basename(run_dir.path), say=warn, clock=clock
+        )
+        stack.callback(assembly.close)
+        herald = Herald(sink, assembly.notice)
+        settings = launching.policy_settings(
+            options,
+            plan,
+            environ,
+            gathering=launchers.gathering(),
+            scheduler=None if site is None else site.scheduler(),
+            terminal=False,
+        )
+        runner = Runner(
+            plan=plan,
+            policy=JobPolicy(settings),
+            run_dir=run_dir,
+            transport=assembly,
+            files=files,
+            sink=herald,
+            events=EventLog(run_dir.events, sink),
+            signal_pipe=signal_pipe,
+            clock=clock,
+            terminal=None,
+            takes_typed=options.dialect.takes_typed,
+            launchers=True,
+        )
+        run_dir.link_latest()
+        launching.say_where(run_dir, job_id, sink)
+        housekeeping.start()
+        door.open(assembly)
+        code = runner.run()
+        assembly.verdict = p.Verdict(exit_code=code, text=herald.last_words(code))
+        ended.append(code)
+    return code
+
+
+def _join(mine: _Mine, party: Party) -> int:
+    options, environ, joiner, sink = mine.options, mine.environ, mine.joiner, mine.sink
+    with ExitStack() as stack:
+        signal_pipe = SignalPipe()
+        ended = stack.enter_context(launching.closed_console(sink, signal_pipe))
+        call = Caller(joiner, party, options, host=joiner.hostname, say=sink.say, watched=signal_pipe.fileno())
+        try:
+            link, welcome = call()
+        except calling.Stopped:
+            mine.dismiss()
+            ended.append(_told(signal_pipe))
+            return ended[0]
+        except LaunchError:
+            mine.dismiss()
+            raise
+        node = welcome.rank
+        run_dir = join_run_dir(options.log_dir, welcome.folder or welcome.job_id, environ, node=node)
+        stack.callback(run_dir.close)
+        joiner.named(welcome.job_id, run_dir.path)
+        files = mine.files(run_dir.path)
+        stack.callback(files.close)
+        sink.say(f"job {welcome.job_id}: {call.what} {node}, joined {call.where}; logs: {run_dir.path}")
+        clock = PausableClock()
+        runner = PeerRunner(
+            settings=PeerSettings(
+                coordinator=call.where,
+                max_restarts=options.max_restarts,
+                failure_grace_s=options.failure_grace,
+                flexible=joiner.bounds[0] < joiner.bounds[1],
+            ),
+            planner=joiner,
+            own=mine.node(welcome.job_id, files, clock),
+            files=files,
+            sink=sink,
+            events=EventLog(run_dir.events, sink),
+            signal_pipe=signal_pipe,
+            clock=clock,
+            call=lambda: call()[0],
+        )
+        stack.callback(runner.close)
+        try:
+            ended.append(runner.run(link))
+        except calling.Stopped:
+            ended.append(_told(signal_pipe))
+    return ended[0]
+
+
+def _told(signal_pipe: SignalPipe) -> int:
+    """Give the exit code of a launcher that was told to end while it waited."""
+    ending = [signum for signum in signal_pipe.read() if signum in ENDING]
+    return 128 + ending[0] if ending else EXIT_SOFTWARE

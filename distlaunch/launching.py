@@ -1,0 +1,154 @@
+"""Layer launching: what every way of running a job needs of this process, from its limits to its last line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from distlaunch.core.agent.channel import Channel
+from distlaunch.core.agent.spawner import start_spawner
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.layout import STDERR
+from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.wire.spawning import FromSpawner
+from distlaunch.job.rundir import RunDir
+from distlaunch.job.settings import Gathering, PolicySettings, Scheduler
+from distlaunch.job.signals import SignalPipe
+from distlaunch.job.sink import Sink
+from distlaunch.planning import needed_descriptors
+from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.select import hints
+
+_HOUSEKEEPING_S = 0.25
+CONSOLE_CLOSE_S = 10.0
+"""How long a pipe may stand still at the end of a job that failed or was stopped, before its rest is given up."""
+_LATE_CLOSE_S = 1.0
+_PRUNE_S = 5.0
+
+
+def check_proc() -> None:
+    """Refuse to run on a /proc that is missing or another PID namespace's: we would look for, and kill, strangers."""
+    try:
+        seen = os.readlink("/proc/self")
+    except OSError as exc:
+        raise ConfigError("/proc is not mounted here", hint="mount -t proc proc /proc") from exc
+    if seen != str(os.getpid()):
+        raise ConfigError("/proc belongs to another PID namespace", hint="mount it anew, as unshare --mount-proc does")
+
+
+def new_spawner(job_id: str, options: TrainOptions) -> tuple[Channel[FromSpawner], int]:
+    """Fork the workers' parent: before the first thread. Raises ConfigError."""
+    try:
+        return start_spawner(job_id=job_id, orphan_grace_s=options.failure_grace)
+    except OSError as exc:
+        why = os.strerror(exc.errno or 0)
+        raise ConfigError(f"no process can be started: {why}", hint="see the limits: ulimit -u, ulimit -n") from exc
+
+
+@contextmanager
+def closed_console(sink: Sink, signal_pipe: SignalPipe) -> Iterator[list[int]]:
+    """Close the console at the end: after exit code 0 however slow its pipe is, otherwise while that moves at all.
+
+    From here on signals do what they do by default, for there is nothing left to wind up; also one that came too late
+    for the job and was not read.
+    """
+    ended: list[int] = []
+    try:
+        yield ended
+    finally:
+        late = signal_pipe.close()
+        lost = sink.close(timeout_s=_LATE_CLOSE_S if late else None if ended[-1:] == [0] else CONSOLE_CLOSE_S)
+        if lost and select.select([], [STDERR], [], 0)[1]:
+            with suppress(OSError):
+                os.write(STDERR, f"distlaunch: {lost} bytes of output could not be shown\n".encode())
+        if late:
+            signal.raise_signal(late[0])
+
+
+def allow_descriptors(workers: int) -> int:
+    """Raise our own limit of open files as far as the job needs; give the soft limit that we found."""
+    needed = needed_descriptors(workers)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return soft
+
+
+class Housekeeping(threading.Thread):
+    """Does beside the loop what can wait until the workers have started: they need the CPUs first."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        super().__init__(name="housekeeping", daemon=True)
+        self._run_dir = run_dir
+        self._ending = threading.Event()
+
+    def run(self) -> None:
+        """Prune old runs, which may be on a slow file system; load what explains a failure."""
+        over = self._ending.wait(_HOUSEKEEPING_S)
+        self._run_dir.prune()
+        for name in () if over else ("judge", "report"):
+            importlib.import_module(f"distlaunch.job.diagnose.{name}")
+
+    def start(self) -> None:
+        """Start, unless the user may start no more threads: nothing of this is needed."""
+        with suppress(RuntimeError):
+            super().start()
+
+    def finish(self) -> None:
+        """Do it now, if the job was shorter than the wait; bounded, as it is not what the user waits for."""
+        self._ending.set()
+        if self.is_alive():
+            self.join(timeout=_PRUNE_S)
+
+
+def _script_dir(options: TrainOptions, plan: LaunchPlan) -> str:
+    """Name the folder of the user's own code: the script's, else the workers' directory."""
+    script = "" if options.module or options.no_python else options.script or ""
+    found = next((word for word in plan.argv[1:] if script and word.endswith(script)), "")
+    return os.path.dirname(os.path.join(plan.workdir, found))
+
+
+def policy_settings(
+    options: TrainOptions,
+    plan: LaunchPlan,
+    environ: Mapping[str, str],
+    *,
+    gathering: Gathering | None,
+    scheduler: Scheduler | None,
+    terminal: bool,
+) -> PolicySettings:
+    """Give what the policy goes by."""
+    return PolicySettings(
+        hosts=tuple(node.host for node in plan.nodes),
+        first_ranks=plan.first_ranks,
+        world_size=len(plan.workers),
+        scheduler=scheduler,
+        gathering=gathering,
+        python=None if options.no_python else options.python or sys.executable,
+        master_port=plan.wanted_port,
+        max_restarts=options.max_restarts,
+        restart_window_s=options.restart_window,
+        min_uptime_s=options.min_uptime,
+        grace_s=options.grace,
+        failure_grace_s=options.failure_grace,
+        hang_timeout_s=options.hang_timeout,
+        script_dir=_script_dir(options, plan),
+        terminal=terminal,
+        dialect=options.dialect,
+        repeated_term_kills=not hints(environ),
+    )
+
+
+def say_where(run_dir: RunDir, job_id: str, sink: Sink) -> None:
+    """Say where the logs are, if that is not where they are expected."""
+    if run_dir.temporary:
+        sink.say(f"the log directory cannot be written; this job's logs: {run_dir.path}", level="warning")
+    elif os.path.basename(run_dir.path) != job_id:
+        sink.say(f"there are logs of a job {job_id} already; this one's: {run_dir.path}", level="warning")
