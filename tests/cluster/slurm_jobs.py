@@ -1,0 +1,165 @@
+"""A job of ``programs/nodes/hears.py`` in a batch script of the test bed's Slurm, as tests look at it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+HEARS = ROOT / "tests" / "programs" / "nodes" / "hears.py"
+SHORT = "--failure-grace 2 --grace 20"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    pid: int
+    parent: int
+    words: list[str]
+    node: str
+    job: int
+
+
+def processes(slurm) -> list[Process]:
+    """Give every process of this Slurm's: its daemons, its steps, and what these have started."""
+    mine = f"SLURM_CONF={slurm.environment['SLURM_CONF']}"
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            environ = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if mine in environ and words and stat[0] != "Z":
+                told = dict(entry.partition("=")[::2] for entry in environ)
+                job = int(told.get("SLURM_JOB_ID") or 0)
+                node = told.get("SLURMD_NODENAME", "")
+                found.append(Process(int(pid), int(stat[1]), words, node, job))
+    return found
+
+
+def until(condition: Callable[[], Any], what: str, within_s: float = 60.0) -> Any:
+    deadline = time.monotonic() + within_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{within_s} s passed waiting for {what}"
+        time.sleep(0.05)
+    return found
+
+
+class Job:
+    """A batch job; ``options`` are sbatch's, ``train`` those of distlaunch."""
+
+    def __init__(self, slurm, options: str, *, train: str = "", words: str = "", script: str = "exec {}") -> None:
+        self.slurm = slurm
+        self.place = slurm.work / f"place-{time.monotonic_ns()}"
+        self.place.mkdir()
+        command = f"{shlex.quote(sys.executable)} -m distlaunch train --device cuda {SHORT} {train} {HEARS} {words}"
+        if "--gpu" not in options and "--gres" not in options:
+            command = command.replace("--device cuda", "--procs-per-node 1")
+        text = f"export PLACE={self.place} XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT}\n" + script.format(
+            command
+        )
+        self.id = slurm.submit(text, "--open-mode=append", *options.split())
+
+    @property
+    def output(self) -> str:
+        path = self.slurm.work / f"{self.id}.out"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def told(self, attempt: int = 0) -> list[dict[str, str | None]]:
+        """Give what the workers of an attempt that are up have been told, by rank."""
+        files = sorted(self.place.glob(f"{attempt}-*"), key=lambda path: int(path.name.partition("-")[2] or 0))
+        return [json.loads(path.read_text().splitlines()[0]) for path in files if path.suffix != ".new"]
+
+    def up(self, count: int, attempt: int = 0, within_s: float = 60.0) -> list[dict[str, str | None]]:
+        """Wait until so many workers are up."""
+
+        def found() -> list[dict[str, str | None]] | None:
+            told = self.told(attempt)
+            assert len(told) == count or self.fields()["JobState"] in ("PENDING", "RUNNING"), self.output
+            return told if len(told) == count else None
+
+        try:
+            return until(found, f"{count} workers", within_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.output}") from None
+
+    def heard(self, attempt: int = 0) -> list[list[str]]:
+        """Give what each worker has got and done since, by rank."""
+        ranks = range(len(self.told(attempt)))
+        return [(self.place / f"{attempt}-{rank}").read_text().splitlines()[1:] for rank in ranks]
+
+    def wait_heard(self, *lines: str, attempt: int = 0) -> None:
+        """Wait until every worker has heard just this."""
+        until(lambda: all(each == list(lines) for each in self.heard(attempt)), f"{lines} in {self.heard(attempt)}")
+
+    def enough(self) -> None:
+        (self.place / "enough").touch()
+
+    def fail(self, rank: int) -> None:
+        (self.place / f"fail-{rank}").touch()
+
+    def fields(self) -> dict[str, str]:
+        """Give what Slurm says of it."""
+        line = self.slurm.run("scontrol", "--oneliner", "show", "job", str(self.id))
+        return dict(word.partition("=")[::2] for word in line.split())
+
+    def wait(self, timeout_s: float = 60.0):
+        done = self.slurm.wait(self.id, timeout_s=timeout_s)[0]
+        self.assert_clean()
+        return done
+
+    def wait_launcher(self) -> None:
+        """Wait until the launcher has ended, and srun with it; Slurm may wait for a node that is dead."""
+
+        def there() -> list[Process]:
+            return [
+                each for each in processes(self.slurm) if each.job == self.id and not each.words[0].startswith("slurm")
+            ]
+
+        until(lambda: not there(), f"the end of {there()}", 30)
+
+    def agent(self, node: str) -> Process:
+        [found] = [each for each in processes(self.slurm) if self._is_agent(each) and each.node == node]
+        return found
+
+    def _is_agent(self, process: Process) -> bool:
+        return process.job == self.id and process.words[0].startswith("dl-agent")
+
+    def assert_clean(self, within_s: float = 30.0) -> None:
+        """Nothing is left of it, but a daemon that cut its ties on a system that Slurm cannot look into: it is ours."""
+
+        def left() -> list[Process]:
+            return [each for each in processes(self.slurm) if each.job == self.id]
+
+        until(lambda: not left(), f"the end of {left()}", within_s)
+
+
+@contextlib.contextmanager
+def node_killed(slurm, node: str) -> Iterator[None]:
+    """Kill all of a node at once: its slurmd, its steps' slurmstepd, and what these have started; then have it back."""
+    there = processes(slurm)
+    by_pid = {each.pid: each for each in there}
+    doomed = {each.pid for each in there if each.node == node}
+    doomed |= {each.parent for each in there if each.pid in doomed and each.parent in by_pid}
+    doomed = {pid for pid in doomed if by_pid[pid].node == node or by_pid[pid].words[0].startswith("slurmstepd")}
+    doomed |= {each.pid for each in there if each.words[0].endswith("slurmd") and each.words[-1] == node}
+    assert len(doomed) >= 3, there
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in doomed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+    try:
+        yield
+    finally:
+        slurmd = shutil.which("slurmd", path=os.environ["PATH"] + ":/usr/sbin")
+        slurm.run(slurmd, "-N", node)
+        until(lambda: "idle" in slurm.run("sinfo", "--noheader", "--nodes", node, "--format=%T"), f"{node} to be back")

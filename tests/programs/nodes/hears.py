@@ -1,0 +1,39 @@
+"""Says in PLACE/ATTEMPT-RANK, as JSON, where it is, then writes there a line for each signal that it gets, and for its end.
+
+PLACE/enough ends it well, PLACE/fail-RANK with 7; TERM after a moment for saving. With ``leaves`` USR1 ends it well, too.
+It has a child, and a daemon that has cut all ties.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+PLACE, RANK, ATTEMPT = os.environ["PLACE"], os.environ["RANK"], os.environ["DISTLAUNCH_ATTEMPT"]
+names = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES"),
+    *("DISTLAUNCH_TOKEN", "TORCHELASTIC_RESTART_COUNT", "SLURM_NTASKS", "SLURM_JOB_ID"),
+)
+got = []
+signal.signal(signal.SIGUSR1, lambda number, _: got.append(number))
+signal.signal(signal.SIGUSR2, lambda number, _: got.append(number))
+signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+subprocess.Popen(["sleep", "1000"])
+subprocess.Popen(["env", "-i", "setsid", "sh", "-c", "sleep 1001 & sleep 1002"])
+path = os.path.join(PLACE, f"{ATTEMPT}-{RANK}")
+with open(f"{path}.new", "w", buffering=1) as log:
+    log.write(json.dumps({name: os.environ.get(name) for name in names}) + "\n")
+    os.rename(f"{path}.new", path)
+    while not os.path.exists(os.path.join(PLACE, "enough")):
+        time.sleep(0.02)
+        if os.path.exists(os.path.join(PLACE, f"fail-{RANK}")):
+            sys.exit(7)
+        while got:
+            number = got.pop(0)
+            log.write(f"{signal.Signals(number).name}\n")
+            if number == signal.SIGTERM or (number == signal.SIGUSR1 and "leaves" in sys.argv):
+                time.sleep(0.5)
+                log.write("saved\n")
+                sys.exit(0)
