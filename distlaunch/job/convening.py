@@ -165,12 +165,17 @@ class Convening:
         preparation = self._preparation
         if preparation is None:
             return []
-        fewest = self._gathering.bounds[0]
-        astray = preparation.astray(lambda number: self.replaces() and self._gatherer.here() - number >= fewest)
-        if not astray:
-            return preparation.meet()
+        astray = preparation.astray(self.can_spare)
+        return self.leave_out(astray, now) if astray else preparation.meet()
+
+    def can_spare(self, number: int) -> bool:
+        """Tell whether the job can go on without so many of the nodes that are here."""
+        return self.replaces() and self._gatherer.here() - number >= self._gathering.bounds[0]
+
+    def leave_out(self, astray: Sequence[tuple[int, str]], now: float) -> list[Action]:
+        """Go on without nodes that cannot take part as it turns out, each with why."""
         hosts = name_hosts(self.host(node) for node, _ in astray)
-        text = f"{'node' if len(astray) == 1 else 'nodes'} {hosts} left out: {astray[0][1]}"
+        text = f"{'node' if len(astray) == 1 else 'nodes'} {hosts} left out: {shown(astray[0][1])}"
         actions: list[Action] = [Say(text=text, level="warning")]
         for node, why in astray:
             actions += self.lost(Lost(node=node, why=why), None, now, wanted=True)

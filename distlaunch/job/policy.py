@@ -271,10 +271,12 @@ class JobPolicy(Supervision):
         if self.phase != "preparing" or (convening is not None and convening.reaches):
             return []
         if message.problem is not None:
+            if convening is not None and convening.can_spare(1):
+                return convening.leave_out([(node, message.problem)], now) + self._try_anew(now)
             problem = message.problem if convening is None else convening.quote(node, message.problem)
             text = f"error: {problem}" + (f"\n  hint: {message.hint}" if message.hint else "")
             return [Say(text=text, level="error"), *self._end(EXIT_USAGE)]
-        if message.port is not None:
+        if message.port is not None and node == run.cast.members[0]:
             self._port = message.port
         warned = self._remark(node, message.warning, warning=True) if message.warning else []
         run.owing.discard(node)

@@ -50,9 +50,12 @@ class Preparing:
         self._post = post
         self._listener: socket.socket | None = None
         self._word = b""
+        self._newest: m.Prepare | None = None
+        """Others are of attempts that came to nothing: a wait for their sake may end later."""
 
     def prepare(self, message: m.Prepare, *, owner: str, pids: Collection[int]) -> None:
         """Settle it; first wait (in a thread) until the driver has taken back the memory of these ended processes."""
+        self._newest = message
         if not pids:
             self._hold(message, owner, warning=None)
             return
@@ -68,6 +71,8 @@ class Preparing:
 
     def gpus_free(self, event: GpusFree, *, owner: str) -> None:
         """Go on after the wait."""
+        if event.prepare is not self._newest:
+            return
         held = ", ".join(map(str, event.holders))
         self._hold(event.prepare, owner, warning=f"GPU memory is still held by ended pid {held}" if held else None)
 

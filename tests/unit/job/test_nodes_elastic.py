@@ -466,3 +466,31 @@ def test_what_is_odd_on_a_node_that_is_then_lost_is_forgotten(make_nodes):
     job.surveyed(1, script_sha256=None)
     job.lost(1)
     assert job.sent(r.Survey, job.pass_time(LOOK_AGAIN_S)) == []
+
+
+def test_a_node_that_cannot_prepare_is_left_out_if_the_others_will_do(make_nodes):
+    job = make_nodes(3, bounds=(2, 3))
+    job.begin()
+    job.gather()
+    job.prepared(1)
+    job.prepared(2, problem="no thread can be started")
+    assert job.exit_code is None
+    assert "node n2 left out: no thread can be started" in job.said
+    assert job.phase in ("gathering", "preparing")
+
+
+def test_where_nobody_can_be_spared_a_node_that_cannot_prepare_ends_the_job(make_nodes):
+    job = make_nodes(2, bounds=(2, 2))
+    job.begin()
+    job.gather()
+    job.prepared(1, problem="no thread can be started")
+    assert job.exit_code == 2
+
+
+def test_only_rank_0s_node_says_where_its_port_is(make_nodes):
+    job = make_nodes(2)
+    job.begin()
+    job.gather()
+    job.prepared(0, port=5000)
+    job.prepared(1, port=22)
+    assert {question.port for _, question in job.sent(r.Reach)} == {5000}
