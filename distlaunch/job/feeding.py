@@ -51,7 +51,7 @@ class Feeder:
     def taken(self, node: int, message: r.Fed) -> None:
         """Take in that rank 0 has read so much."""
         if node == self._node:
-            self._under_way -= message.size
+            self._under_way = max(0, self._under_way - max(0, message.size))
             if message.closed:
                 self._node = None
 

@@ -25,6 +25,7 @@ from distlaunch.job.failures import ConnectFailure
 from distlaunch.job.feeding import Feeder
 from distlaunch.job.intake import Intake
 from distlaunch.job.links import Links
+from distlaunch.job.parts import Part
 from distlaunch.job.peers import Peer, Writer
 from distlaunch.job.transport.link import Link, Open, Target, Unconnected
 
@@ -51,7 +52,9 @@ class Fleet(Links[r.FromRemote]):
         clock: Callable[[], float],
         feeder: Feeder | None = None,
         find: Callable[[], Sequence[Target]] | None = None,
+        end_opening: Callable[[], None] | None = None,
     ) -> None:
+        """``end_opening`` ends what ``open_link`` has started and is not done with; it is called once, and last."""
         super().__init__(clock)
         self.targets = list(targets)
         self._open = open_link
@@ -61,8 +64,10 @@ class Fleet(Links[r.FromRemote]):
         self._intake = intake(self._grant)
         self._feeder = feeder
         self._find = find
+        self._end_opening = end_opening
         self._found: deque[Sequence[Target] | str] = deque()
         self._faulted = False
+        self._parts: dict[int, Part] = {}
 
     # --- the runner's side
 
@@ -72,6 +77,8 @@ class Fleet(Links[r.FromRemote]):
 
     def begin_attempt(self, attempt: int) -> None:
         """File output of this attempt from now on."""
+        for part in self._parts.values():
+            part.begin_attempt()
         self._intake.begin_attempt(attempt)
 
     def connect(self, node: int, delay_s: float) -> None:
@@ -105,6 +112,8 @@ class Fleet(Links[r.FromRemote]):
 
     def send(self, node: int, message: r.ToRemote | p.Commence) -> None:
         """Send to a node; what cannot be sent any more is lost with it."""
+        if (part := self._parts.get(node)) is not None:
+            part.told(message)
         self._tell(node, message)
 
     def broadcast(self, message: m.ToAgent) -> None:
@@ -150,6 +159,10 @@ class Fleet(Links[r.FromRemote]):
             self.receive()
         for node in list(self._peers):
             self.disconnect(node)
+        if self._end_opening is not None:
+            self._end_opening()
+        while self._opened:
+            self._take_opened(*self._opened.popleft())
         self._intake.finish(bound_s=_INTAKE_S)
         self._close()
 
@@ -204,9 +217,14 @@ class Fleet(Links[r.FromRemote]):
         if not peer.greeted:
             if isinstance(message, r.Hello):
                 peer.greet(message.clock, self._clock())
-                self.send(peer.node, r.Credit(size=self._intake.window))
+                self._parts[peer.node] = Part(self._intake.window)
+                self._tell(peer.node, r.Credit(size=self._intake.window))
                 self._ping(peer)
                 self._events.append(a.Joined(node=peer.node))
+            return
+        if not self._parts[peer.node].check(message):
+            if isinstance(message, r.Output):
+                self._intake.drop(peer.node, len(message.data))
             return
         match message:
             case r.Output() | r.RankEnded():
@@ -242,6 +260,7 @@ class Fleet(Links[r.FromRemote]):
         return _of_agent(why)
 
     def _drop(self, peer: Peer[r.FromRemote]) -> None:
+        self._parts.pop(peer.node, None)
         if peer.link is not None:
             self._intake.forget(peer.node)
         super()._drop(peer)
@@ -249,7 +268,9 @@ class Fleet(Links[r.FromRemote]):
             self._feeder.lost(peer.node)
 
     def _grant(self, node: int, size: int) -> None:
-        self.send(node, r.Credit(size=size))
+        if (part := self._parts.get(node)) is not None:
+            part.grant(size)
+        self._tell(node, r.Credit(size=size))
 
     def _feed(self) -> None:
         if self._feeder is not None:

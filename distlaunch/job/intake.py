@@ -40,6 +40,7 @@ class Intake(threading.Thread):
         self.window = max(least, min(most, _ALL_WINDOWS_BYTES // max(1, nodes)))
         """Bytes that each node may have under way: its first credit."""
         self._taken: dict[int, int] = {}  # bytes taken, by node, for which no credit was given yet
+        self._open: dict[int, set[int]] = {}  # ranks that may say more, by node
         self._work: deque[Callable[[float], None]] = deque()
         self._changed = threading.Condition()
         self._nudged = False
@@ -54,17 +55,21 @@ class Intake(threading.Thread):
         """Hand over what a node sent."""
         if isinstance(message, r.RankEnded):
             rank = message.rank
-            self._add(lambda now: self._files.rank_ended(rank, now))
+            self._add(lambda now: self._rank_ended(node, rank, now))
         else:
             self._add(lambda now: self._output(node, message, now))
+
+    def drop(self, node: int, size: int) -> None:
+        """Pay a node back for output that comes too late to be filed."""
+        self._add(lambda _: self._paid(node, size))
 
     def begin_attempt(self, attempt: int) -> None:
         """File into this attempt's folder what is handed over from now on."""
         self._add(lambda _: self._files.begin_attempt(attempt))
 
     def forget(self, node: int) -> None:
-        """Give no more credit for what a node had sent: its connection is gone, another starts with a whole window."""
-        self._add(lambda _: self._taken.pop(node, None))
+        """Know that a node's connection is gone: its ranks say no more, and another starts with a whole window."""
+        self._add(lambda now: self._forget(node, now))
 
     def finish(self, *, bound_s: float) -> bool:
         """Take what was handed over, then end; tell whether that was done in time."""
@@ -112,9 +117,22 @@ class Intake(threading.Thread):
             each(now)
         return not ending
 
+    def _forget(self, node: int, now: float) -> None:
+        self._taken.pop(node, None)
+        for rank in sorted(self._open.pop(node, ())):
+            self._files.rank_ended(rank, now)
+
+    def _rank_ended(self, node: int, rank: int, now: float) -> None:
+        self._open.get(node, set()).discard(rank)
+        self._files.rank_ended(rank, now)
+
     def _output(self, node: int, message: r.Output, now: float) -> None:
+        self._open.setdefault(node, set()).add(message.rank)
         self._files.output(message.rank, message.stream, message.data, now)
-        self._taken[node] = self._taken.get(node, 0) + len(message.data)
+        self._paid(node, len(message.data))
+
+    def _paid(self, node: int, size: int) -> None:
+        self._taken[node] = self._taken.get(node, 0) + size
 
     def _give_credit(self) -> None:
         if not self._taken or not self._files.has_room():

@@ -115,8 +115,10 @@ class Links(ABC, Generic[M]):
             try:
                 for message in peer.decoder.feed(data):
                     self._take(peer, message)
+                    if peer.gone.is_set():  # by its own word: what follows is nobody's
+                        return
             except ProtocolError as exc:
-                self._lose(peer, f"it sends what is no message of an agent: {exc.message}")
+                self._lose(peer, f"it sends what no agent of ours does: {exc.message}")
                 return
 
     def _taken_events(self) -> list[a.Event]:

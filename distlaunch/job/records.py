@@ -54,6 +54,7 @@ class OutputFiles:
         self.ranks = ranks
         """Of this launcher; another launcher of the job may have others from attempt to attempt."""
         self._filters = filters or {}
+        self._open: set[int] = set()  # ranks that may say more
         self._logs = LogFiles(
             run_dir,
             0,
@@ -62,7 +63,9 @@ class OutputFiles:
         )
 
     def begin_attempt(self, attempt: int) -> None:
-        """File into this attempt's folder from now on; no output of an earlier one is under way."""
+        """File into this attempt's folder from now on; whoever has not ended of an earlier one, has now."""
+        for rank in sorted(self._open):
+            self.rank_ended(rank, time.monotonic())
         self._logs.begin_attempt(attempt)
         for rank in self.ranks if self._layout.folder else ():
             with suppress(OSError):  # told when there is output to file
@@ -74,6 +77,7 @@ class OutputFiles:
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         """Take a chunk."""
+        self._open.add(rank)
         self._logs.output(rank, stream, data, now)
         if stream in self._filters:
             self._filters[stream].output(rank, data)
@@ -81,6 +85,7 @@ class OutputFiles:
 
     def rank_ended(self, rank: int, now: float) -> None:
         """Close the rank's files."""
+        self._open.discard(rank)
         self._logs.rank_ended(rank, now)
         for lines in self._filters.values():
             lines.rank_ended(rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ from distlaunch.core.model.layout import STDERR, STDOUT, TRAIN, Layout
 
 RETRY_S = 5.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)
+_LEAST_OPEN = 16
 _File = tuple[int, int]
 """Rank and stream; 0 where both streams have one file."""
 
@@ -27,6 +30,9 @@ def open_to_append(path: str) -> int:
 
 class LogFiles:
     """The files of one attempt's output, opened as output comes; called by the output pump's thread.
+
+    They take no more than half of the open files that we may have: the one that was written to least recently is closed
+    for another, and opened again when there is more for it.
 
     ``trouble`` is called once, from that thread, when files stop, with the reason. ``make_folders``: the run
     directory and the attempt's are made as files are opened.
@@ -52,7 +58,9 @@ class LogFiles:
         self._retry_at: dict[_File, float] = {}
 
     def begin_attempt(self, attempt: int) -> None:
-        """File into this attempt's folder from now on; no output of an earlier one is under way."""
+        """File into this attempt's folder from now on; what is open of an earlier one is closed."""
+        for rank in {rank for rank, _ in (*self._files, *self._missing)}:
+            self.rank_ended(rank, 0.0)
         self._attempt = attempt
 
     def open(self, rank: int, stream: int) -> int:
@@ -81,12 +89,10 @@ class LogFiles:
             return
         written = 0
         try:
-            descriptor = self._files.get(file, -1)
+            descriptor = self._files.pop(file, -1)
             if descriptor < 0:
-                if self._make_folders:
-                    for folder in (self._run_dir, self._layout.attempt_dir(self._run_dir, self._attempt)):
-                        os.makedirs(folder, mode=0o700, exist_ok=True)
-                descriptor = self._files[file] = self.open(*file)
+                descriptor = self._opened(file)
+            self._files[file] = descriptor  # as the newest
             if gap := self._missing.get(file):
                 os.write(descriptor, f"\n[distlaunch: {gap} bytes are missing here]\n".encode())
                 del self._missing[file]
@@ -98,3 +104,26 @@ class LogFiles:
             if not self._told:
                 self._told = True
                 self._trouble("the disk is full" if exc.errno in _FULL else os.strerror(exc.errno or 0))
+
+    def _opened(self, file: _File) -> int:
+        if self._make_folders:
+            for folder in (self._run_dir, self._layout.attempt_dir(self._run_dir, self._attempt)):
+                os.makedirs(folder, mode=0o700, exist_ok=True)
+        self._leave(_most_open() - 1)
+        try:
+            return self.open(*file)
+        except OSError as exc:
+            if exc.errno not in _TOO_MANY or not self._files:
+                raise
+        self._leave(len(self._files) // 2)  # others than us have many open
+        return self.open(*file)
+
+    def _leave(self, most: int) -> None:
+        """Leave so many files open, those that were written to last."""
+        while len(self._files) > most:
+            os.close(self._files.pop(next(iter(self._files))))
+
+
+def _most_open() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if soft == resource.RLIM_INFINITY else max(_LEAST_OPEN, soft // 2)

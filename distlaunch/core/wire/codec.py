@@ -18,6 +18,8 @@ from distlaunch.core.model.record import Record, fields_of, plain
 VERSION = 1
 MAX_OBJECT_BYTES = 64 << 20
 MAX_RAW_BYTES = 1 << 20
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+"""No number of ours needs more digits; longer ones do not fit in a float, nor in what the kernel takes."""
 
 _HEADER = struct.Struct(">BII")
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
@@ -130,6 +132,12 @@ def _exact(*allowed: type) -> Callable[[object], object]:
     return check
 
 
+def _whole(value: object) -> object:
+    if type(value) is not int or not _LEAST <= value <= _MOST:
+        raise TypeError
+    return value
+
+
 def _text_map(value: object) -> object:
     if not isinstance(value, dict) or not all(type(item) is str for item in value.values()):
         raise TypeError
@@ -139,23 +147,31 @@ def _text_map(value: object) -> object:
 def _number_map(value: object) -> object:
     if not isinstance(value, dict):
         raise TypeError
-    return {name: _finite(item) for name, item in value.items()}
-
-
-def _int_map(value: object) -> object:
-    if not isinstance(value, dict) or not all(type(item) is int for item in value.values()):
-        raise TypeError
-    return {int(key): item for key, item in value.items()}
-
-
-def _finite(value: object) -> object:
-    if type(value) not in (int, float) or value - value != 0:  # type: ignore[operator]  # NaN and infinity are no times
-        raise TypeError
+    for item in value.values():
+        _finite(item)
     return value
 
 
+def _int_map(value: object) -> object:
+    if not isinstance(value, dict):
+        raise TypeError
+    return {_whole(int(key)): _whole(item) for key, item in value.items()}
+
+
+def _finite(value: object) -> float:
+    if type(value) not in (int, float):
+        raise TypeError
+    try:
+        number = float(value)  # type: ignore[arg-type]  # it is a number
+    except OverflowError as exc:  # an int of hundreds of digits
+        raise TypeError from exc
+    if number - number != 0:  # NaN and infinity are no times
+        raise TypeError
+    return number
+
+
 _CHECKS: dict[str, Callable[[object], object]] = {
-    "int": _exact(int),
+    "int": _whole,
     "float": _finite,
     "str": _exact(str),
     "bool": _exact(bool),

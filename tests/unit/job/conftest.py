@@ -18,6 +18,7 @@ from distlaunch.job.failures import ConnectFailure
 from distlaunch.job.policy import JobPolicy
 from distlaunch.job.settings import Gathering, PolicySettings
 from distlaunch.resolve.meeting import Meeting
+from tests.unit.job.fleets import Nodes
 
 RAISED = b"""Traceback (most recent call last):
   File "/home/u/train.py", line 9, in <module>
@@ -196,7 +197,17 @@ SURVEYED = r.Surveyed(
 class NodesJob(Job):
     """A job whose policy gathers its nodes: ``hosts`` of them, of which between ``bounds`` train, on equal slots."""
 
-    def __init__(self, hosts: int = 4, per_node: int = 2, bounds=None, *, discover=False, join_timeout_s=60.0, patience_s=None, **more):
+    def __init__(
+        self,
+        hosts: int = 4,
+        per_node: int = 2,
+        bounds=None,
+        *,
+        discover=False,
+        join_timeout_s=60.0,
+        patience_s=None,
+        **more,
+    ):
         self.bounds = (hosts, hosts) if bounds is None else bounds
         self.names = [f"n{number}" for number in range(hosts)]
         self.composed: list[Composition] = []
@@ -376,3 +387,17 @@ def make_job() -> type[Job]:
 @pytest.fixture(scope="session")
 def make_nodes() -> type[NodesJob]:
     return NodesJob
+
+
+@pytest.fixture
+def nodes():
+    """Give what makes a fleet of so many nodes."""
+    made: list[Nodes] = []
+
+    def make(count: int = 1, **options) -> Nodes:
+        made.append(Nodes(count, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

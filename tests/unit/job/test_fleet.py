@@ -1,188 +1,16 @@
-"""The fleet over made-up links: a socket pair for each node, whose other end the test holds."""
+"""The fleet over made-up links."""
 
 from __future__ import annotations
 
-import queue
-import select
-import socket
 import threading
-import time
 
 import pytest
 
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import Decoder, encode
 from distlaunch.job import actions as a
 from distlaunch.job.failures import ConnectFailure
-from distlaunch.job.fleet import Fleet
-from distlaunch.job.intake import Intake
-from distlaunch.job.transport.link import Target, Unconnected
-
-WITHIN_S = 20.0
-
-
-class PairLink:
-    """A link whose peer is the test."""
-
-    def __init__(self) -> None:
-        self.ours, self.theirs = socket.socketpair()
-        self.ours.setblocking(True)
-        self.closed = False
-
-    def fileno(self) -> int:
-        return self.ours.fileno()
-
-    def receive(self) -> bytes | None:
-        try:
-            return self.ours.recv(1 << 16, socket.MSG_DONTWAIT) or None
-        except BlockingIOError:
-            return b""
-        except OSError:
-            return None
-
-    def send(self, data: bytes) -> None:
-        self.ours.sendall(data)
-
-    def close(self) -> None:
-        self.closed = True
-        self.ours.close()
-
-    def why_closed(self) -> str:
-        return "the connection was closed"
-
-
-class Kept:
-    """A place for output, which may be full."""
-
-    def __init__(self) -> None:
-        self.said: list[tuple] = []
-        self.full = False
-        self.wake = lambda: None
-
-    def output(self, rank, stream, data, now):
-        self.said.append((rank, stream, data))
-
-    def rank_ended(self, rank, now):
-        self.said.append((rank, "ended"))
-
-    def begin_attempt(self, attempt):
-        self.said.append(("attempt", attempt))
-
-    def tick(self, now):
-        return None
-
-    def has_room(self):
-        return not self.full
-
-    def on_room(self, wake):
-        self.wake = wake
-
-
-class Nodes:
-    """A fleet, and the nodes' ends of its links."""
-
-    def __init__(self, count: int, *, fanout: int = 64) -> None:
-        self.now = 100.0
-        self.kept = Kept()
-        self.links: dict[str, PairLink] = {}
-        self.refused: dict[str, ConnectFailure] = {}
-        self.opening = threading.Semaphore(1000)
-        self.at_once: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._open_now = 0
-        self._lock = threading.Lock()
-        self._decoders: dict[str, Decoder] = {}
-        self._heard: dict[str, list] = {}
-        self.events: list[a.Event] = []
-        self.fleet = Fleet(
-            [Target(host=f"n{number}") for number in range(count)],
-            open_link=self.open,
-            fanout=fanout,
-            connect_s=10.0,
-            intake=lambda grant: Intake(self.kept, nodes=count, grant=grant),
-            clock=lambda: self.now,
-        )
-        self.fleet.start()
-
-    def open(self, target: Target, bound_s: float):
-        with self._lock:
-            self._open_now += 1
-            self.at_once.put(self._open_now)
-        try:
-            self.opening.acquire()
-            if target.host in self.refused:
-                raise Unconnected(self.refused[target.host])
-            link = self.links[target.host] = PairLink()
-            self._decoders[target.host] = Decoder(r.TO_REMOTE, r.REMOTE_PARTS)
-            self._heard[target.host] = []
-            return link
-        finally:
-            with self._lock:
-                self._open_now -= 1
-
-    def pump(self, condition) -> None:
-        end = time.monotonic() + WITHIN_S
-        while not condition():
-            assert time.monotonic() < end, (self.events, self._heard, self.kept.said)
-            poll = select.poll()
-            for descriptor, wanted in self.fleet.descriptors().items():
-                poll.register(descriptor, wanted)
-            poll.poll(20)
-            self.events += self.fleet.receive()
-
-    def of(self, kind: type) -> list:
-        return [event for event in self.events if isinstance(event, kind)]
-
-    def say(self, host: str, *messages) -> None:
-        for message in messages:
-            self.links[host].theirs.sendall(encode(message))
-
-    def say_much(self, host: str, *messages) -> None:
-        """Say more than fits in the socket, while the fleet is pumped."""
-        saying = threading.Thread(target=self.say, args=(host, *messages))
-        saying.start()
-        self.pump(lambda: not saying.is_alive())
-        saying.join()
-
-    def heard(self, host: str, kind: type) -> list:
-        try:
-            while data := self.links[host].theirs.recv(1 << 16, socket.MSG_DONTWAIT):
-                self._heard[host] += self._decoders[host].feed(data)
-        except BlockingIOError:
-            pass
-        return [message for message in self._heard[host] if isinstance(message, kind)]
-
-    def join(self, node: int, clock: float = 7.0) -> None:
-        host = f"n{node}"
-        self.fleet.connect(node, 0.0)
-        self.pump(lambda: host in self.links)
-        self.say(host, r.Hello(hostname=host, python="3.11.4", pid=1, clock=clock))
-        self.pump(lambda: any(event.node == node for event in self.of(a.Joined)))
-
-    def close(self) -> None:
-        for link in self.links.values():
-            link.theirs.close()
-        self.fleet.close()
-
-
-@pytest.fixture
-def nodes():
-    made: list[Nodes] = []
-
-    def make(count: int = 1, **options) -> Nodes:
-        made.append(Nodes(count, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-def exited(ended: float) -> m.WorkerExited:
-    return m.WorkerExited(
-        attempt=0, rank=0, pid=5, returncode=1, uptime_s=1.0, ended=ended, told_to_stop=False, oom_kills=0,
-        error_file=None, tail=b"",
-    )  # fmt: skip
+from tests.unit.job.fleets import REMARK, WITHIN_S, exited
 
 
 def test_a_node_has_joined_when_its_agent_has_said_hello(nodes):
@@ -236,10 +64,10 @@ def test_messages_go_both_ways_and_in_order(nodes):
     fleet.pump(lambda: len(fleet.heard("n1", m.Prepare)) == 50)
     assert [each.attempt for each in fleet.heard("n1", m.Prepare)] == list(range(50))
     assert not fleet.heard("n0", m.Prepare)
-    gone = [m.Gone(attempt=attempt, left=()) for attempt in range(50)]
-    fleet.say("n0", *gone)
+    remarks = [m.Remark(text=str(number), warning=False) for number in range(50)]
+    fleet.say("n0", *remarks)
     fleet.pump(lambda: len(fleet.of(a.FromNode)) == 50)
-    assert [event.message for event in fleet.of(a.FromNode)] == gone
+    assert [event.message for event in fleet.of(a.FromNode)] == remarks
 
 
 def test_a_closed_channel_is_a_lost_node_at_once(nodes):
@@ -261,7 +89,7 @@ def test_what_is_no_message_loses_the_node_and_no_other(nodes):
     [lost] = fleet.of(a.Lost)
     assert lost.node == 0
     assert "version" in lost.why
-    fleet.say("n1", m.Gone(attempt=0, left=()))
+    fleet.say("n1", REMARK)
     fleet.pump(lambda: fleet.of(a.FromNode))
 
 
@@ -299,6 +127,7 @@ def test_a_launcher_that_slept_does_not_lose_all_its_nodes(nodes):
 def test_ends_of_workers_are_told_on_our_clock(nodes):
     fleet = nodes(1)
     fleet.join(0, clock=5000.0)
+    fleet.give(0, 0)
     fleet.say("n0", exited(ended=4999.0))
     fleet.pump(lambda: fleet.of(a.FromNode))
     assert fleet.of(a.FromNode)[0].message.ended == pytest.approx(fleet.now - 1.0)
@@ -314,7 +143,7 @@ def test_the_quickest_answer_tells_the_clock(nodes):
     fleet.say("n0", r.Pong(serial=ping.serial, clock=50.0))
     peer = fleet.fleet._peers[0]
     fleet.pump(lambda: peer.offset == pytest.approx(sent + 0.1 - 50.0))
-    fleet.say("n0", r.Pong(serial=ping.serial, clock=99999.0), m.Gone(attempt=0, left=()))  # twice the same: not ours
+    fleet.say("n0", r.Pong(serial=ping.serial, clock=99999.0), REMARK)  # twice the same: not ours
     fleet.pump(lambda: fleet.of(a.FromNode))
     assert peer.offset == pytest.approx(sent + 0.1 - 50.0)
 
@@ -325,6 +154,7 @@ def test_output_is_taken_in_order_and_paid_back_in_credit(nodes):
     fleet.pump(lambda: fleet.heard("n0", r.Credit))
     window = fleet.heard("n0", r.Credit)[0].size
     fleet.fleet.begin_attempt(0)
+    fleet.give(0, 1)
     chunk = b"x" * (window // 8)
     fleet.say_much("n0", *[r.Output(rank=1, stream=2, data=chunk) for _ in range(8)], r.RankEnded(rank=1))
     fleet.pump(lambda: sum(each.size for each in fleet.heard("n0", r.Credit)) >= 2 * window - window // 4)
@@ -337,8 +167,9 @@ def test_without_room_output_is_taken_and_nothing_is_paid_back(nodes):
     fleet.join(0)
     fleet.pump(lambda: fleet.heard("n0", r.Credit))
     window = fleet.heard("n0", r.Credit)[0].size
+    fleet.give(0, 0)
     fleet.kept.full = True
-    fleet.say_much("n0", r.Output(rank=0, stream=1, data=b"y" * (window // 2)), m.Gone(attempt=0, left=()))
+    fleet.say_much("n0", r.Output(rank=0, stream=1, data=b"y" * (window // 2)), REMARK)
     fleet.pump(lambda: fleet.kept.said and fleet.of(a.FromNode))
     assert len(fleet.heard("n0", r.Credit)) == 1
     fleet.kept.full = False
@@ -349,6 +180,7 @@ def test_without_room_output_is_taken_and_nothing_is_paid_back(nodes):
 def test_a_fault_of_the_output_thread_is_the_jobs(nodes):
     fleet = nodes(1)
     fleet.join(0)
+    fleet.give(0, 0)
     fleet.kept.rank_ended = None
     fleet.say("n0", r.RankEnded(rank=0))
     fleet.pump(lambda: fleet.of(a.Broken))

@@ -17,11 +17,11 @@ from distlaunch.core.wire.codec import Decoder, encode
 
 PARTS = {cls.__name__: cls for cls in remote.REMOTE_PARTS}
 TYPES = {"agent": (*remote.TO_REMOTE, *remote.FROM_REMOTE), "spawner": (*spawning.TO_SPAWNER, *spawning.FROM_SPAWNER)}
-NUMBERS = st.integers(-(2**63), 2**63)
+NUMBERS = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=[]), max_size=20)  # with lone surrogates: bytes that are no UTF-8
 BY_KIND = {
     "int": NUMBERS,
-    "float": st.floats(allow_nan=False, allow_infinity=False) | NUMBERS,
+    "float": st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53),
     "str": TEXTS,
     "bool": st.booleans(),
     "bytes": st.binary(max_size=100),
@@ -141,6 +141,8 @@ def test_the_message_that_the_others_are_made_from_is_fine():
         stop(attempt="1"), stop(attempt=1.0), stop(attempt=True), stop(attempt=None), stop(attempt=[1]), stop(attempt={}),
         stop(grace_s="2"), stop(grace_s=True), stop(grace_s=None),
         stop(grace_s=float("nan")), stop(grace_s=float("inf")), stop(grace_s=float("-inf")),
+        stop(grace_s=10**400), stop(grace_s=-(10**400)), stop(attempt=10**400), stop(signum=-(2**63) - 1),
+        {"t": "Started", "attempt": 0, "pids": {"1": 2**63}}, {"t": "Started", "attempt": 0, "pids": {str(2**63): 1}},
         {"t": "Pause", "paused": 1}, {"t": "Pause", "paused": "yes"},
         {"t": "Fault", "text": 5}, {"t": "Fault", "text": None}, {"t": "Fault", "text": ["x"]},
         {"t": "Gone", "attempt": 0, "left": 7}, {"t": "Gone", "attempt": 0, "left": "12"},
@@ -155,6 +157,11 @@ def test_values_of_a_wrong_type_are_refused(wrong):
     message = refused(frame(wrong))
     assert " is not " in message
     assert len(message) < 200
+
+
+def test_seconds_are_floats_whatever_the_peer_writes():
+    [message] = read(frame(stop(grace_s=2)))
+    assert type(message.grace_s) is float
 
 
 @pytest.mark.parametrize("field", ["attempt", "signum", "grace_s"])

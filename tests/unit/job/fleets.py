@@ -1,0 +1,188 @@
+"""A fleet over made-up links: a socket pair for each node, whose other end the test holds."""
+
+from __future__ import annotations
+
+import queue
+import select
+import socket
+import threading
+import time
+from contextlib import suppress
+
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import remote as r
+from distlaunch.core.wire.codec import Decoder, encode
+from distlaunch.job import actions as a
+from distlaunch.job.failures import ConnectFailure
+from distlaunch.job.fleet import Fleet
+from distlaunch.job.intake import Intake
+from distlaunch.job.transport.link import Target, Unconnected
+
+WITHIN_S = 20.0
+REMARK = m.Remark(text="", warning=False)
+
+
+class PairLink:
+    """A link whose peer is the test."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.ours.setblocking(True)
+        self.closed = False
+
+    def fileno(self) -> int:
+        return self.ours.fileno()
+
+    def receive(self) -> bytes | None:
+        try:
+            return self.ours.recv(1 << 16, socket.MSG_DONTWAIT) or None
+        except BlockingIOError:
+            return b""
+        except OSError:
+            return None
+
+    def send(self, data: bytes) -> None:
+        self.ours.sendall(data)
+
+    def close(self) -> None:
+        self.closed = True
+        self.ours.close()
+
+    def why_closed(self) -> str:
+        return "the connection was closed"
+
+
+class Kept:
+    """A place for output, which may be full."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple] = []
+        self.full = False
+        self.wake = lambda: None
+
+    def output(self, rank, stream, data, now):
+        self.said.append((rank, stream, data))
+
+    def rank_ended(self, rank, now):
+        self.said.append((rank, "ended"))
+
+    def begin_attempt(self, attempt):
+        self.said.append(("attempt", attempt))
+
+    def tick(self, now):
+        return None
+
+    def has_room(self):
+        return not self.full
+
+    def on_room(self, wake):
+        self.wake = wake
+
+
+class Nodes:
+    """A fleet, and the nodes' ends of its links."""
+
+    def __init__(self, count: int, *, fanout: int = 64, kept: Kept | None = None) -> None:
+        self.now = 100.0
+        self.kept = kept or Kept()
+        self.links: dict[str, PairLink] = {}
+        self.refused: dict[str, ConnectFailure] = {}
+        self.opening = threading.Semaphore(1000)
+        self.at_once: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._open_now = 0
+        self._lock = threading.Lock()
+        self._decoders: dict[str, Decoder] = {}
+        self._heard: dict[str, list] = {}
+        self.events: list[a.Event] = []
+        self.fleet = Fleet(
+            [Target(host=f"n{number}") for number in range(count)],
+            open_link=self.open,
+            fanout=fanout,
+            connect_s=10.0,
+            intake=lambda grant: Intake(self.kept, nodes=count, grant=grant),
+            clock=lambda: self.now,
+        )
+        self.fleet.start()
+
+    def open(self, target: Target, bound_s: float):
+        with self._lock:
+            self._open_now += 1
+            self.at_once.put(self._open_now)
+        try:
+            self.opening.acquire()
+            if target.host in self.refused:
+                raise Unconnected(self.refused[target.host])
+            link = self.links[target.host] = PairLink()
+            self._decoders[target.host] = Decoder(r.TO_REMOTE, r.REMOTE_PARTS)
+            self._heard[target.host] = []
+            return link
+        finally:
+            with self._lock:
+                self._open_now -= 1
+
+    def pump(self, condition) -> None:
+        end = time.monotonic() + WITHIN_S
+        while not condition():
+            assert time.monotonic() < end, (self.events, self._heard, self.kept.said)
+            poll = select.poll()
+            for descriptor, wanted in self.fleet.descriptors().items():
+                poll.register(descriptor, wanted)
+            poll.poll(20)
+            self.events += self.fleet.receive()
+
+    def of(self, kind: type) -> list:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def say(self, host: str, *messages) -> None:
+        for message in messages:
+            self.links[host].theirs.sendall(encode(message))
+
+    def say_much(self, host: str, *messages) -> None:
+        """Say more than fits in the socket, while the fleet is pumped, and has not closed the link."""
+
+        def say() -> None:
+            with suppress(OSError):
+                self.say(host, *messages)
+
+        saying = threading.Thread(target=say)
+        saying.start()
+        self.pump(lambda: not saying.is_alive())
+        saying.join()
+
+    def heard(self, host: str, kind: type) -> list:
+        try:
+            while data := self.links[host].theirs.recv(1 << 16, socket.MSG_DONTWAIT):
+                self._heard[host] += self._decoders[host].feed(data)
+        except BlockingIOError:
+            pass
+        return [message for message in self._heard[host] if isinstance(message, kind)]
+
+    def join(self, node: int, clock: float = 7.0) -> None:
+        host = f"n{node}"
+        self.fleet.connect(node, 0.0)
+        self.pump(lambda: host in self.links)
+        self.say(host, r.Hello(hostname=host, python="3.11.4", pid=1, clock=clock))
+        self.pump(lambda: any(event.node == node for event in self.of(a.Joined)))
+
+    def give(self, node: int, *ranks: int, attempt: int = 0) -> None:
+        """Start an attempt on a node, with these ranks."""
+        workers = tuple(
+            m.WorkerSpec(rank=rank, local_rank=0, argv=None, env={}, cpus=None, error_file=None) for rank in ranks
+        )
+        start = m.Start(
+            attempt=attempt, argv=("true",), env={}, cwd="/", workers=workers, uses_gpus=False, signal_group=False,
+            terminal=False, rows=0, columns=0, stdin_rank=None,
+        )  # fmt: skip
+        self.fleet.send(node, start)
+
+    def close(self) -> None:
+        for link in self.links.values():
+            link.theirs.close()
+        self.fleet.close()
+
+
+def exited(ended: float, *, rank: int = 0, attempt: int = 0, returncode: int = 1) -> m.WorkerExited:
+    return m.WorkerExited(
+        attempt=attempt, rank=rank, pid=5, returncode=returncode, uptime_s=1.0, ended=ended, told_to_stop=False, oom_kills=0,
+        error_file=None, tail=b"",
+    )  # fmt: skip
