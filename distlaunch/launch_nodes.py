@@ -13,6 +13,7 @@ from distlaunch.job.feeding import Feeder
 from distlaunch.job.fleet import Fleet
 from distlaunch.job.intake import Files, Intake
 from distlaunch.job.settings import Gathering
+from distlaunch.job.transport.child import Leash
 from distlaunch.job.transport.link import Target
 from distlaunch.job.transport.opening import opener
 from distlaunch.resolve.options import TrainOptions
@@ -100,21 +101,26 @@ class Nodes:
                 clock=clock,
                 feeder=self.feeder,
             )
+        leash = Leash()
         return Fleet(
             targets,
-            open_link=opener(options, self._environ),
+            open_link=opener(options, self._environ, leash),
+            end_opening=leash.close,
             fanout=options.ssh_fanout,
             connect_s=connect_s,
             intake=intake,
             clock=clock,
             feeder=self.feeder,
             find=None if options.discover is None else self._find,
+            read=self._targets,
         )
 
     def _target(self, node: Node) -> Target:
         return Target(host=node.host, user=node.user, port=node.port, here=self._composer.is_here(node.host))
 
-    def _find(self) -> list[Target]:
+    def _find(self) -> str:
         options = self._options
-        text = run_discover(options.discover or "", self._environ, who=options.named("discover"))
-        return [self._target(node) for node in self._composer.discovered(text)]
+        return run_discover(options.discover or "", self._environ, who=options.named("discover"))
+
+    def _targets(self, output: str) -> list[Target]:
+        return [self._target(node) for node in self._composer.discovered(output)]

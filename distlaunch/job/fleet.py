@@ -38,7 +38,8 @@ _SIGNALLED = 128
 class Fleet(Links[r.FromRemote]):
     """A ``Transport`` over links. ``clock`` is the job's; ``targets`` are by member number.
 
-    ``find`` runs the command of --discover (in a thread; raises LaunchError): hosts that are new become targets.
+    ``find`` runs the command of --discover (in a thread; raises LaunchError), ``read`` makes targets of what it printed
+    (by the main loop; raises LaunchError): hosts that are new become targets.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class Fleet(Links[r.FromRemote]):
         intake: Callable[[Callable[[int, int], None]], Intake],
         clock: Callable[[], float],
         feeder: Feeder | None = None,
-        find: Callable[[], Sequence[Target]] | None = None,
+        find: Callable[[], str] | None = None,
+        read: Callable[[str], Sequence[Target]] = lambda _: (),
         end_opening: Callable[[], None] | None = None,
     ) -> None:
         """``end_opening`` ends what ``open_link`` has started and is not done with; it is called once, and last."""
@@ -65,7 +67,9 @@ class Fleet(Links[r.FromRemote]):
         self._feeder = feeder
         self._find = find
         self._end_opening = end_opening
-        self._found: deque[Sequence[Target] | str] = deque()
+        self._read_found = read
+        self._finding = False
+        self._found: deque[str | LaunchError] = deque()
         self._faulted = False
         self._parts: dict[int, Part] = {}
 
@@ -97,18 +101,19 @@ class Fleet(Links[r.FromRemote]):
     def discover(self) -> None:
         """Look for hosts that have come or gone, in a thread."""
         find = self._find
-        if find is None:
+        if find is None or self._finding:
             return
 
         def look() -> None:
             try:
-                self._found.append(tuple(find()))
+                self._found.append(find())
             except LaunchError as exc:
-                self._found.append(exc.message)
+                self._found.append(exc)
             self._notify()
 
         with suppress(RuntimeError):  # no thread can be started: then there is nothing new
             threading.Thread(target=look, name="discover", daemon=True).start()
+            self._finding = True
 
     def send(self, node: int, message: r.ToRemote | p.Commence) -> None:
         """Send to a node; what cannot be sent any more is lost with it."""
@@ -202,9 +207,14 @@ class Fleet(Links[r.FromRemote]):
         else:
             self._have(peer, found)
 
-    def _take_found(self, found: Sequence[Target] | str) -> None:
-        if isinstance(found, str):
-            self._events.append(a.Discovered(hosts=None, problem=found))
+    def _take_found(self, output: str | LaunchError) -> None:
+        self._finding = False
+        try:
+            if isinstance(output, LaunchError):
+                raise output
+            found = self._read_found(output)
+        except LaunchError as exc:
+            self._events.append(a.Discovered(hosts=None, problem=exc.message))
             return
         known = {target.host for target in self.targets}
         new = {target.host: target for target in reversed(found) if target.host not in known}
