@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from distlaunch.job.transport.beside import open_beside
+from distlaunch.job.transport.child import reap
 from distlaunch.job.transport.hostkeys import HostKeyCheck
 from distlaunch.job.transport.link import Target
 from distlaunch.job.transport.openssh import OpenSsh
-from distlaunch.job.transport.process_link import reap
 from distlaunch.job.transport.ssh import Ssh
 from distlaunch.job.transport.sshconfig import Asked
 from tests.sshd import Sshd, children, stand_in
@@ -112,6 +112,10 @@ def opened(kind, sshd, jump, request):
 def nothing_left(*servers: Sshd) -> bool:
     reap()
     return sorted(children(os.getpid())) == sorted(one.process.pid for one in servers)
+
+
+def buried() -> bool:
+    return any(thread.name == "dl-bury" for thread in threading.enumerate())
 
 
 def until(condition, within_s: float = BOUND_S) -> None:
@@ -304,11 +308,11 @@ def test_closing_from_another_thread_wakes_a_sender_that_nobody_reads_from(end):
 
 def test_a_link_leaves_no_thread_no_descriptor_and_no_process(opened, sshd, jump):
     opened().close()  # what is made once stays: imports, the resolver's files
-    until(lambda: nothing_left(sshd, jump))
+    until(lambda: nothing_left(sshd, jump) and not buried())
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         opened().close()
-    until(lambda: nothing_left(sshd, jump))
+    until(lambda: nothing_left(sshd, jump) and not buried())
     assert threading.active_count() == threads
     assert len(os.listdir("/proc/self/fd")) == descriptors
 

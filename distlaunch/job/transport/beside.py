@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from distlaunch.core.model.text import printable
 from distlaunch.job.transport.bootstrap import FLAGS, STUB, start_agent
 from distlaunch.job.transport.link import Link, Target, Unconnected
-from distlaunch.job.transport.process_link import PATIENCE_S, ProcessLink
+from distlaunch.job.transport.process_link import ProcessLink
 from distlaunch.job.transport.trouble import Trouble
 
 
@@ -24,12 +24,12 @@ def open_beside(target: Target, within_s: float, *, code: bytes, environ: Mappin
         start_agent(link, code, word, until=until, where=target.host)
     except Trouble as trouble:
         raise Unconnected(trouble.failure(target.host)) from trouble
-    link.patience_s = PATIENCE_S
+    link.is_polled = True
     return link
 
 
 def _started(argv: list[str], environ: Mapping[str, str]) -> ProcessLink:
     try:
-        return ProcessLink(argv, environ=environ, killed=False)
+        return ProcessLink(argv, environ=environ, leash=None)
     except OSError as exc:
         raise Trouble("python", f"{printable(argv[0])} cannot be run: {exc.strerror}") from exc

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distlaunch.core.model.text import printable
 from distlaunch.job.transport.bootstrap import quoted_lines
+from distlaunch.job.transport.patience import patience
 
 if TYPE_CHECKING:
     import paramiko
@@ -26,7 +27,6 @@ _MOST_KEPT = 2 * WINDOW
 _LOOK_AGAIN_S = 1.0
 _MOST_TAKEN = 1 << 19
 _MOST_WORDS = 16 << 10
-_STATUS_S = 0.1
 # Messages of channels (RFC 4254).
 _ADJUST, _EOF, _CLOSE, _REQUEST = 93, 96, 97, 98
 
@@ -269,7 +269,7 @@ class ChannelLink:
             if self._closed:
                 return
             self._closed = True
-        self._why = self._why or self._known()
+        self._why = self._why or self._known(lambda _: None)
         if not self._channel.closed:
             self._say_now(self._message(_EOF), self._message(_CLOSE))
         self._close_connection()
@@ -285,14 +285,14 @@ class ChannelLink:
 
     def how_ended(self) -> str:
         """Say what is known of the end."""
-        self._why = self._why or self._known()
+        self._why = self._why or self._known(self._channel.status_event.wait)
         return self._why
 
-    def _known(self) -> str:
+    def _known(self, wait: Callable[[float], object]) -> str:
         if not self._inbox.ended:
             return "the link was closed here"
         if self._transport.is_active():
-            self._channel.status_event.wait(_STATUS_S)  # it comes right after the end of stdout
+            patience.spend(wait)  # the status comes right after the end of stdout
         status = self._channel.exit_status
         if status >= 0:
             return f"it ended with status {status}"

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.core.model.text import printable
+from distlaunch.job.transport.burying import bury
 from distlaunch.job.transport.channel_link import PACKET, WINDOW, Wire
 from distlaunch.job.transport.hostkeys import HostKeyCheck, scan_hint
 from distlaunch.job.transport.keyfiles import KeyRing
@@ -42,8 +43,16 @@ class Connection:
         self.wire = wire
 
     def close(self) -> None:
-        """End it: its thread, its socket, its process."""
+        """End it: its thread, its socket, its process. May wait for its thread."""
         self.wire.close()
+        self._free()
+
+    def close_soon(self) -> None:
+        """End it without waiting: what is left of it is freed by another thread."""
+        self.wire.close()
+        bury(self._free)
+
+    def _free(self) -> None:
         if self.transport.is_alive():
             self.transport.join(_JOIN_S)
         self.transport.close()

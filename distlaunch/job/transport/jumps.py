@@ -28,7 +28,8 @@ class _Gateway:
     """One jump host, and who uses it."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.connecting = threading.Lock()
+        """Held, as long as the network takes, by whoever connects to it for all; what is below is ``Jumps``' lock's."""
         self.connection: Connection | None = None
         self.users = 0
         self.failed: tuple[float, Trouble] | None = None
@@ -88,18 +89,26 @@ class Jumps:
         environ: Mapping[str, str],
     ) -> Connection:
         came = time.monotonic()
-        if not gateway.lock.acquire(timeout=max(0.0, until - came)):
+        if not gateway.connecting.acquire(timeout=max(0.0, until - came)):
             raise Trouble("connect", "it has not been reached in time")
         try:
             if gateway.failed is not None and gateway.failed[0] >= came:
                 raise gateway.failed[1]  # while we waited: it would be the same for us
-            connection = gateway.connection
-            if connection is None or not connection.transport.is_active():
-                connection = gateway.connection = self._connected(gateway, first, last, before, until, asked, environ)
-            gateway.users += 1
+            with self._lock:
+                connection = gateway.connection
+                if connection is not None and connection.transport.is_active():
+                    gateway.users += 1
+                    return connection
+                gateway.connection = None
+            if connection is not None:
+                connection.close()  # it had broken
+            connection = self._connected(gateway, first, last, before, until, asked, environ)
+            with self._lock:
+                gateway.connection = connection
+                gateway.users += 1
             return connection
         finally:
-            gateway.lock.release()
+            gateway.connecting.release()
 
     def _connected(
         self,
@@ -111,8 +120,6 @@ class Jumps:
         asked: Asked,
         environ: Mapping[str, str],
     ) -> Connection:
-        if gateway.connection is not None:
-            gateway.connection.close()  # it had broken
         try:
             user, host, port = hop_of(last)
             # As with OpenSSH, what the command line says of user, port and key is meant for the nodes.
@@ -121,16 +128,18 @@ class Jumps:
                 settings = replace(settings, jumps=first, command=None)
             return self._reach(settings, before, until)
         except Trouble as trouble:
-            gateway.connection = None
             gateway.failed = (time.monotonic(), trouble)
             raise
 
     def _leave(self, gateway: _Gateway) -> None:
-        with gateway.lock:
+        """Have a user less. Does not wait: a main loop closes its links."""
+        with self._lock:
             gateway.users -= 1
-            if gateway.users == 0 and gateway.connection is not None:
-                gateway.connection.close()
+            left = None if gateway.users else gateway.connection
+            if left is not None:
                 gateway.connection = None
+        if left is not None:
+            left.close_soon()
 
 
 def _channel(connection: Connection, settings: HostSettings, last: str, until: float) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from distlaunch.job.transport.agentzip import agent_zip
 from distlaunch.job.transport.beside import open_beside
+from distlaunch.job.transport.child import Leash
 from distlaunch.job.transport.hostkeys import HostKeyCheck
 from distlaunch.job.transport.link import Link, Open, Target
 from distlaunch.job.transport.openssh import OpenSsh
@@ -16,9 +17,10 @@ from distlaunch.job.transport.sshconfig import Asked
 from distlaunch.resolve.options import TrainOptions
 
 
-def opener(options: TrainOptions, environ: Mapping[str, str]) -> Open:
+def opener(options: TrainOptions, environ: Mapping[str, str], leash: Leash) -> Open:
     """Make what opens links to the agents of a job's nodes; the agents' code is packed here, once.
 
+    What it starts of programs that carry bytes hangs on the leash.
     Raises ConfigError where ``--ssh-command`` is no command.
     """
     code = agent_zip()
@@ -29,10 +31,17 @@ def opener(options: TrainOptions, environ: Mapping[str, str]) -> Open:
     by_ssh: Open
     if options.ssh_command is not None:
         by_ssh = OpenSsh(
-            options.ssh_command, asked=asked, host_keys=host_keys, code=code, pythons=pythons, environ=environ
+            options.ssh_command,
+            asked=asked,
+            host_keys=host_keys,
+            code=code,
+            pythons=pythons,
+            environ=environ,
+            leash=leash,
         ).open
     else:
-        by_ssh = Ssh(asked=asked, check=HostKeyCheck(host_keys), code=code, pythons=pythons, environ=environ).open
+        check = HostKeyCheck(host_keys)
+        by_ssh = Ssh(asked=asked, check=check, code=code, pythons=pythons, environ=environ, leash=leash).open
 
     def open_link(target: Target, within_s: float) -> Link:
         if target.here:

@@ -15,8 +15,9 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.job.failures import Step
 from distlaunch.job.transport.bootstrap import remote_command, start_agent
+from distlaunch.job.transport.child import Leash
 from distlaunch.job.transport.link import Link, Target, Unconnected
-from distlaunch.job.transport.process_link import PATIENCE_S, ProcessLink
+from distlaunch.job.transport.process_link import ProcessLink
 from distlaunch.job.transport.sshconfig import Asked
 from distlaunch.job.transport.trouble import Trouble
 from distlaunch.resolve.options import HostKeys
@@ -54,8 +55,9 @@ class OpenSsh:
         code: bytes,
         pythons: Sequence[str],
         environ: Mapping[str, str],
+        leash: Leash | None = None,
     ) -> None:
-        """Raise ConfigError where the command cannot be split into words."""
+        """Raise ConfigError where the command cannot be split into words. What is started hangs on the leash."""
         try:
             self._words = shlex.split(command)
         except ValueError as exc:
@@ -67,6 +69,7 @@ class OpenSsh:
         self._code = code
         self._pythons = tuple(pythons)
         self._environ = environ
+        self._leash = leash or Leash()
 
     def open(self, target: Target, within_s: float) -> Link:
         """Start the command, and the agent through it; see ``Open``."""
@@ -77,9 +80,11 @@ class OpenSsh:
         user = target.user or self._asked.user or ""
         try:
             try:
-                link = ProcessLink(argv, environ={**self._environ, "SSH_ASKPASS_REQUIRE": "never"}, killed=True)
+                link = ProcessLink(argv, environ={**self._environ, "SSH_ASKPASS_REQUIRE": "never"}, leash=self._leash)
             except OSError as exc:
-                raise Trouble("connect", f"{printable(argv[0])} cannot be run: {exc.strerror}", passing=False) from exc
+                raise Trouble(
+                    "connect", f"{printable(argv[0])} cannot be run: {exc.strerror or exc}", passing=False
+                ) from exc
             try:
                 start_agent(link, self._code, word, until=until, where=target.host)
             except Trouble as trouble:
@@ -88,7 +93,7 @@ class OpenSsh:
                 raise understood(link.last_words(), host=target.host) from trouble
         except Trouble as trouble:
             raise Unconnected(trouble.failure(target.host, user=user)) from trouble
-        link.patience_s = PATIENCE_S
+        link.is_polled = True
         return link
 
     def options(self, target: Target) -> list[str]:
@@ -96,7 +101,7 @@ class OpenSsh:
         asked = self._asked
         words = ["-T", "-a", "-x"]
         settings = [
-            "BatchMode=yes", "ClearAllForwardings=yes", "ControlMaster=no", "RemoteCommand=none",
+            "BatchMode=yes", "ClearAllForwardings=yes", "ControlMaster=no", "ControlPath=none", "RemoteCommand=none",
             "PermitLocalCommand=no", f"ConnectTimeout={_CONNECT_S}",
         ]  # fmt: skip
         if self._host_keys is not None:

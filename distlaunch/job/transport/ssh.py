@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from distlaunch.core.model.text import printable
 from distlaunch.job.transport.bootstrap import remote_command, start_agent
 from distlaunch.job.transport.channel_link import PACKET, WINDOW, ChannelLink
+from distlaunch.job.transport.child import Leash
 from distlaunch.job.transport.connection import Connection, connect, load_paramiko
 from distlaunch.job.transport.dialing import dial, resolve
 from distlaunch.job.transport.hostkeys import HostKeyCheck
@@ -29,13 +30,22 @@ class Ssh:
     """Opens links to nodes; ``open`` may be called from many threads at once."""
 
     def __init__(
-        self, *, asked: Asked, check: HostKeyCheck, code: bytes, pythons: Sequence[str], environ: Mapping[str, str]
+        self,
+        *,
+        asked: Asked,
+        check: HostKeyCheck,
+        code: bytes,
+        pythons: Sequence[str],
+        environ: Mapping[str, str],
+        leash: Leash | None = None,
     ) -> None:
+        """Have all that is started hang on the leash."""
         self._asked = asked
         self._check = check
         self._code = code
         self._pythons = tuple(pythons)
         self._environ = environ
+        self._leash = leash or Leash()
         self._whole = shutil.which("ssh", path=environ.get("PATH")) is None
         self._ring = KeyRing()
         self._jumps = Jumps(lambda settings, before, until: self._reach(settings, before, until, _Place()))
@@ -65,7 +75,7 @@ class Ssh:
         if settings.jumps is not None:
             return self._jumps.wire(settings, before, until, asked=self._asked, environ=self._environ)
         if settings.command is not None:
-            return CommandWire(settings.command, self._environ)
+            return CommandWire(settings.command, self._environ, self._leash)
         addresses = resolve(settings.hostname, settings.port, family=settings.family, until=until)
         place.address = addresses[0].text
         sock, address = dial(addresses, until=until, within_s=settings.connect_timeout_s, bind=settings.bind_address)
@@ -86,7 +96,7 @@ class Ssh:
                 said = printable(getattr(exc, "text", "") or str(exc) or "the connection was closed")
                 refused = isinstance(exc, paramiko.ChannelException)  # else the connection broke
                 raise Trouble("agent", f"the server opens no session: {said}", passing=not refused) from exc
-            link = ChannelLink(channel, connection.wire, connection.close)
+            link = ChannelLink(channel, connection.wire, connection.close_soon)
         except BaseException:
             connection.close()
             raise

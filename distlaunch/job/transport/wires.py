@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import select
-import signal
 import socket
-import subprocess
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from distlaunch.core.model.text import printable
+from distlaunch.job.transport.child import Child, Leash
 from distlaunch.job.transport.trouble import Trouble
 
 _MOST_WORDS = 4 << 10
-_REAP_S = 2.0
 
 
 class SocketWire:
@@ -51,54 +49,37 @@ class SocketWire:
 class CommandWire(SocketWire):
     """A ProxyCommand: a process in a session of its own, never on the terminal, which ends with the connection."""
 
-    def __init__(self, command: str, environ: Mapping[str, str]) -> None:
-        ours, theirs = socket.socketpair()
-        self._words, their_words = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    def __init__(self, command: str, environ: Mapping[str, str], leash: Leash) -> None:
+        argv = [environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"]
         try:
-            self._process = subprocess.Popen(
-                [environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"],
-                stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=their_words,
-                env={**environ, "SSH_ASKPASS_REQUIRE": "never"}, start_new_session=True,
-            )  # fmt: skip
+            self._child = Child(argv, environ={**environ, "SSH_ASKPASS_REQUIRE": "never"}, leash=leash)
         except OSError as exc:
-            ours.close()
-            os.close(self._words)
-            raise Trouble("connect", f"ProxyCommand cannot be run: {exc.strerror}", passing=False) from exc
-        finally:
-            theirs.close()
-            os.close(their_words)
+            raise Trouble("connect", f"ProxyCommand cannot be run: {exc.strerror or exc}", passing=False) from exc
+        super().__init__(self._child.stream)
         self._why = ""
-        super().__init__(ours)
+        self._closed = False
+        self._asking = threading.Lock()
 
     def close(self) -> None:
         """End the process too; see ``Wire``."""
+        self.why_closed()  # what it says once it is killed does not count
         super().close()
-        if self._words < 0:
-            return
-        self._why = self.why_closed()
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has ended, and all of its own with it
-        self._process.wait(_REAP_S)
-        words, self._words = self._words, -1
-        os.close(words)
+        with self._asking:
+            self._closed = True
+            self._child.close()
 
     def why_closed(self) -> str:
         """Say what the command said last; see ``Wire``."""
-        if self._words < 0:
+        with self._asking:
+            if not self._closed:
+                said = self._child.said()[-_MOST_WORDS:].decode(errors="replace")
+                lines = [printable(line.strip()) for line in said.splitlines() if line.strip()]
+                code = self._child.returncode()
+                if lines:
+                    self._why = f"ProxyCommand said: {lines[-1]}"
+                elif code is not None:
+                    self._why = f"ProxyCommand ended with {code}"
             return self._why
-        try:
-            said = os.read(self._words, 1 << 16)[-_MOST_WORDS:].decode(errors="replace")
-        except BlockingIOError:
-            said = ""
-        lines = [printable(line.strip()) for line in said.splitlines() if line.strip()]
-        code = self._process.poll()
-        if lines:
-            self._why = f"ProxyCommand said: {lines[-1]}"
-        elif code is not None:
-            self._why = f"ProxyCommand ended with {code}"
-        return self._why
 
 
 class JumpWire:

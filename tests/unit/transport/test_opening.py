@@ -8,6 +8,7 @@ import pytest
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.job.transport import opening
+from distlaunch.job.transport.child import Leash
 from distlaunch.job.transport.link import Target
 from distlaunch.resolve.options import TrainOptions
 
@@ -35,7 +36,7 @@ def ways(monkeypatch):
 
 
 def opened(target: Target, **options):
-    return opening.opener(TrainOptions(**options), {})(target, 5.0)
+    return opening.opener(TrainOptions(**options), {}, Leash())(target, 5.0)
 
 
 def test_this_machine_needs_no_network(ways):
@@ -77,4 +78,4 @@ def test_the_launchers_interpreter_is_tried_first_and_the_workers_next(ways):
 
 def test_what_is_no_command_is_refused_at_once():
     with pytest.raises(ConfigError):
-        opening.opener(TrainOptions(ssh_command="ssh 'x"), {})
+        opening.opener(TrainOptions(ssh_command="ssh 'x"), {}, Leash())
