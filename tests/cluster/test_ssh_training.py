@@ -14,7 +14,7 @@ from tests.cluster.hosts import faults
 
 DIGITS = Path(__file__).parents[2] / "scripts" / "examples" / "digits_ddp.py"
 UNEQUAL = "n1:2,n2:1,n3:1,n4:2"
-EPOCHS, BATCH = 60, 96
+EPOCHS, BATCH = 30, 96
 """``BATCH`` is that of all workers together."""
 ON_SIX = ("--epochs", str(EPOCHS), "--batch-size", str(BATCH // 6))
 CHANCE = 0.02
