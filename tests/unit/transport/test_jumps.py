@@ -1,0 +1,121 @@
+"""Connections to jump hosts, made up: who shares them, and that nobody who leaves waits for one who connects."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from distlaunch.job.transport import jumps
+from distlaunch.job.transport.sshconfig import Asked, HostSettings
+from distlaunch.job.transport.trouble import Trouble
+
+BOUND_S = 30.0
+NODE = HostSettings(host="n", hostname="n", port=22, user="u", key_files=(), agent=None, jumps="jump")
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.works = True
+        self.clear_to_send = threading.Event()
+
+    def is_active(self) -> bool:
+        return self.works
+
+    def open_channel(self, *_, **__) -> object:
+        return object()
+
+
+class Connected:
+    def __init__(self) -> None:
+        self.transport = Transport()
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+    close_soon = close
+
+
+class Hosts:
+    """Connects when it may."""
+
+    def __init__(self) -> None:
+        self.made: list[Connected] = []
+        self.asked = threading.Semaphore(0)
+        self.may = threading.Semaphore(0)
+        self.answers = True
+        self.jumps = jumps.Jumps(self.reach)
+
+    def reach(self, settings, before, until):
+        self.asked.release()
+        assert self.may.acquire(timeout=BOUND_S)
+        if not self.answers:
+            raise Trouble("connect", "no answer")
+        self.made.append(Connected())
+        return self.made[-1]
+
+    def wire(self):
+        environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+        return self.jumps.wire(NODE, (), time.monotonic() + BOUND_S, asked=Asked(), environ=environ)
+
+
+@pytest.fixture
+def hosts():
+    return Hosts()
+
+
+def test_a_jump_host_is_connected_to_once_and_left_by_the_last(hosts):
+    hosts.may.release()
+    first, second = hosts.wire(), hosts.wire()
+    [connected] = hosts.made
+    first.free()
+    first.free()
+    assert not connected.closed
+    second.free()
+    assert connected.closed == 1
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_nobody_who_leaves_waits_for_one_who_connects_anew(hosts, answers):
+    """The links of a lost jump host are closed by the main loop, one by one, while the first node is tried again."""
+    hosts.may.release()
+    first, second = hosts.wire(), hosts.wire()
+    hosts.made[0].transport.works = False
+    hosts.answers = answers
+    ended = []
+
+    def again() -> None:
+        try:
+            ended.append(hosts.wire())
+        except Trouble as trouble:
+            ended.append(trouble)
+
+    first.free()
+    thread = threading.Thread(target=again)
+    hosts.asked.acquire()
+    thread.start()
+    assert hosts.asked.acquire(timeout=BOUND_S)
+    left = threading.Event()
+
+    def leave() -> None:
+        second.free()
+        left.set()
+
+    leaving = threading.Thread(target=leave)
+    leaving.start()
+    has_left = left.wait(BOUND_S / 3)
+    hosts.may.release()
+    for each in (thread, leaving):
+        each.join(BOUND_S)
+    assert has_left
+    assert hosts.made[0].closed
+    [outcome] = ended
+    if answers:
+        assert not hosts.made[1].closed
+        outcome.free()
+        assert hosts.made[1].closed == 1
+    else:
+        assert outcome.text == "jump host jump: no answer"
