@@ -9,6 +9,8 @@ from distlaunch.job.membership import Member, shown
 
 def flaw(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None:
     """Find what keeps workers from running on a node that has been reached."""
+    if not answer.cpus.allowed:
+        return ConnectFailure(host=host, step="agent", text="it names no CPU that it may use", passing=False)
     no_python = bool(question.pythons) and not question.program and answer.python is None
     no_script = bool(question.script) and answer.script_sha256 is None
     if answer.problem is None and not no_python and not no_script:
@@ -27,12 +29,17 @@ def flaw(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None
     return ConnectFailure(host=host, step=step, text=text, hint=hint, passing=False)
 
 
-def why_not(member: Member, *, waited_s: float) -> ConnectFailure:
-    """Say why a node does not take part in an attempt that is not to be, for want of nodes."""
+def why_not(member: Member, *, waited_s: float, calls: bool = False) -> ConnectFailure:
+    """Say why a node does not take part in an attempt that is not to be, for want of nodes.
+
+    ``calls``: it has a launcher of its own, which calls us.
+    """
     if member.failure is not None:
         return member.failure
     if member.why_lost is not None:
         return ConnectFailure(host=member.host, step="connect", text=f"lost ({member.why_lost}), and not back")
     if member.state == "joined":
         return ConnectFailure(host=member.host, step="agent", text=f"no answer to the survey within {waited_s:g} s")
+    if calls:
+        return ConnectFailure(host=member.host, step="call", text=f"its launcher has not called within {waited_s:g} s")
     return ConnectFailure(host=member.host, step="connect", text=f"not reached within {waited_s:g} s")

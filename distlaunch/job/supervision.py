@@ -182,9 +182,10 @@ class Supervision:
             return [record, *self._kill_all("")]
         self.told, self._told_at = signum, now
         self._watch.stop()
-        if self.phase in ("new", "gathering", "preparing"):
-            return [record, *self._end(128 + signum)]
         name = signal.Signals(signum).name
+        if self.phase in ("new", "gathering", "preparing"):
+            waited = [] if self.settings.gathering is None else [Say(text=f"{name}: stopped; no worker had started")]
+            return [record, *waited, *self._end(128 + signum)]
         asked_already = self.phase == "stopping"
         self.phase = "stopping"
         self._run.others_until = None

@@ -214,6 +214,7 @@ def test_a_signal_while_nodes_gather_or_prepare_ends_the_job_at_once(make_nodes,
         job.gather(node)
     job.signal(signum)
     assert job.exit_code == 128 + signum
+    assert "no worker had started" in job.said
     assert job.joined(0) == []
 
 
