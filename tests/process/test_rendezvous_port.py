@@ -107,6 +107,7 @@ def end(process) -> None:
 
 def says(process) -> str:
     """Give what it has said, if it has said something."""
+    assert process.poll() is None
     return process.stdout.readline().decode().strip() if select.select([process.stdout], [], [], 0)[0] else ""
 
 

@@ -4,6 +4,7 @@ import random
 import sys
 import threading
 import time
+import traceback
 
 from distlaunch.core.agent.calling import call
 from distlaunch.core.wire.handshake import Party
@@ -17,8 +18,12 @@ begin = threading.Event()
 
 def one(rank):
     begin.wait()
-    connection, welcome = call(host, [port], party=PARTY, rank=rank, own_host=f"n{rank}", instance=str(rank), until=UNTIL)
-    assert welcome.rank == rank
+    try:
+        connection, welcome = call(host, [port], party=PARTY, rank=rank, own_host=f"n{rank}", instance=str(rank), until=UNTIL)
+        assert welcome.rank == rank
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
     kept.append(connection)
 
 
