@@ -73,7 +73,8 @@ def _surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surround
     """Read what may name other nodes, if anything hints at them; under torchrun's name its own options are all."""
     if isinstance(options, TorchrunOptions):
         return None
-    named = (options.hosts, options.hostfile, options.discover, options.include, options.exclude, options.node_rank)
+    lists = (options.hosts, options.hostfile, options.discover, options.include, options.exclude)
+    named = (*lists, options.node_rank, options.rendezvous)
     asked = options.explain or any(each is not None for each in named)
     if not asked and (options.source == "flags" or (options.source == "auto" and not systems.hints(environ))):
         return None
@@ -278,6 +279,9 @@ def _among_others(location: Location, options: TrainOptions, facts: Facts) -> tu
         topology = replace(topology, notes=(note, *topology.notes))
     if location.here is not None and topology.here is None and allocation.part != "worker":
         note = f"this machine, {printable(allocation.hosts[location.here].name)}, is not in the plan"
+        topology = replace(topology, notes=(*topology.notes, note))
+    elif not location.ranked and len(topology.nodes) > 1:
+        note = "settled at the start: which of the nodes this machine is"
         topology = replace(topology, notes=(*topology.notes, note))
     return facts, topology
 

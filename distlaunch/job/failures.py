@@ -6,7 +6,9 @@ from typing import Literal
 
 from distlaunch.core.model.record import Record
 
-Step = Literal["resolve", "connect", "host key", "login", "srun", "python", "agent", "directory", "script", "devices"]
+Step = Literal[
+    "resolve", "connect", "host key", "login", "srun", "call", "python", "agent", "directory", "script", "devices"
+]
 
 
 class ConnectFailure(Record):

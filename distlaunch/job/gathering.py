@@ -392,5 +392,10 @@ class Gatherer:
             few = f"{inside} of at least {counted(fewest, 'node')} {'is' if inside == 1 else 'are'} there"
         else:
             few = f"{len(missing)} of {counted(self._present, 'node')} cannot be used"
-        failures = [shortfalls.why_not(member, waited_s=self._settings.join_timeout_s) for member in missing]
+        settings = self._settings
+        if settings.launchers and inside:
+            few += f"; there: {name_hosts(self.nodes[number].host for number in sorted(self._in))}"
+        failures = [
+            shortfalls.why_not(member, waited_s=settings.join_timeout_s, calls=settings.launchers) for member in missing
+        ]
         return Refusal(exit_code=EXIT_UNAVAILABLE, text=f"error: {few}\n{render(failures)}".rstrip())

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 CLOCKS_S = 300.0
 """Clocks that are further apart than this are told of: certificates, and files' times, go by them."""
 _GLOO, _TENSORPIPE, _NCCL = "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+_SETTLED = "settled at the start: "
 _MOST_NODES = 1 << 17
 _MOST_SLOTS = 1 << 12
 
@@ -59,6 +60,7 @@ class Joiner:
         self.rendezvous: Rendezvous = settle(options, location, topology)
         if self.rendezvous.of_source:
             topology = replace(topology, master_port=None)
+        topology = replace(topology, notes=tuple(each for each in topology.notes if not each.startswith(_SETTLED)))
         self._by_worker = location.allocation.part == "worker"
         self._topology = topology
         self._place = (location.here or 0) if topology.here is None else topology.here

@@ -15,6 +15,11 @@ TRAINER = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-node
 """What Kubeflow Trainer v2 sets (its documentation)."""
 MPIRUN = {f"OMPI_COMM_WORLD_{name}": value for name, value in {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}.items()}  # fmt: skip
 """What Open MPI's mpirun sets for the second of two processes on a host (captured, see test_mpi)."""
+SKYPILOT = {
+    "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2\n127.0.0.3",
+    "SKYPILOT_NODE_RANK": "0",
+    "SKYPILOT_NUM_NODES": "3",
+}
 SAYS = "import os; print('is', *(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'NODE_RANK')))"
 
 
@@ -164,7 +169,7 @@ def test_an_error_in_a_host_file_names_file_and_line(refused, distlaunch, text, 
         (["--discover", "kill -9 $$"], ["ended with signal SIGKILL"]),
         (["--discover", "echo 'a:x'"], ["line 1"]),
         (["--node-rank", "1"], ["--node-rank 1: ranks of 1 node go to 0", "--num-nodes"]),
-        (["--node-rank", "1", "--num-nodes", "2"], ["nothing says where they meet", "--master-addr"]),
+        (["--node-rank", "1", "--num-nodes", "2"], ["nothing says where they meet", "--rendezvous"]),
         (["--node-rank", "1", "--num-nodes", "999999", "--master-addr", "m"], ["--num-nodes 999,999", "at most"]),
         (["--master-addr=-oX"], ["--master-addr: '-oX' is no host name"]),
         (["--num-nodes", "2"], ["--num-nodes 2: only this machine is known"]),
@@ -210,7 +215,7 @@ def test_a_node_that_is_filtered_out_is_told_so(plan):
         (slurm("gres-second-node-0"), "slurm", [("n2", 2, ["4", "5"])]),
         (slurm("salloc-per-node"), "slurm", [("n1", 2, None), ("n2", 2, None)]),
         (TRAINER, "kubernetes", [("job-node-0-0.job", None, None), ("job-node-0-1.job", 1, [])]),
-        ({"PET_NNODES": "2:4", "PET_RDZV_ENDPOINT": "h:29400"}, "kubernetes", [("h", None, None)] + [(None, None, None)] * 3),
+        ({"PET_NNODES": "2:4", "PET_RDZV_ENDPOINT": "h:29400"}, "kubernetes", [("h", None, None), (None, 1, []), (None, None, None), (None, None, None)]),
         (MPIRUN, "openmpi", [(None, 2, None)]),
         ({"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"}, "skypilot", [("10.0.0.1", None, None), ("10.0.0.2", 1, [])]),
     ],
@@ -342,23 +347,23 @@ def test_people_read_the_explanation_after_the_table_and_before_the_job(distlaun
 
 
 @pytest.mark.parametrize(
-    ("words", "env", "parts"),
+    ("words", "env", "code", "parts"),
     [
-        (["--num-nodes", "2", "--node-rank", "0", "--master-addr", "h", "--num-procs", "2"], {}, ["--num-nodes starts a launcher on each of 2 nodes"]),
-        ([], slurm("gpus-per-node"), ["slurm names 2 nodes (n[1-2])", "--num-nodes 1"]),
-        ([], slurm("gpus-per-node-task-per-node-1"), ["slurm starts a launcher on each of 2 nodes (n[1-2])", "--num-nodes 1"]),
-        ([], slurm("tasks-per-node-step-5"), ["slurm starts a launcher for each of 6 workers on n[1-2]", "srun -n 1"]),
-        (["--num-nodes", "1"], slurm("tasks-per-node-step-5"), ["for each of 3 workers on n2"]),
-        ([], slurm("salloc"), ["slurm names 2 nodes"]),
-        ([], TRAINER, ["kubernetes starts a launcher on each of 2 nodes (job-node-0-[0-1].job)", "--num-nodes 1"]),
-        ([], MPIRUN, ["openmpi starts a launcher for each of 2 workers", "--source flags"]),
+        (["--num-nodes", "2", "--node-rank", "0", "--rendezvous", "127.0.0.1", "--num-procs", "2"], {}, 69, ["1 of 2 nodes", "node 1", "has not called"]),
+        (["--num-nodes", "2", "--node-rank", "1", "--rendezvous", "127.0.0.1:1"], {}, 69, ["node 0 has not answered at 127.0.0.1:1", "connection refused"]),
+        (["--num-nodes", "2", "--node-rank", "1", "--rendezvous", "127.0.0.1:"], {}, 2, ["--rendezvous '127.0.0.1:'", "HOST:PORT"]),
+        (["--num-nodes", "2", "--node-rank", "1", "--rendezvous", "h:5", "--master-port", "5"], {}, 2, ["port 5 cannot be both"]),
+        (["--rendezvous", "nobody.invalid:5"], slurm("gpus-per-node-task-per-node-1"), 69, ["node 0 has not answered at nobody.invalid:5", "resolve"]),
+        ([], MPIRUN | {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}, 2, ["openmpi starts several launchers", "--rendezvous HOST:PORT"]),
+        (["--spares", "1", "--num-nodes", "2"], SKYPILOT, 2, ["--spares 1 node", "--num-nodes MIN:MAX"]),
     ],
-    ids=["by hand", "batch", "a task a node", "tasks", "one node's tasks", "salloc", "pod", "mpirun"],
+    ids=["nobody calls", "nobody answers", "no port", "one port for two", "no such host", "nowhere", "spares"],
 )  # fmt: skip
-def test_several_nodes_are_refused_with_what_was_found_and_what_works(refused, words, env, parts):
-    text = refused(*words, env=env, command="train")
-    assert "is not built yet" in text
-    assert all(part in text for part in parts), text
+def test_a_launcher_that_finds_no_others_says_what_is_missing(distlaunch, words, env, code, parts):
+    (distlaunch.work / "t.py").write_text(SAYS)
+    result = distlaunch.run(["train", "--join-timeout", "0.3", *words, "t.py"], env=env)
+    assert result.returncode == code, result.stderr
+    assert all(part in result.stderr for part in parts), result.stderr
 
 
 @pytest.mark.parametrize(

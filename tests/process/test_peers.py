@@ -1,0 +1,367 @@
+"""One launcher per node: several of them on this machine, which meet on loopback and are one job."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.process.conftest import PROGRAMS, is_alive, until
+
+LONG_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Team:
+    """Launchers of one job. Their workers are ``member.py``, which go by signs in the common directory."""
+
+    def __init__(self, launcher) -> None:
+        self.launcher = launcher
+        self.port = free_port()
+        self.launchers = {}
+
+    def start(
+        self,
+        rank: int | None,
+        *words: str,
+        size: int | str = 2,
+        slots: int = 1,
+        program: str = "member.py",
+        env=None,
+        job=None,
+    ):
+        named = [] if rank is None else ["--node-rank", str(rank)]
+        place = ["--rendezvous", f"127.0.0.1:{self.port}", "--num-nodes", str(size), *named]
+        args = ["train", *place, "--procs-per-node", str(slots), "--format", "plain", *words, str(PROGRAMS / program)]
+        running = self.launcher.start([*args, *(job or ())], env=env)
+        self.launchers[rank] = running
+        return running
+
+    def start_all(self, *words: str, size: int = 2, **more) -> list:
+        """Start all of them, in any order."""
+        ranks = list(range(size))
+        random.Random(self.port).shuffle(ranks)
+        for rank in ranks:
+            self.start(rank, *words, size=size, **more)
+        return [self.launchers[rank] for rank in range(size)]
+
+    def ready(self, *ranks: int, attempt: int = 0) -> list[dict]:
+        """Wait for workers, and give what they were told."""
+        paths = [self.launcher.work / f"ready-{attempt}-{rank}" for rank in ranks]
+
+        def there() -> bool:
+            ended = {
+                rank: each.process.returncode
+                for rank, each in self.launchers.items()
+                if each.process.poll() is not None
+            }
+            screens = {rank: self.launchers[rank].stderr for rank in ended}
+            assert not any(code for code in ended.values() if code > 0), screens
+            return all(path.exists() for path in paths)
+
+        until(there, f"workers {ranks} of attempt {attempt}", within_s=LONG_S)
+        return [json.loads(path.read_text()) for path in paths]
+
+    def put(self, sign: str) -> None:
+        (self.launcher.work / sign).touch()
+
+    def codes(self, within_s: float = LONG_S) -> dict:
+        return {rank: each.wait(within_s).returncode for rank, each in self.launchers.items()}
+
+    def said(self, rank) -> str:
+        return self.launchers[rank].stderr
+
+
+@pytest.fixture
+def team(distlaunch):
+    return Team(distlaunch)
+
+
+# --- a job of fixed size
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_launchers_that_start_in_any_order_are_one_job(team, size):
+    team.start_all(size=size, slots=2)
+    told = team.ready(*range(2 * size))
+    team.put("end-0")
+    assert team.codes() == dict.fromkeys(range(size), 0)
+    for rank, each in enumerate(told):
+        expected = {"RANK": rank, "LOCAL_RANK": rank % 2, "NODE_RANK": rank // 2, "WORLD_SIZE": 2 * size}
+        expected |= {"LOCAL_WORLD_SIZE": 2, "GROUP_WORLD_SIZE": size, "TORCHELASTIC_RESTART_COUNT": 0}
+        assert {name: each[name] for name in expected} == {name: str(value) for name, value in expected.items()}
+    for name in ("MASTER_ADDR", "MASTER_PORT", "DISTLAUNCH_JOB_ID", "TORCHELASTIC_RUN_ID", "DISTLAUNCH_RUN_DIR"):
+        assert len({each[name] for each in told}) == 1
+    for node in range(size):
+        shown = sorted(team.launchers[node].stdout.splitlines())
+        assert shown == [f"[{rank}] rank {rank} is here" for rank in (2 * node, 2 * node + 1)]
+
+
+def test_each_launcher_files_the_output_of_its_own_ranks_only(team):
+    team.start_all()
+    (run_dir,) = {each["DISTLAUNCH_RUN_DIR"] for each in team.ready(0, 1)}
+    team.put("end-0")
+    team.codes()
+    names = {str(path.relative_to(run_dir)) for path in Path(run_dir).rglob("*") if path.is_file()}
+    assert names - {".distlaunch-run"} == {
+        *("events.jsonl", "events-1.jsonl", "plan-0.json", "attempt-0/rank-0.log", "attempt-0/rank-1.log")
+    }
+    assert Path(run_dir, "attempt-0", "rank-1.log").read_text() == "rank 1 is here\n"
+
+
+def test_launchers_without_a_common_directory_have_each_their_own(team, tmp_path):
+    team.start(0, "--log-dir", str(tmp_path / "a"))
+    team.start(1, "--log-dir", str(tmp_path / "b"))
+    first, second = (Path(each["DISTLAUNCH_RUN_DIR"]) for each in team.ready(0, 1))
+    team.put("end-0")
+    assert team.codes() == {0: 0, 1: 0}
+    assert (first.parent, second.parent, first.name) == (tmp_path / "a", tmp_path / "b", second.name)
+    assert (first / "attempt-0" / "rank-0.log").exists()
+    assert not (first / "attempt-0" / "rank-1.log").exists()
+    assert (second / "attempt-0" / "rank-1.log").exists()
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_failure_on_any_node_ends_all_launchers_with_its_code_and_reason(team, failing):
+    team.start_all(size=3)
+    pids = [each["pid"] for each in team.ready(0, 1, 2)]
+    team.put(f"fail-0-{failing}")
+    assert team.codes() == dict.fromkeys(range(3), 7)
+    for node in range(3):
+        assert f"rank {failing} of 3" in team.said(node)
+        assert "exit code 7" in team.said(node)
+    assert not any(map(is_alive, pids))
+
+
+def test_a_restart_is_one_of_the_whole_job_and_counted_the_same_everywhere(team):
+    team.start_all("--max-restarts", "2", "--min-uptime", "0", size=3)
+    before = team.ready(0, 1, 2)
+    team.put("fail-0-2")
+    after = team.ready(0, 1, 2, attempt=1)
+    team.put("end-1")
+    assert team.codes() == dict.fromkeys(range(3), 0)
+    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in after} == {"1"}
+    assert {each["MASTER_PORT"] for each in after}.isdisjoint({each["MASTER_PORT"] for each in before})
+    for node in range(3):
+        assert "restart 1 of 2" in team.said(node)
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_any_launcher_stops_the_job(team, signalled, number, code):
+    team.start_all()
+    team.ready(0, 1)
+    team.launchers[signalled].send_signal(number)
+    assert team.codes() == {0: code, 1: code}
+
+
+def test_a_signal_that_all_launchers_get_counts_once(team):
+    team.start_all(size=3)
+    team.ready(0, 1, 2)
+    for running in team.launchers.values():
+        running.send_signal(signal.SIGUSR1)
+    until(lambda: all((team.launcher.work / f"usr1-{rank}").exists() for rank in range(3)), "USR1 came everywhere")
+    for running in team.launchers.values():
+        running.send_signal(signal.SIGINT)
+    assert team.codes() == dict.fromkeys(range(3), 130)
+    assert [(team.launcher.work / f"usr1-{rank}").read_text() for rank in range(3)] == ["."] * 3
+    assert not any("killing" in team.said(node) for node in range(3))
+
+
+def test_a_launcher_is_stopped_while_it_waits_for_the_coordinator(team):
+    running = team.start(1)
+    running.wait_stderr("waiting")
+    running.send_signal(signal.SIGTERM)
+    assert team.codes() == {1: 143}
+
+
+# --- launchers that are lost
+
+
+def test_a_killed_peer_is_noticed_and_ends_the_job(team):
+    team.start_all(size=3)
+    pids = [each["pid"] for each in team.ready(0, 1, 2)]
+    os.kill(team.launchers[2].pid, signal.SIGKILL)
+    assert team.codes() == {0: 69, 1: 69, 2: -9}
+    assert "node" in team.said(0)
+    assert "lost" in team.said(1)
+    until(lambda: not any(map(is_alive, pids)), "all workers have ended")
+
+
+def test_a_killed_coordinator_ends_the_job_where_no_restart_is_left(team):
+    team.start_all(size=3)
+    pids = [each["pid"] for each in team.ready(0, 1, 2)]
+    os.kill(team.launchers[0].pid, signal.SIGKILL)
+    assert team.codes() == {0: -9, 1: 69, 2: 69}
+    assert "node 0" in team.said(1)
+    until(lambda: not any(map(is_alive, pids)), "all workers have ended")
+
+
+def test_a_coordinator_that_comes_back_goes_on_where_the_first_was(team):
+    team.start_all("--max-restarts", "3", size=3)
+    team.ready(0, 1, 2)
+    os.kill(team.launchers[0].pid, signal.SIGKILL)
+    team.launchers[0].wait()
+    team.start(0, "--max-restarts", "3", size=3)
+    told = team.ready(0, 1, 2, attempt=1)
+    team.put("end-1")
+    assert team.codes() == dict.fromkeys(range(3), 0)
+    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"1"}
+
+
+def test_a_peer_that_is_replaced_joins_the_next_attempt(team):
+    team.start_all("--max-restarts", "1", size=3, env={"DISTLAUNCH_FAILURE_GRACE": "1"})
+    team.ready(0, 1, 2)
+    os.kill(team.launchers[1].pid, signal.SIGKILL)
+    team.launchers[1].wait()
+    team.start(1, "--max-restarts", "1", size=3)
+    told = team.ready(0, 1, 2, attempt=1)
+    team.put("end-1")
+    assert team.codes() == dict.fromkeys(range(3), 0)
+    assert [each["NODE_RANK"] for each in told] == ["0", "1", "2"]
+
+
+# --- what cannot be
+
+
+def test_two_launchers_with_the_same_rank_are_named(team):
+    team.start(0, size=3)
+    team.start(1, size=3)
+    first = team.launchers[1]
+    first.wait_stderr("joined")
+    second = team.start(1, size=3)
+    assert second.wait().returncode == 2
+    assert "two launchers have node rank 1" in second.stderr
+    team.launchers[0].wait_stderr("two launchers have node rank 1")
+    team.launchers[1] = first
+    team.start(2, size=3)
+    team.ready(0, 1, 2)
+    team.put("end-0")
+    assert team.codes() == dict.fromkeys(range(3), 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "size", "said"),
+    [
+        (["--job-id", "x"], 2, "belongs to another job"),
+        ([], 3, "of 3"),
+    ],
+)
+def test_launchers_that_were_told_different_things_say_so(team, words, size, said):
+    team.start(0, "--join-timeout", "3")
+    team.start(1, *words, size=size)
+    codes = team.codes()
+    assert codes[1] == 2
+    assert codes[0] in (2, 69)
+    assert said in team.said(1)
+    assert said in team.said(0)
+
+
+def test_launchers_that_run_different_commands_say_so(team):
+    team.start(0)
+    team.start(1, job=["--lr", "0.1"])
+    assert team.codes() == {0: 2, 1: 2}
+    for node in (0, 1):
+        assert "something else" in team.said(node)
+
+
+def test_scripts_that_differ_are_named_on_all_nodes(team, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "t.py").write_text(f"print({name!r})\n")
+    team.start(0, program=str(tmp_path / "a" / "t.py"))
+    team.start(1, program=str(tmp_path / "b" / "t.py"))
+    assert team.codes() == {0: 2, 1: 2}
+    for node in (0, 1):
+        assert "is not the same on all nodes" in team.said(node)
+
+
+def test_who_has_not_come_in_time_is_named(team):
+    team.start(0, "--join-timeout", "1", size=3)
+    team.start(1, "--join-timeout", "1", size=3)
+    assert team.codes() == {0: 69, 1: 69}
+    for node in (0, 1):
+        assert "node 2" in team.said(node)
+        assert "has not called" in team.said(node)
+
+
+def test_a_coordinator_that_never_comes_is_named(team):
+    team.start(1, "--join-timeout", "0.5")
+    assert team.codes() == {1: 69}
+    assert f"node 0 has not answered at 127.0.0.1:{team.port}" in team.said(1)
+
+
+def test_a_rendezvous_port_in_use_is_said(team):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", team.port))
+        taken.listen()
+        team.start(0)
+        assert team.codes() == {0: 2}
+    assert f"port {team.port}" in team.said(0)
+
+
+def test_a_token_is_needed_where_there_is_one(team):
+    for rank, token in ((0, "right"), (1, "wrong")):
+        team.start(rank, "--join-timeout", "2", env={"DISTLAUNCH_TOKEN": token})
+    assert team.codes() == {0: 69, 1: 2}
+    assert "the token is not the same" in team.said(1)
+    assert "the token is not the same" in team.said(0)
+
+
+def test_a_token_from_a_file_lets_in_who_has_it_from_the_environment(team, tmp_path):
+    (tmp_path / "token").write_text("right\n")
+    team.start(0, "--token-file", str(tmp_path / "token"))
+    team.start(1, env={"DISTLAUNCH_TOKEN": "right"})
+    team.ready(0, 1)
+    team.put("end-0")
+    assert team.codes() == {0: 0, 1: 0}
+
+
+# --- nodes that come and go; launchers without ranks
+
+
+def test_an_elastic_job_goes_on_without_a_lost_node_and_takes_it_in_again(team):
+    words = ("--max-restarts", "1", "--min-uptime", "0", "--failure-grace", "1")
+    for rank in (2, 1, 0):
+        team.start(rank, *words, size="2:3")
+    team.ready(0, 1, 2)
+    os.kill(team.launchers[1].pid, signal.SIGKILL)
+    team.launchers.pop(1).wait()
+    told = team.ready(0, 1, attempt=1)
+    assert {each["WORLD_SIZE"] for each in told} == {"2"}
+    team.start(1, *words, size="2:3")
+    team.launchers[0].wait_stderr("may take part from the next attempt on")
+    team.put("fail-1-1")
+    told = team.ready(0, 1, 2, attempt=2)
+    assert {each["WORLD_SIZE"] for each in told} == {"3"}
+    team.put("end-2")
+    assert team.codes() == dict.fromkeys(range(3), 0)
+
+
+def test_an_elastic_job_starts_with_the_fewest_that_it_needs(team):
+    team.start(0, "--join-timeout", "2", size="2:3")
+    team.start(2, "--join-timeout", "2", size="2:3")
+    told = team.ready(0, 1)
+    assert {each["WORLD_SIZE"] for each in told} == {"2"}
+    team.put("end-0")
+    assert team.codes() == {0: 0, 2: 0}
+
+
+def test_launchers_without_ranks_are_numbered_as_they_come(team):
+    for name in ("a", "b", "c"):
+        team.launchers[name] = team.start(None, size=3)
+    team.launchers.pop(None)
+    told = team.ready(0, 1, 2)
+    team.put("end-0")
+    assert team.codes() == dict.fromkeys("abc", 0)
+    assert sorted(each["NODE_RANK"] for each in told) == ["0", "1", "2"]
