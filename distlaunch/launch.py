@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.core.agent.ports import hold_port
 from distlaunch.core.model.record import replace
+from distlaunch.job.desk import Desk
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.keyboard import Terminal
 from distlaunch.job.policy import JobPolicy
@@ -85,6 +86,7 @@ def run_job(
         stack.callback(files.close)
         transport: LocalTransport | Fleet
         filed: Files = files
+        desk = Desk()
         if nodes is None:
             transport = LocalTransport(
                 job_id=plan.job_id,
@@ -97,6 +99,7 @@ def run_job(
             )
         else:
             transport = filed = nodes.fleet(files, clock, run_dir=run_dir.path)
+            desk = transport.desk
         housekeeping = Housekeeping(run_dir)
         stack.callback(housekeeping.finish)
         signal_pipe = SignalPipe()
@@ -122,7 +125,8 @@ def run_job(
             transport=transport,
             files=filed,
             sink=sink,
-            events=EventLog(run_dir.events, sink),
+            events=EventLog(run_dir.events, sink, desk=desk),
+            desk=desk,
             signal_pipe=signal_pipe,
             clock=clock,
             terminal=terminal,

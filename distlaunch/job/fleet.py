@@ -21,6 +21,7 @@ from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import Decoder
 from distlaunch.job import actions as a
+from distlaunch.job.desk import Desk
 from distlaunch.job.failures import ConnectFailure
 from distlaunch.job.feeding import Feeder
 from distlaunch.job.intake import Intake
@@ -74,6 +75,11 @@ class Fleet(Links[r.FromRemote]):
         self._parts: dict[int, Part] = {}
 
     # --- the runner's side
+
+    @property
+    def desk(self) -> Desk:
+        """Give who does what may wait for a disk."""
+        return self._intake
 
     def start(self) -> None:
         """Start the output thread."""

@@ -10,16 +10,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from distlaunch.core.agent.output import Taker
 from distlaunch.core.wire import remote as r
+from distlaunch.job.desk import Desk
 
 _ALL_WINDOWS_BYTES = 64 << 20
 _WINDOW_BYTES = (256 << 10, 1 << 20)
 """The least and the most that a node may have under way."""
+_ANSWER_S = 1.0
+"""What the main loop may wait: a fraction of the silence after which nodes and we take each other for lost."""
 _GRANT_AT = 4
 """New credit is given for a fourth of the window at once."""
+
+
+T = TypeVar("T")
 
 
 class Files(Taker, Protocol):
@@ -29,8 +35,11 @@ class Files(Taker, Protocol):
         """File into this attempt's folder from now on."""
 
 
-class Intake(threading.Thread):
-    """Takes output, in the order in which it came. ``grant(node, size)`` is called from this thread."""
+class Intake(threading.Thread, Desk):
+    """Takes output, in the order in which it came, and does what else may wait for a disk.
+
+    ``grant(node, size)`` is called from this thread.
+    """
 
     def __init__(self, files: Files, *, nodes: int, grant: Callable[[int, int], None]) -> None:
         super().__init__(name="output", daemon=True)
@@ -41,10 +50,11 @@ class Intake(threading.Thread):
         """Bytes that each node may have under way: its first credit."""
         self._taken: dict[int, int] = {}  # bytes taken, by node, for which no credit was given yet
         self._open: dict[int, set[int]] = {}  # ranks that may say more, by node
-        self._work: deque[Callable[[float], None]] = deque()
+        self._work: deque[Callable[[float], object]] = deque()
         self._changed = threading.Condition()
         self._nudged = False
         self._ending = False
+        self._over = False
         self.fault: str | None = None
         """Why the thread has ended, if that is a fault of ours."""
         files.on_room(self._nudge)
@@ -71,6 +81,29 @@ class Intake(threading.Thread):
         """Know that a node's connection is gone: its ranks say no more, and another starts with a whole window."""
         self._add(lambda now: self._forget(node, now))
 
+    def do(self, work: Callable[[], object]) -> None:
+        """Do this, in its turn; at once if this thread has ended."""
+        with self._changed:
+            over = self._over
+            if not over:
+                self._work.append(lambda _: work())
+                self._changed.notify()
+        if over:
+            work()
+
+    def ask(self, work: Callable[[], T]) -> T | None:
+        """Do this, in its turn, and give what it gives; None if that takes too long."""
+        found: list[T] = []
+        done = threading.Event()
+
+        def answer() -> None:
+            found.append(work())
+            done.set()
+
+        self.do(answer)
+        done.wait(_ANSWER_S)
+        return next(iter(found), None)
+
     def finish(self, *, bound_s: float) -> bool:
         """Take what was handed over, then end; tell whether that was done in time."""
         with self._changed:
@@ -88,7 +121,7 @@ class Intake(threading.Thread):
 
     def _add(self, work: Callable[[float], object]) -> None:
         with self._changed:
-            self._work.append(work)  # type: ignore[arg-type]  # what it returns is nobody's
+            self._work.append(work)
             self._changed.notify()
 
     # --- this thread's
@@ -102,6 +135,9 @@ class Intake(threading.Thread):
             import traceback
 
             self.fault = traceback.format_exc()
+        finally:
+            with self._changed:
+                self._over = True
 
     def _serve(self) -> bool:
         due = self._files.tick(time.monotonic())
@@ -111,7 +147,7 @@ class Intake(threading.Thread):
                 self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
             self._nudged = False
             work, self._work = self._work, deque()
-            ending = self._ending and not work
+            self._over = ending = self._ending and not work
         now = time.monotonic()
         for each in work:
             each(now)

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from distlaunch.core.agent.filing import LogFiles
 from distlaunch.core.model.layout import STDERR, STDOUT, TRAIN, Layout
+from distlaunch.job.desk import Desk
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.sink import Sink
 
@@ -17,16 +18,21 @@ from distlaunch.job.sink import Sink
 class EventLog:
     """Appends one JSON object a line: ``{"time": seconds since the epoch, "type": ..., ...}``."""
 
-    def __init__(self, descriptor: int, sink: Sink) -> None:
+    def __init__(self, descriptor: int, sink: Sink, *, desk: Desk | None = None) -> None:
         self._descriptor = descriptor
         self._sink = sink
+        self._desk = desk or Desk()
 
     def write(self, kind: str, fields: Mapping[str, object]) -> None:
         """Add an event; what the disk does not take is lost here, never in the job."""
         record = {"time": round(time.time(), 6), "type": kind, **fields}
-        with suppress(OSError):
-            os.write(self._descriptor, json.dumps(record).encode("ascii") + b"\n")
+        line = json.dumps(record).encode("ascii") + b"\n"
+        self._desk.do(lambda: self._append(line))
         self._sink.event(record)
+
+    def _append(self, line: bytes) -> None:
+        with suppress(OSError):
+            os.write(self._descriptor, line)
 
 
 class OutputFiles:

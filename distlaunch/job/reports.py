@@ -7,11 +7,13 @@ import time
 from contextlib import suppress
 
 from distlaunch.core.agent.filing import open_to_append
-from distlaunch.core.model.layout import STDERR, STDOUT
+from distlaunch.core.model.layout import STDERR, STDOUT, Layout
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import printable
 from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as a
+from distlaunch.job.desk import Desk
 from distlaunch.job.records import EventLog
 from distlaunch.job.rundir import RunDir
 from distlaunch.job.sink import Sink
@@ -21,7 +23,15 @@ class Reporter:
     """Tells of the attempts of one job."""
 
     def __init__(
-        self, plan: LaunchPlan, *, max_restarts: int, run_dir: RunDir, sink: Sink, events: EventLog, started_s: float
+        self,
+        plan: LaunchPlan,
+        *,
+        max_restarts: int,
+        run_dir: RunDir,
+        sink: Sink,
+        events: EventLog,
+        desk: Desk,
+        started_s: float,
     ) -> None:
         self.plan = plan
         """That of the newest attempt."""
@@ -29,6 +39,7 @@ class Reporter:
         self._run_dir = run_dir
         self._sink = sink
         self._events = events
+        self._desk = desk
         self._started_s = started_s
 
     def failed(self, action: a.Failed, *, terminal: bool) -> None:
@@ -38,7 +49,7 @@ class Reporter:
         plan = self.plan
         cause = action.diagnosis.cause
         path = plan.layout.log_path(plan.run_dir, action.attempt, cause.ranks[0], STDOUT if terminal else STDERR)
-        wrote = os.path.exists(path)  # files are made at the first byte
+        wrote = self._desk.ask(lambda: os.path.exists(path)) is not False  # files are made at the first byte
         diagnosis = replace(action.diagnosis, cause=replace(cause, log_path=path if wrote else None))
         fields = {"attempt": action.attempt, "final": action.final, "diagnosis": diagnosis_record(diagnosis)}
         self._events.write("failure", fields)
@@ -80,26 +91,15 @@ class Reporter:
     def keep(self, action: a.KeepStacks) -> None:
         """File where each worker stood; a full disk only costs the files."""
         layout, run_dir = self.plan.layout, self.plan.run_dir
-        for stack in action.stacks:
-            state = f"state {stack.state}" if stack.state else "gone"
-            head = f"# {time.strftime('%Y-%m-%d %H:%M:%S')}: rank {stack.rank}, pid {stack.pid}, {state}\n"
-            text = stack.text if stack.text.strip() else "# no stack could be had\n"
-            with suppress(OSError):
-                descriptor = open_to_append(layout.stacks_path(run_dir, action.attempt, stack.rank))
-                try:
-                    os.write(descriptor, (head + text.rstrip() + "\n\n").encode("utf-8", "backslashreplace"))
-                finally:
-                    os.close(descriptor)
+        self._desk.do(lambda: _keep(action, layout, run_dir))
 
     def keep_error(self, message: m.WorkerExited) -> None:
         """File what a worker left in its error file, where that was on a machine with none of our folders."""
         if message.error_file is None:
             return
         path = self.plan.layout.error_files(self.plan.run_dir, message.attempt)(message.rank)
-        with suppress(OSError):  # it is there already; or a full disk only costs the file
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-                file.write(message.error_file)
+        text = message.error_file
+        self._desk.do(lambda: _keep_error(path, text))
 
     def _again(self, action: a.Failed | a.Hung, what: str) -> None:
         text = f"attempt {action.attempt} {what}; restart {action.restarts + 1} of {self._max_restarts}"
@@ -107,10 +107,30 @@ class Reporter:
 
     def refused(self, text: str) -> None:
         """Keep why there is no attempt, or no further one: too few nodes, a port that is taken."""
-        self._run_dir.write_report(f"distlaunch: {text.rstrip()}\n")
+        self._desk.do(lambda: self._run_dir.write_report(f"distlaunch: {text.rstrip()}\n"))
 
     def _last_words(self, text: str, why_final: str | None) -> None:
         if why_final:
             text = f"{text.rstrip()}\n{why_final}\n"
-        self._run_dir.write_report(text.rstrip() + "\n")
+        self._desk.do(lambda: self._run_dir.write_report(text.rstrip() + "\n"))
         self._sink.say(text.rstrip(), level="error")
+
+
+def _keep(action: a.KeepStacks, layout: Layout, run_dir: str) -> None:
+    for stack in action.stacks:
+        state = f"state {stack.state}" if stack.state else "gone"
+        head = f"# {time.strftime('%Y-%m-%d %H:%M:%S')}: rank {stack.rank}, pid {stack.pid}, {printable(state)}\n"
+        text = stack.text if stack.text.strip() else "# no stack could be had\n"
+        with suppress(OSError):
+            descriptor = open_to_append(layout.stacks_path(run_dir, action.attempt, stack.rank))
+            try:
+                os.write(descriptor, (head + text.rstrip() + "\n\n").encode("utf-8", "backslashreplace"))
+            finally:
+                os.close(descriptor)
+
+
+def _keep_error(path: str, text: str) -> None:
+    with suppress(OSError):  # it is there already; or a full disk only costs the file
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.layout import EVENTS, EVENTS_OF_NODE, MARKER, REPORT, is_our_folder, is_ours
+from distlaunch.core.model.text import printable
 
 KEPT = 50
 LATEST = "latest"
@@ -74,7 +75,7 @@ class RunDir:
         fresh = os.path.join(self.path, f"{REPORT}.new")
         with suppress(OSError):  # the console and the exit code still tell
             with open(os.open(fresh, _NEW, 0o600), "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
+                file.write(printable(text, keep="\n"))
             os.replace(fresh, os.path.join(self.path, REPORT))
 
     def prune(self) -> None:

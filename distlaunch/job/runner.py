@@ -16,6 +16,7 @@ from distlaunch.core.model.text import counted
 from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as a
 from distlaunch.job import signals
+from distlaunch.job.desk import Desk
 from distlaunch.job.keyboard import Keyboard, Terminal
 from distlaunch.job.policy import JobPolicy
 from distlaunch.job.records import EventLog
@@ -101,6 +102,7 @@ class Runner:
 
     ``takes_typed``: of several workers rank 0 has our stdin also where that is a terminal whose foreground job we are;
     ``feeder`` brings our stdin to it on a machine of its own. ``launchers``: the other nodes have a launcher each.
+    ``desk`` does what may wait for a disk.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Runner:
         feeder: Feeder | None = None,
         node_logs: str = "",
         launchers: bool = False,
+        desk: Desk | None = None,
     ) -> None:
         self._plan = plan
         self._policy = policy
@@ -135,6 +138,7 @@ class Runner:
         self._feeder = feeder
         self._node_logs = node_logs
         self._launchers = launchers
+        self._desk = desk or Desk()
         self._noted: set[str] = set()
         self._exit_code: int | None = None
         self._started_s = time.monotonic()
@@ -144,6 +148,7 @@ class Runner:
             run_dir=run_dir,
             sink=sink,
             events=events,
+            desk=self._desk,
             started_s=self._started_s,
         )
 
@@ -264,7 +269,7 @@ class Runner:
             plan, attempt=attempt, master_port=action.port, meeting=action.meeting
         )
         self._say_notes(plan)
-        self._write_plan(attempt)
+        self._desk.do(lambda: self._write_plan(plan))
         self._files.begin_attempt(attempt)
         travelled = composition is not None and not self._launchers
         streams = Streams(
@@ -297,12 +302,12 @@ class Runner:
         """Tell whether rank 0 gets our stdin. Where we are in the background it would take what the shell is typed."""
         return not os.isatty(0) or (self._takes_typed and in_foreground(0))
 
-    def _write_plan(self, attempt: int) -> None:
+    def _write_plan(self, plan: LaunchPlan) -> None:
         try:
-            os.mkdir(self._plan.layout.attempt_dir(self._plan.run_dir, attempt), 0o700)
-            descriptor = os.open(plan_path(self._plan.run_dir, attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            os.mkdir(plan.layout.attempt_dir(plan.run_dir, plan.attempt), 0o700)
+            descriptor = os.open(plan_path(plan.run_dir, plan.attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "w", encoding="utf-8") as file:
-                file.writelines(self._plan.json_chunks())
+                file.writelines(plan.json_chunks())
         except OSError as exc:
             self._sink.say(f"the plan was not written: {os.strerror(exc.errno or 0)}", level="warning")
 
