@@ -8,11 +8,13 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 _CHUNK = 1 << 16
 _MOST_WORDS = 16 << 10
+_REAP_S = 2.0
 _GUARDED = 'exec 3<&0 <&1; ({ read -r _ <&3; kill -9 0; } </dev/null >/dev/null 2>&1 &); exec 3<&- "$@"'
 """Gets the leash as stdin. A process of the program's own group waits for the leash's end, and kills the group."""
 
@@ -166,6 +168,34 @@ def _started(
         theirs.close()
         os.close(their_words)
     return ours, words, process
+
+
+def ask(argv: Sequence[str], environ: Mapping[str, str], *, within_s: float) -> tuple[int, bytes, bytes]:
+    """Run a program that is asked something; give its exit code, stdout, and the last of stderr.
+
+    Nothing of it outlives that, or us. Raises OSError, TimeoutError.
+    """
+    deadline = time.monotonic() + within_s
+    child = Child(argv, environ=environ, leash=Leash())
+    try:
+        child.stream.shutdown(socket.SHUT_WR)
+        answer = bytearray()
+        while True:
+            child.stream.settimeout(max(0.001, deadline - time.monotonic()))
+            data = child.stream.recv(_CHUNK)
+            child.said()
+            if not data:
+                break
+            answer += data
+        code = child.returncode(max(0.0, deadline - time.monotonic()))
+        if code is None:
+            raise TimeoutError
+        return code, bytes(answer), child.said()
+    finally:
+        child.close()
+        child.stream.close()
+        child.returncode(_REAP_S)
+        reap()
 
 
 def reap() -> None:

@@ -10,12 +10,12 @@ import pwd
 import re
 import shutil
 import socket
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
+from distlaunch.job.transport.child import ask
 from distlaunch.job.transport.trouble import Trouble
 
 _ASK_S = 10.0
@@ -110,19 +110,16 @@ def _by_openssh(
     argv += ["-l", user] if user else []
     argv += ["-p", str(port)] if port else []
     try:
-        done = subprocess.run(
-            [*argv, "--", host], stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_S, env=dict(environ),
-            check=False, start_new_session=True,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as exc:
+        code, printed, said = ask([*argv, "--", host], environ, within_s=_ASK_S)
+    except TimeoutError as exc:
         raise Trouble("resolve", f"ssh -G has not answered within {_ASK_S:.0f} s") from exc
     except OSError as exc:
         raise Trouble("resolve", f"{printable(ssh)} cannot be run: {exc.strerror}", passing=False) from exc
-    if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").split("\n")
-        said = next((line for line in reversed(lines) if line.strip()), f"it ended with {done.returncode}")
-        raise Trouble("resolve", f"ssh does not take its configuration: {printable(said.strip())}", passing=False)
-    said_all = parse(done.stdout.decode(errors="surrogateescape"))
+    if code != 0:
+        lines = said.decode(errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), f"it ended with {code}")
+        raise Trouble("resolve", f"ssh does not take its configuration: {printable(last.strip())}", passing=False)
+    said_all = parse(printed.decode(errors="surrogateescape"))
     account = _account()[1]
     if home != account:
         files = said_all.get("userknownhostsfile", [])
