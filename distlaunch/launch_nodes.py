@@ -14,6 +14,7 @@ from distlaunch.job.fleet import Fleet
 from distlaunch.job.intake import Files, Intake
 from distlaunch.job.settings import Gathering
 from distlaunch.job.transport.child import Leash
+from distlaunch.job.transport.limits import allow_files
 from distlaunch.job.transport.link import Target
 from distlaunch.job.transport.opening import opener
 from distlaunch.resolve.options import TrainOptions
@@ -84,6 +85,7 @@ class Nodes:
         composer = self._composer = self._composer.located(run_dir)
         targets = [self._target(node) for node in composer.hosts]
         connect_s = max(_LEAST_CONNECT_S, options.join_timeout)
+        allow_files(links=len(targets), logs=2 * self.most_workers)
 
         def intake(grant: Callable[[int, int], None]) -> Intake:
             return Intake(files, nodes=len(composer.hosts), grant=grant)
@@ -102,9 +104,13 @@ class Nodes:
                 feeder=self.feeder,
             )
         leash = Leash()
-        return Fleet(
+
+        def note(text: str) -> None:
+            fleet.note(text)
+
+        fleet = Fleet(
             targets,
-            open_link=opener(options, self._environ, leash),
+            open_link=opener(options, self._environ, leash, note=note),
             end_opening=leash.close,
             fanout=options.ssh_fanout,
             connect_s=connect_s,
@@ -114,6 +120,7 @@ class Nodes:
             find=None if options.discover is None else self._find,
             read=self._targets,
         )
+        return fleet
 
     def _target(self, node: Node) -> Target:
         return Target(host=node.host, user=node.user, port=node.port, here=self._composer.is_here(node.host))

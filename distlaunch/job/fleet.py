@@ -71,6 +71,7 @@ class Fleet(Links[r.FromRemote]):
         self._read_found = read
         self._finding = False
         self._found: deque[str | LaunchError] = deque()
+        self._noted: deque[str] = deque()
         self._faulted = False
         self._parts: dict[int, Part] = {}
 
@@ -80,6 +81,11 @@ class Fleet(Links[r.FromRemote]):
     def desk(self) -> Desk:
         """Give who does what may wait for a disk."""
         return self._intake
+
+    def note(self, text: str) -> None:
+        """Have the user hear this; from any thread."""
+        self._noted.append(text)
+        self._notify()
 
     def start(self) -> None:
         """Start the output thread."""
@@ -146,6 +152,8 @@ class Fleet(Links[r.FromRemote]):
     def receive(self) -> list[a.Event]:
         """Give what has happened, without waiting."""
         self._read_all()
+        while self._noted:
+            self._events.append(a.Noted(text=self._noted.popleft()))
         while self._opened:
             self._take_opened(*self._opened.popleft())
         while self._found:

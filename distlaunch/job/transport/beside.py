@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from distlaunch.core.model.text import printable
 from distlaunch.job.transport.bootstrap import FLAGS, STUB, start_agent
+from distlaunch.job.transport.limits import as_found
 from distlaunch.job.transport.link import Link, Target, Unconnected
 from distlaunch.job.transport.process_link import ProcessLink
 from distlaunch.job.transport.trouble import Trouble
@@ -30,6 +31,6 @@ def open_beside(target: Target, within_s: float, *, code: bytes, environ: Mappin
 
 def _started(argv: list[str], environ: Mapping[str, str]) -> ProcessLink:
     try:
-        return ProcessLink(argv, environ=environ, leash=None)
+        return ProcessLink(as_found(argv), environ=environ, leash=None)
     except OSError as exc:
         raise Trouble("python", f"{printable(argv[0])} cannot be run: {exc.strerror}") from exc

@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from distlaunch.core.model.text import printable
 from distlaunch.job.transport.knownhosts import SSH_PORT, KnownHosts, KnownKey, hashed_name, judge, lookup_name, parse
@@ -19,12 +19,28 @@ _SALT_BYTES = 20
 _BY_OPENSSH = "--ssh-command ssh connects by OpenSSH, which checks certificates of hosts"
 
 
+class Unchecked:
+    """Tells the user, once, that keys of hosts are taken as they come."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._first = threading.Lock()
+
+    def say(self, why: str = "--ssh-host-keys off") -> None:
+        """Tell it; from any thread."""
+        if self._first.acquire(blocking=False):
+            self._note(
+                f"host keys are not checked ({why}): whoever answers at a node's address gets the job's environment"
+            )
+
+
 class HostKeyCheck:
     """Judges the keys of all hosts of a launcher; reads each file once."""
 
-    def __init__(self, mode: HostKeys | None) -> None:
+    def __init__(self, mode: HostKeys | None, unchecked: Unchecked | None = None) -> None:
         """``mode`` None: as StrictHostKeyChecking says, and strictly where that says nothing."""
         self._mode = mode
+        self._unchecked = unchecked
         self._lock = threading.Lock()
         self._read: dict[tuple[str, ...], KnownHosts] = {}
 
@@ -53,6 +69,8 @@ class HostKeyCheck:
         """Take a key or not; a new one may be added to the user's known_hosts. Raises Trouble."""
         mode = self.mode(settings)
         if mode == "off":
+            if self._unchecked is not None:
+                self._unchecked.say(*() if self._mode else (f"StrictHostKeyChecking {settings.check} in ssh_config",))
             return
         key = base64.b64encode(blob).decode()
         name = _name(settings)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from distlaunch.job.transport.agentzip import agent_zip
 from distlaunch.job.transport.beside import open_beside
 from distlaunch.job.transport.child import Leash
-from distlaunch.job.transport.hostkeys import HostKeyCheck
+from distlaunch.job.transport.hostkeys import HostKeyCheck, Unchecked
 from distlaunch.job.transport.link import Link, Open, Target
 from distlaunch.job.transport.openssh import OpenSsh
 from distlaunch.job.transport.ssh import Ssh
@@ -17,8 +17,12 @@ from distlaunch.job.transport.sshconfig import Asked
 from distlaunch.resolve.options import TrainOptions
 
 
-def opener(options: TrainOptions, environ: Mapping[str, str], leash: Leash) -> Open:
+def opener(
+    options: TrainOptions, environ: Mapping[str, str], leash: Leash, *, note: Callable[[str], None] = lambda _: None
+) -> Open:
     """Make what opens links to the agents of a job's nodes; the agents' code is packed here, once.
+
+    ``note`` gets what the user should hear, from any thread: that host keys are not checked.
 
     What it starts of programs that carry bytes hangs on the leash.
     Raises ConfigError where ``--ssh-command`` is no command.
@@ -28,6 +32,7 @@ def opener(options: TrainOptions, environ: Mapping[str, str], leash: Leash) -> O
     chosen = options.who_set("ssh_host_keys") is not None or "ssh_host_keys" in options.given
     host_keys = options.ssh_host_keys if chosen else None  # else the user's StrictHostKeyChecking counts
     pythons = [path for path in (sys.executable, options.python) if path and os.path.isabs(path)]
+    unchecked = Unchecked(note)
     by_ssh: Open
     if options.ssh_command is not None:
         by_ssh = OpenSsh(
@@ -40,12 +45,14 @@ def opener(options: TrainOptions, environ: Mapping[str, str], leash: Leash) -> O
             leash=leash,
         ).open
     else:
-        check = HostKeyCheck(host_keys)
+        check = HostKeyCheck(host_keys, unchecked)
         by_ssh = Ssh(asked=asked, check=check, code=code, pythons=pythons, environ=environ, leash=leash).open
 
     def open_link(target: Target, within_s: float) -> Link:
         if target.here:
             return open_beside(target, within_s, code=code, environ=environ)
+        if host_keys == "off" and options.ssh_command is not None:
+            unchecked.say()
         return by_ssh(target, within_s)
 
     return open_link

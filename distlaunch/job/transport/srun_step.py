@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.job.transport.bootstrap import FLAGS, OLDEST, PYTHONS, stub
+from distlaunch.job.transport.limits import as_found
 
 _OF_THE_JOB = re.compile(
     r"SLURM_(NTASKS.*|NPROCS|CPUS_PER.*|MEM_PER.*|GPUS.*|GPU_BIND|CPU_BIND.*|TRES_PER.*|HINT|LABELIO|STD(IN|OUT|ERR)MODE)"
@@ -97,7 +98,8 @@ class Step:
         its_input, self.writing = os.pipe2(os.O_CLOEXEC)
         try:
             self._process = subprocess.Popen(
-                list(argv), stdin=its_input, stdout=its_output, stderr=its_output, env=dict(environ),
+                as_found(argv),  # srun has the tasks start with its own limits
+                stdin=its_input, stdout=its_output, stderr=its_output, env=dict(environ),
                 start_new_session=True,
             )  # fmt: skip
         except BaseException:

@@ -233,3 +233,12 @@ def test_at_the_end_all_agents_are_told_to_leave_and_waited_for(nodes):
     assert all(link.closed for link in fleet.links.values())
     fleet.fleet.close = lambda: None
     assert not [thread for thread in threading.enumerate() if thread.name.startswith(("to n", "output"))]
+
+
+def test_what_threads_have_to_say_reaches_the_user(nodes):
+    fleet = nodes(1)
+    saying = threading.Thread(target=fleet.fleet.note, args=("host keys are not checked",))
+    saying.start()
+    fleet.pump(lambda: fleet.of(a.Noted))
+    saying.join()
+    assert fleet.of(a.Noted) == [a.Noted(text="host keys are not checked", warning=True)]

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from distlaunch.job.transport.hostkeys import HostKeyCheck
+from distlaunch.job.transport.hostkeys import HostKeyCheck, Unchecked
 from distlaunch.job.transport.jumps import hop_of
 from distlaunch.job.transport.sshconfig import HostSettings
 from distlaunch.job.transport.trouble import Trouble
@@ -127,3 +127,22 @@ def test_a_jump_host_is_read(text, hop):
 def test_what_is_no_jump_host_is_refused(text):
     with pytest.raises(Trouble, match="ProxyJump"):
         hop_of(text)
+
+
+@pytest.mark.parametrize(
+    ("mode", "setting", "why"),
+    [("off", None, "--ssh-host-keys off"), (None, "no", "StrictHostKeyChecking no"), (None, "off", "StrictHostKey")],
+)
+def test_keys_that_are_not_checked_are_told_of_once(tmp_path, mode, setting, why):
+    told: list[str] = []
+    check = HostKeyCheck(mode, Unchecked(told.append))
+    for blob in (BLOB, OTHER):
+        check.check(settings(tmp_path, check=setting), KIND, blob)
+    [text] = told
+    assert "host keys are not checked" in text
+    assert why in text
+
+
+def test_keys_that_are_checked_are_not_worth_a_word(tmp_path):
+    check = HostKeyCheck("accept-new", Unchecked(pytest.fail))
+    check.check(settings(tmp_path, check="no"), KIND, BLOB)

@@ -1,0 +1,32 @@
+"""How many files we may have open in a job of many nodes, and what workers get of that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SOURCE = """
+import resource, subprocess
+from distlaunch.job.transport.limits import allow_files, as_found
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+allow_files(links={links}, logs={logs})
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], flush=True)
+words = ["sh", "-c", 'ulimit -Sn; ulimit -Hn; echo "$0" "$@"', "a b", "$x"]
+subprocess.run(as_found(words), check=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "links", "logs", "ours"),
+    [
+        (256, 1024, 2, 4, 256),
+        (256, 1000, 64, 4096, 1000),
+        (64, 1000, 10, 100, 328),
+    ],
+)
+def test_the_limit_is_raised_as_far_as_needed_for_us_alone(soft, hard, links, logs, ours):
+    source = SOURCE.format(soft=soft, hard=hard, links=links, logs=logs)
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split("\n") == [str(ours), str(soft), str(hard), "a b $x", ""]
