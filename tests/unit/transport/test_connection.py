@@ -1,0 +1,86 @@
+"""How a connection is closed: at once by a main loop, and what may wait by another thread."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from distlaunch.job.transport import burying
+from distlaunch.job.transport.burying import bury
+from distlaunch.job.transport.connection import Connection
+
+BOUND_S = 30.0
+
+
+class Stuck:
+    """A transport whose thread does not end before it may; and the wire below."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.done: list[str] = []
+        self.freed = threading.Event()
+
+    def is_alive(self) -> bool:
+        return True
+
+    def join(self, within_s: float) -> None:
+        assert self.may.wait(BOUND_S)
+        self.done.append("joined")
+
+    def free(self) -> None:
+        self.done.append("free")
+        self.freed.set()
+
+    def close(self) -> None:
+        self.done.append("close")
+
+
+def gone() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "dl-bury":
+            thread.join(BOUND_S)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left():
+    yield
+    gone()
+
+
+def test_closing_soon_waits_for_no_thread():
+    stuck = Stuck()
+    Connection(stuck, stuck).close_soon()
+    assert stuck.done == ["close"]
+    stuck.may.set()
+    assert stuck.freed.wait(BOUND_S)
+    assert stuck.done == ["close", "joined", "close", "free"]
+
+
+def test_what_is_buried_is_done_in_order_by_one_thread_that_ends():
+    may, done = threading.Event(), []
+    bury(lambda: may.wait(BOUND_S))
+    for number in range(100):
+        bury(lambda number=number: done.append((number, threading.current_thread().name)))
+    assert not done
+    may.set()
+    gone()
+    assert done == [(number, "dl-bury") for number in range(100)]
+    assert burying._thread is None
+
+
+def test_what_fails_harms_nothing_after_it():
+    done = threading.Event()
+    bury(lambda: 1 // 0)
+    bury(done.set)
+    assert done.wait(BOUND_S)
+
+
+def test_without_a_thread_it_is_done_at_once(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    done = []
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    bury(lambda: done.append(threading.current_thread().name))
+    assert done == ["MainThread"]
