@@ -180,9 +180,11 @@ class Site:
             if is_cancelled(show.answer() or ""):
                 sink.say("not requeued: the job was cancelled")
                 return code
+        sink.say(
+            "asking Slurm for another turn of this job (--requeue)"
+        )  # it may end us before we can say that it does
         asked = _Asked(("scontrol", "requeue", self._job), self._environ)
-        if asked.answer(_REQUEUE_S) is not None:
-            sink.say("requeued: Slurm starts this job again")
+        if asked.answer(_REQUEUE_S) is not None or asked.is_ended_too:
             return code
         text = f"not requeued: {asked.problem}; the batch script can do it: this ends with {EXIT_REQUEUE}"
         sink.say(text, level="warning")
@@ -210,6 +212,11 @@ class _Asked:
             )  # fmt: skip
         except OSError as exc:
             self.problem = f"{self._name} cannot be run ({exc.strerror})"
+
+    @property
+    def is_ended_too(self) -> bool:
+        """Tell whether TERM has ended it: under linuxproc Slurm, which does what it was asked, ends it with the job."""
+        return self._process is not None and self._process.returncode == -signal.SIGTERM
 
     def answer(self, within_s: float = _ASK_S) -> str | None:
         """Give what it prints; None if it fails, or takes too long."""

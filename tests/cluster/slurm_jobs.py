@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.cluster.conftest import ENDED
+
 ROOT = Path(__file__).parents[2]
 HEARS = ROOT / "tests" / "programs" / "nodes" / "hears.py"
 SHORT = "--failure-grace 2 --grace 20"
@@ -76,15 +78,16 @@ class Job:
 
     def told(self, attempt: int = 0) -> list[dict[str, str | None]]:
         """Give what the workers of an attempt that are up have been told, by rank."""
-        files = sorted(self.place.glob(f"{attempt}-*"), key=lambda path: int(path.name.partition("-")[2] or 0))
-        return [json.loads(path.read_text().splitlines()[0]) for path in files if path.suffix != ".new"]
+        files = [path for path in self.place.glob(f"{attempt}-*") if path.suffix != ".new"]
+        files.sort(key=lambda path: int(path.name.partition("-")[2]))
+        return [json.loads(path.read_text().splitlines()[0]) for path in files]
 
     def up(self, count: int, attempt: int = 0, within_s: float = 60.0) -> list[dict[str, str | None]]:
         """Wait until so many workers are up."""
 
         def found() -> list[dict[str, str | None]] | None:
             told = self.told(attempt)
-            assert len(told) == count or self.fields()["JobState"] in ("PENDING", "RUNNING"), self.output
+            assert len(told) == count or self.fields()["JobState"] not in ENDED, f"{self.fields()}\n{self.output}"
             return told if len(told) == count else None
 
         try:

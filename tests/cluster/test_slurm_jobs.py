@@ -104,16 +104,15 @@ def test_a_job_that_was_warned_gets_another_turn_and_one_that_was_cancelled_does
     refused.up(1)
     slurm.run("scancel", "--batch", "--signal=USR1", str(refused.id))
     cancelled.up(1)
-    slurm.run("scancel", "--full", "--signal=TERM", str(cancelled.id)) if False else slurm.run(
-        "scancel", str(cancelled.id)
-    )
-    slurm.run("scontrol", "update", f"JobId={requeued.id}", "StartTime=now")
+    slurm.run("scancel", str(cancelled.id))
+    # Slurm itself waits two minutes; in the second in which a job was ended, its nodes refuse it.
+    slurm.run("scontrol", "update", f"JobId={requeued.id}", "StartTime=now+2")
     told = requeued.up(2, attempt=1)
     assert {each["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"1"}
     requeued.enough()
     done = requeued.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
-    assert "requeued: Slurm starts this job again" in done.output
+    assert "asking Slurm for another turn" in done.output
     assert "there are logs of a job again already; this one's: " in done.output
     done = refused.wait()
     assert (done.state, done.exit_code) == ("FAILED", "75:0"), done.output
@@ -166,6 +165,6 @@ def test_a_node_that_dies_ends_a_job_of_fixed_size_and_not_an_elastic_one(slurm)
 def test_the_time_limit_leaves_workers_time_to_save(slurm, limited):
     until(lambda: limited.fields()["JobState"] == "PENDING", "the time limit, and the job to be pending again", 90)
     assert limited.heard() == [["SIGTERM", "saved"]] * 2
-    assert "requeued: Slurm starts this job again" in limited.output
+    assert "asking Slurm for another turn" in limited.output
     slurm.run("scancel", str(limited.id))
     limited.wait()
