@@ -21,7 +21,7 @@ from distlaunch.core.wire.remote import Surveyed
 from distlaunch.job.assembly import Assembly
 from distlaunch.job.composition import Composition
 from distlaunch.job.filters import LineFilter
-from distlaunch.job.herald import Herald
+from distlaunch.job.herald import Herald, LocalRanks
 from distlaunch.job.own_node import OwnNode
 from distlaunch.job.peer import PeerRunner, PeerSettings
 from distlaunch.job.policy import JobPolicy
@@ -35,7 +35,7 @@ from distlaunch.job.transport.listening import Listener
 from distlaunch.job.transport.tcp_link import TcpLink
 from distlaunch.planning import Planned
 from distlaunch.resolve.joining import Joiner
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.options import TorchrunOptions, TrainOptions
 
 if TYPE_CHECKING:
     from distlaunch.launch_slurm import Site
@@ -243,7 +243,10 @@ def run_launcher(
     joiner = planned.join()
     party = party_of(joiner, options, environ)
     launching.check_proc()
-    sink = open_sink(joiner.most_workers)
+    local = isinstance(options, TorchrunOptions) and options.format is None
+    sink: Sink = open_sink(max(2, joiner.own_slots) if local else joiner.most_workers)
+    if local:
+        sink = LocalRanks(sink)
     if planned.explanation is not None:
         sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
     clock = Clock()
@@ -272,7 +275,7 @@ class _Mine:
     ) -> None:
         self.planned, self.joiner, self.options, self.environ, self.sink = planned, joiner, options, environ, sink
         self.hostname = joiner.hostname
-        self._open_filters = open_filters
+        self._filters = open_filters(joiner.own_slots) if open_filters else {}
         self._nofile = launching.allow_descriptors(joiner.own_slots)
         self._spawner = launching.new_spawner("job", options)  # before the first thread
 
@@ -285,7 +288,7 @@ class _Mine:
             lambda text: sink.say(text, level="warning"),
             layout=self.planned.plan.layout,
             ranks=range(workers),
-            filters=self._open_filters(workers) if self._open_filters else None,
+            filters=self._filters,
         )
 
     def node(self, job_id: str, files: OutputFiles, clock: Callable[[], float]) -> OwnNode:
@@ -295,6 +298,18 @@ class _Mine:
             job_id=job_id, nofile=self._nofile, spawner=self._spawner, taker=files, clock=clock,
             gpus=joiner.gpus, cpus=joiner.cpus,
         )  # fmt: skip
+
+    def count_from(self, first_rank: int) -> None:
+        """Have a console that shows the ranks of this node count them from here."""
+        if isinstance(self.sink, LocalRanks):
+            self.sink.first_rank = first_rank
+            for lines in self._filters.values():
+                lines.first_rank = first_rank
+
+    def file_apart(self, node: int) -> None:
+        """Keep what is filed of no rank apart from what the other launchers file."""
+        for lines in self._filters.values():
+            lines.suffix = f"-{node}"
 
     def dismiss(self) -> None:
         """Let the workers' parent go, of which nothing has come."""
@@ -379,9 +394,11 @@ def _join(mine: _Mine, party: Party) -> int:
         run_dir = join_run_dir(options.log_dir, welcome.folder or welcome.job_id, environ, node=node)
         stack.callback(run_dir.close)
         joiner.named(welcome.job_id, run_dir.path)
+        mine.file_apart(node)
         files = mine.files(run_dir.path)
         stack.callback(files.close)
-        sink.say(f"job {welcome.job_id}: {call.what} {node}, joined {call.where}; logs: {run_dir.path}")
+        if joiner.speaks:
+            sink.say(f"job {welcome.job_id}: {call.what} {node}, joined {call.where}; logs: {run_dir.path}")
         clock = PausableClock()
         runner = PeerRunner(
             settings=PeerSettings(
@@ -389,6 +406,7 @@ def _join(mine: _Mine, party: Party) -> int:
                 max_restarts=options.max_restarts,
                 failure_grace_s=options.failure_grace,
                 flexible=joiner.bounds[0] < joiner.bounds[1],
+                speaks=joiner.speaks,
             ),
             planner=joiner,
             own=mine.node(welcome.job_id, files, clock),
@@ -398,6 +416,7 @@ def _join(mine: _Mine, party: Party) -> int:
             signal_pipe=signal_pipe,
             clock=clock,
             call=lambda: call()[0],
+            count_from=mine.count_from,
         )
         stack.callback(runner.close)
         try:

@@ -71,7 +71,7 @@ def read_facts(options: TrainOptions, environ: Mapping[str, str]) -> Facts:
 
 def _surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surroundings | None:
     """Read what may name other nodes, if anything hints at them; under torchrun's name its own options are all."""
-    if isinstance(options, TorchrunOptions):
+    if isinstance(options, TorchrunOptions) and options.rendezvous is None:
         return None
     lists = (options.hosts, options.hostfile, options.discover, options.include, options.exclude)
     named = (*lists, options.node_rank, options.rendezvous)
@@ -184,6 +184,10 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
     location, lost = _locate(options, facts)
     if isinstance(options, TorchrunOptions):
         topology = torchrun_topology(options, facts)
+        if location is not None:
+            from distlaunch.resolve.sources.torchrun import among_others
+
+            topology = among_others(topology, location.allocation, here=location.here or 0)
     elif location is None:
         topology = local_topology(options, facts)
     else:

@@ -22,10 +22,16 @@ class LineFilter:
         self._prefixes = prefixes
         self._begun: dict[int, bytes] = {}
         self._descriptor = -1
+        self.first_rank = 0
+        """``prefixes`` counts from this rank on."""
+        self.suffix = ""
+        """What the file's name has beside that of the other launchers of the job."""
 
     def begin(self, path: str) -> None:
         """Write to this file from now on."""
         self.close()
+        stem, dot, ending = path.rpartition(".")
+        path = f"{stem}{self.suffix}{dot}{ending}"
         try:
             self._descriptor = open_to_append(path)
         except OSError:
@@ -33,7 +39,7 @@ class LineFilter:
 
     def output(self, rank: int, data: bytes) -> None:
         """Take a chunk."""
-        if rank not in self._prefixes:
+        if rank - self.first_rank not in self._prefixes:
             return
         *lines, rest = (self._begun.pop(rank, b"") + data).split(b"\n")
         self._write(rank, lines)
@@ -56,7 +62,7 @@ class LineFilter:
             self._descriptor = -1
 
     def _write(self, rank: int, lines: Sequence[bytes]) -> None:
-        prefix = self._prefixes[rank]
+        prefix = self._prefixes[rank - self.first_rank]
         picked = [prefix + line + b"\n" for line in lines if any(needle in line for needle in self._needles)]
         if not picked or self._descriptor < 0:
             return

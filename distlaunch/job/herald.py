@@ -1,4 +1,4 @@
-"""Layer job: the coordinator's console where the other nodes have launchers: what warns is shown there as well."""
+"""Layer job: consoles of jobs whose nodes have a launcher each: what warns is shown on all, ranks may be local."""
 
 from __future__ import annotations
 
@@ -8,30 +8,15 @@ from typing import Literal
 from distlaunch.job.sink import Sink, StatusView
 
 
-class Herald(Sink):
-    """Passes everything on to ``sink``, and warnings also to ``tell``; keeps the last words for the others."""
+class Passing(Sink):
+    """Passes everything on to another sink."""
 
-    def __init__(self, sink: Sink, tell: Callable[[str, str], None]) -> None:
+    def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._tell = tell
-        self._errors: list[str] = []
-        self._last = ""
-
-    def last_words(self, exit_code: int) -> str:
-        """Give what all launchers are to say at the end."""
-        if exit_code == 0:
-            return ""
-        return "\n".join(self._errors) or self._last
 
     def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
         """Show lines of our own; see ``Sink``."""
         self._sink.say(text, level=level)
-        if level == "error":
-            self._errors.append(text)
-        elif level == "warning":
-            self._tell(text, level)
-        else:
-            self._last = text
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         """Take a chunk; see ``Sink``."""
@@ -72,3 +57,45 @@ class Herald(Sink):
     def close(self, *, timeout_s: float | None) -> int:
         """Flush everything; see ``Sink``."""
         return self._sink.close(timeout_s=timeout_s)
+
+
+class LocalRanks(Passing):
+    """A console that knows the ranks of this node only, counted from 0, as torchrun's does."""
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink)
+        self.first_rank = 0
+
+    def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Take a chunk; see ``Sink``."""
+        self._sink.output(rank - self.first_rank, stream, data, now)
+
+    def rank_ended(self, rank: int, now: float) -> None:
+        """Show what is held of a rank; see ``Sink``."""
+        self._sink.rank_ended(rank - self.first_rank, now)
+
+
+class Herald(Passing):
+    """Passes everything on to ``sink``, and warnings also to ``tell``; keeps the last words for the others."""
+
+    def __init__(self, sink: Sink, tell: Callable[[str, str], None]) -> None:
+        super().__init__(sink)
+        self._tell = tell
+        self._errors: list[str] = []
+        self._last = ""
+
+    def last_words(self, exit_code: int) -> str:
+        """Give what all launchers are to say at the end."""
+        if exit_code == 0:
+            return ""
+        return "\n".join(self._errors) or self._last
+
+    def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
+        """Show lines of our own; see ``Sink``."""
+        self._sink.say(text, level=level)
+        if level == "error":
+            self._errors.append(text)
+        elif level == "warning":
+            self._tell(text, level)
+        else:
+            self._last = text

@@ -65,6 +65,8 @@ class PeerSettings(Record):
     failure_grace_s: float
     flexible: bool
     """The job goes on without a node that is lost, and takes it in again."""
+    speaks: bool = True
+    """The user hears from us what the coordinator says."""
 
 
 Call = Callable[[], Link]
@@ -86,7 +88,9 @@ class PeerRunner:
         signal_pipe: signals.SignalPipe,
         clock: Clock,
         call: Call,
+        count_from: Callable[[int], None],
     ) -> None:
+        """Be ready. ``count_from`` hears the lowest of our ranks, for a console that shows local ones."""
         self._settings = settings
         self._planner = planner
         self._own = own
@@ -96,6 +100,7 @@ class PeerRunner:
         self._signals = signal_pipe
         self._clock = clock
         self._call = call
+        self._count_from = count_from
         self._peer: Peer[Any] | None = None
         self._heard = 0.0
         self._due: float | None = None
@@ -228,7 +233,7 @@ class PeerRunner:
                 self._commence(message)
             case p.Verdict():
                 self._conclude(message)
-            case p.Notice():
+            case p.Notice() if self._settings.speaks:
                 self._sink.say(message.text, level="warning" if message.level == "warning" else "info")
             case m.Pause():
                 self._clock.pause(paused=message.paused)
@@ -264,6 +269,7 @@ class PeerRunner:
             os.makedirs(plan.layout.attempt_dir(plan.run_dir, plan.attempt), mode=0o700, exist_ok=True)
         ranks = [worker.rank for worker in plan.workers]
         self._files.ranks = ranks
+        self._count_from(min(ranks))
         self._files.begin_attempt(plan.attempt)
         fields = {"attempt": plan.attempt, "ranks": ranks, "master_addr": told.master_addr}
         self._events.write("attempt_started", {**fields, "master_port": told.master_port})
@@ -273,7 +279,7 @@ class PeerRunner:
 
     def _conclude(self, verdict: p.Verdict) -> None:
         code = verdict.exit_code if 0 <= verdict.exit_code <= 255 else EXIT_SOFTWARE
-        if verdict.text:
+        if verdict.text and self._settings.speaks:
             self._sink.say(verdict.text, level="error" if 0 < code < 128 or "\n" in verdict.text else "info")
         self._events.write("job_ended", {"exit_code": code})
         self._exit_code = code

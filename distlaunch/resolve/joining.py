@@ -112,6 +112,11 @@ class Joiner:
         return self._by_worker
 
     @property
+    def speaks(self) -> bool:
+        """Tell whether this launcher says what the coordinator has to say: of several on a node, one does."""
+        return not self._by_worker or not self._location.allocation.local_rank
+
+    @property
     def own_slots(self) -> int:
         """How many workers are this launcher's."""
         return 1 if self._by_worker else self._own.slots or 0

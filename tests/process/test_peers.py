@@ -365,3 +365,71 @@ def test_launchers_without_ranks_are_numbered_as_they_come(team):
     team.put("end-0")
     assert team.codes() == dict.fromkeys("abc", 0)
     assert sorted(each["NODE_RANK"] for each in told) == ["0", "1", "2"]
+
+
+# --- torchrun's words; a launcher for each worker
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:{port}", "--rdzv-id", "7"],
+        ["--node-rank", "{rank}", "--master-addr", "127.0.0.1", "--master-port", "{port}"],
+    ],
+    ids=["c10d", "static"],
+)
+def test_torchruns_words_join_too(team, words):
+    for rank in (1, 0):
+        place = [word.format(rank=rank, port=team.port) for word in words]
+        args = ["torchrun", "--nnodes", "2", "--nproc-per-node", "2", "--tee", "3", *place]
+        team.launchers[rank] = team.launcher.start([*args, str(PROGRAMS / "member.py")])
+    told = team.ready(0, 1, 2, 3)
+    team.put("end-0")
+    assert team.codes() == {0: 0, 1: 0}
+    assert [(each["NODE_RANK"], each["LOCAL_RANK"]) for each in told] == [
+        ("0", "0"),
+        ("0", "1"),
+        ("1", "0"),
+        ("1", "1"),
+    ]
+    for running in team.launchers.values():
+        shown = sorted(running.stdout.splitlines())
+        assert [line.partition(":")[0] for line in shown] == ["[default0]", "[default1]"]
+
+
+@pytest.mark.parametrize("failing", [None, 2])
+def test_a_launcher_for_each_worker_becomes_its_rank(team, failing):
+    for rank in (2, 0, 3, 1):
+        env = {"RANK": rank, "SIZE": 4, "LOCAL_RANK": rank % 2, "LOCAL_SIZE": 2}
+        env = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in env.items()}
+        args = ["train", "--rendezvous", f"127.0.0.1:{team.port}", "--device", "cpu", str(PROGRAMS / "member.py")]
+        team.launchers[rank] = team.launcher.start(args, env=env)
+    told = team.ready(0, 1, 2, 3)
+    team.put("end-0" if failing is None else f"fail-0-{failing}")
+    assert team.codes() == dict.fromkeys(range(4), 0 if failing is None else 7)
+    for rank, each in enumerate(told):
+        expected = {
+            "RANK": rank,
+            "LOCAL_RANK": rank % 2,
+            "NODE_RANK": rank // 2,
+            "WORLD_SIZE": 4,
+            "LOCAL_WORLD_SIZE": 2,
+        }
+        assert {name: each[name] for name in expected} == {name: str(value) for name, value in expected.items()}
+        assert f"rank {rank} is here" in team.launchers[rank].stdout
+
+
+def test_workers_of_all_launchers_reduce_together(team):
+    source = (
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "sum_ = torch.tensor([float(dist.get_rank() + 1)])\n"
+        "dist.all_reduce(sum_)\n"
+        "print('sum', int(sum_), flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    (team.launcher.work / "reduce.py").write_text(source)
+    for rank in (2, 1, 0):
+        team.start(rank, size=3, program=str(team.launcher.work / "reduce.py"))
+    assert team.codes(120.0) == dict.fromkeys(range(3), 0), team.said(0)
+    assert [team.launchers[rank].stdout for rank in range(3)] == [f"[{rank}] sum 6\n" for rank in range(3)]

@@ -184,7 +184,7 @@ def test_our_own_variables_work(torchrun):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--nnodes=2", "x.py"], "error: --nnodes 2: several nodes are not built yet"),
+        (["--nnodes=2", "x.py"], "error: --nnodes 2: nothing says where the nodes meet"),
         (["--nproc-per-node=gpu", "train.py"], "error: --nproc-per-node gpu: there is no GPU to use here"),
         (["nothing.py"], "error: nothing.py: there is no such file"),
         (["--nproc-per-nod", "2"], "error: SCRIPT is missing"),

@@ -112,7 +112,7 @@ def plan_path(run_dir: str, attempt: int) -> str:
 
 def is_ours(name: str) -> bool:
     """Tell whether a file of a run directory, or of a folder in it, was made by distlaunch, by its name."""
-    of_node = name.startswith("events-") and name.endswith(".jsonl")
+    of_node = name.startswith(("events-", "filtered_")) and name.endswith((".jsonl", ".log"))
     return (
         name in _OURS
         or of_node

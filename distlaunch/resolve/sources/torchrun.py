@@ -7,8 +7,10 @@ one device only (MIG), or is to see only one (--virtual-local-rank), each gets i
 from __future__ import annotations
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted
 from distlaunch.core.model.topology import Node, Topology
+from distlaunch.resolve.allocation import Allocation
 from distlaunch.resolve.devices import ZE, DeviceSelection, first_devices, select_devices, split_devices
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.options import TorchrunOptions
@@ -36,6 +38,14 @@ def torchrun_topology(options: TorchrunOptions, facts: Facts) -> Topology:
         numa=tuple(gpu.numa_node if gpu else None for gpu in near),
     )
     return Topology(nodes=(node,), device="cuda" if node.devices else "cpu", notes=(*selection.notes, *notes))
+
+
+def among_others(topology: Topology, allocation: Allocation, *, here: int) -> Topology:
+    """Place this machine among the nodes of a job, of which the others tell at the start how many workers they run."""
+    nodes = [Node(host=host.name, known=host.known, slots=None, devices=None) for host in allocation.hosts]
+    nodes[here] = replace(topology.nodes[0], host=nodes[here].host, known=nodes[here].known)
+    bounds = allocation.nodes if allocation.nodes is not None and allocation.nodes[0] < allocation.nodes[1] else None
+    return replace(topology, nodes=tuple(nodes), here=here, bounds=bounds, source=allocation.source)
 
 
 def _count(options: TorchrunOptions, facts: Facts, selection: DeviceSelection) -> tuple[int, tuple[str, ...]]:

@@ -22,7 +22,9 @@ _TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _AGENT_VARIABLES = ("TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_HEALTH_CHECK_PORT")
 """They have torchrun's agent serve a watchdog and a health check, which are not here."""
 _TIMEOUT_S = 30.0
-_ONE_NODE = "one machine works: --nnodes 1 (or 1:N), --node-rank 0"
+_JOIN_S = 600.0
+"""What torchrun's rendezvous waits for nodes."""
+_RENDEZVOUS_PORT = 29400
 
 
 class Display(Record):
@@ -89,7 +91,6 @@ class Meaning(Record):
 def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
     """Translate a command line. Raises UsageError or ConfigError for what cannot be done here."""
     given = parsed.values
-    _check_nodes(parsed)
     if given["module"] and given["no_python"] and not given["run_path"]:
         raise UsageError("--module and --no-python exclude each other", hint="a module needs Python to run it")
     rows = [option for option in TRAIN_OPTIONS if option.field in EXTRAS]
@@ -106,6 +107,7 @@ def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
     elif "log_dir" in values:
         sources["log_dir"] = "DISTLAUNCH_LOG_DIR"
     values["master_addr"], values["master_port"] = _master(parsed)
+    values.update(_nodes(parsed))
     values["grace"] = _shutdown_timeout(given, environ)
     values.setdefault("failure_grace", values["grace"])
     if (binding := given["numa_binding"]) is not None:
@@ -183,14 +185,50 @@ def _bits(streams: Mapping[int, int] | int, rank: int) -> int:
     return streams if isinstance(streams, int) else streams.get(rank, 0)
 
 
-def _check_nodes(parsed: Parsed) -> None:
-    least, most = parsed.values["nnodes"]
-    node_rank = parsed.values["node_rank"]
-    if least > 1:
-        size = str(least) if least == most else f"{least}:{most}"
-        raise ConfigError(f"{parsed.sources['nnodes']} {size}: several nodes are not built yet", hint=_ONE_NODE)
-    if node_rank:
-        raise ConfigError(f"{parsed.sources['node_rank']} {node_rank}: several nodes are not built yet", hint=_ONE_NODE)
+def _nodes(parsed: Parsed) -> dict[str, object]:
+    """Settle how several nodes meet; nothing if this one is alone. Raises ConfigError.
+
+    A static rendezvous has node 0's address; its port is then where the launchers meet, and rank 0 gets a free one.
+    """
+    given = parsed.values
+    least, most = given["nnodes"]
+    ranked = parsed.sources["node_rank"] != "--node-rank" or "node_rank" in {option.field for option in parsed.given}
+    node_rank = given["node_rank"] if ranked or given["rdzv_backend"] == "static" else None
+    alone = most == 1 or given["standalone"]
+    host, port = _endpoint(given["rdzv_endpoint"] or "", parsed.sources["rdzv_endpoint"])
+    if host is None and given["rdzv_backend"] == "static" and given["master_port"] is not None:
+        host, port = _bare(given["master_addr"]), given["master_port"] or None
+    size = f"{least}:{most}" if least != most or most == 1 else str(least)
+    if alone and max(least, (node_rank or 0) + 1) > 1:
+        said = "--standalone" if given["standalone"] else f"{parsed.sources['nnodes']} {size}"
+        named = f"{parsed.sources['nnodes']} {size}" if least > 1 else f"{parsed.sources['node_rank']} {node_rank}"
+        raise ConfigError(f"{said} and {named} exclude each other", hint="--nnodes says how many nodes there are")
+    if alone or (host is None and least == 1 and not node_rank):
+        return {}
+    if host is None:
+        raise ConfigError(
+            f"{parsed.sources['nnodes']} {size}: nothing says where the nodes meet",
+            hint="--rdzv-endpoint HOST:PORT, or --master-addr HOST --master-port PORT; HOST being node 0",
+        )
+    where = f"[{host}]" if ":" in host else host
+    found: dict[str, object] = {
+        "num_nodes": most if least == most else (least, most),
+        "node_rank": node_rank,
+        "rendezvous": f"{where}:{port or _RENDEZVOUS_PORT}",
+        "master_port": None,
+        "source": "flags",
+        "join_timeout": _join_timeout(given["rdzv_conf"]),
+    }
+    return found if given["rdzv_backend"] == "static" else {**found, "master_addr": _bare(given["local_addr"])}
+
+
+def _join_timeout(conf: str | None) -> float:
+    """Read of --rdzv-conf how long nodes may take to come in: torchrun's join_timeout, or timeout."""
+    pairs = dict(item.partition("=")[::2] for item in (conf or "").replace(" ", "").split(","))
+    for name in ("join_timeout", "timeout"):
+        if pairs.get(name, "").isdecimal() and 0 < int(pairs[name]) < 10**9:
+            return float(pairs[name])
+    return _JOIN_S
 
 
 def _master(parsed: Parsed) -> tuple[str | None, int | None]:
@@ -245,6 +283,8 @@ def _remarks(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Say once what was written on the command line and changes nothing; what PET_ variables hold is not said."""
     given, values = {option.field for option in parsed.given}, parsed.values
     idle = [option.name for option in parsed.given if option.effect == "accepted" and values[option.field] is not None]
+    if "rdzv_conf" in given and not _nodes(parsed):
+        idle.insert(0, "--rdzv-conf")
     if "signals_to_handle" in given and set(str(values["signals_to_handle"]).split(",")) <= set(SIGNALS.split(",")):
         idle.remove("--signals-to-handle")
     if "rdzv_backend" in given and values["rdzv_backend"] not in ("static", "c10d", None):
@@ -253,6 +293,6 @@ def _remarks(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
     remarks = []
     if idle:
         remarks.append(f"without effect here: {', '.join(idle)} (see distlaunch torchrun --help)")
-    if "nnodes" in given and values["nnodes"][1] > 1:
-        remarks.append(f"--nnodes 1:{values['nnodes'][1]}: this one node runs; others cannot join yet")
+    if "nnodes" in given and values["nnodes"][1] > 1 and not _nodes(parsed):
+        remarks.append(f"--nnodes 1:{values['nnodes'][1]}: this one node runs; --rdzv-endpoint lets others join")
     return tuple(remarks)

@@ -67,7 +67,13 @@ def _row(
 
 
 OPTIONS: tuple[TorchrunOption, ...] = (
-    _row("--nnodes", "nodes", "N|MIN:MAX", "One node: 1, 1:1, or 1:N of which one runs.", default="1:1"),
+    _row(
+        "--nnodes",
+        "nodes",
+        "N|MIN:MAX",
+        "Nodes, each with a launcher; 1:N without an endpoint is this one.",
+        default="1:1",
+    ),
     _row(
         "--nproc-per-node",
         "workers",
@@ -79,12 +85,22 @@ OPTIONS: tuple[TorchrunOption, ...] = (
         "--rdzv-backend",
         "text",
         "NAME",
-        "With static, endpoint or master address and port are rank 0's; all others mean the same here.",
+        "With static, one node's endpoint or master address and port are rank 0's; all others mean the same here.",
         default="static",
     ),
-    _row("--rdzv-endpoint", "text", "HOST[:PORT]", "Rank 0's address and port, if the backend is static."),
+    _row(
+        "--rdzv-endpoint",
+        "text",
+        "HOST[:PORT]",
+        "Where several launchers meet; of one node, rank 0's address and port, if the backend is static.",
+    ),
     _row("--rdzv-id", "text", "ID", "TORCHELASTIC_RUN_ID, and the start of the log folder's name."),
-    _row("--rdzv-conf", "text", "KEY=VALUE,...", "One machine has no rendezvous to tune.", effect="accepted"),
+    _row(
+        "--rdzv-conf",
+        "text",
+        "KEY=VALUE,...",
+        "join_timeout (or timeout) is how long nodes may take to come.",
+    ),
     _row("--standalone", "flag", "", "A free port is held for rank 0; --rdzv-id is kept all the same."),
     _row("--max-restarts", "whole", "N", "How often the job may be started again.", default="0"),
     _row(
@@ -125,9 +141,21 @@ OPTIONS: tuple[TorchrunOption, ...] = (
         "also in TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.",
         default=PREFIX,
     ),
-    _row("--node-rank", "whole", "0", "The only node's rank is 0.", default="0"),
-    _row("--master-addr", "text", "HOST", "MASTER_ADDR, if --master-port is given.", default="127.0.0.1"),
-    _row("--master-port", "port", "PORT", "Rank 0's port; else a free one is held."),
+    _row(
+        "--node-rank",
+        "whole",
+        "0",
+        "Which of the nodes this is; without it, c10d numbers them as they come.",
+        default="0",
+    ),
+    _row(
+        "--master-addr",
+        "text",
+        "HOST",
+        "MASTER_ADDR, and where several launchers meet, if --master-port is given.",
+        default="127.0.0.1",
+    ),
+    _row("--master-port", "port", "PORT", "Rank 0's port, of several nodes the launchers'; else a free one is held."),
     _row("--local-addr", "text", "HOST", "MASTER_ADDR, where no static rendezvous names one."),
     _row("--logs-specs", "text", "NAME", "Log files are torchrun's; no plugin is loaded.", effect="accepted"),
     _row(
@@ -156,7 +184,7 @@ OPTIONS: tuple[TorchrunOption, ...] = (
 
 EXTRAS = (
     "gpus", "bind", "env", "env_file", "workdir", "setup", "preload", "restart_window", "min_uptime", "failure_grace",
-    "hang_timeout", "log_dir", "format", "quiet",
+    "hang_timeout", "log_dir", "format", "quiet", "interface", "token_file",
 )  # fmt: skip
 """Fields of ``train``'s options whose variables (DISTLAUNCH_...) work here too."""
 

@@ -73,17 +73,42 @@ def test_a_bad_endpoint_is_refused_where_it_was_written(endpoint):
 # --- nodes
 
 
-def test_several_nodes_are_refused_and_the_variable_is_named_where_it_was_one():
-    assert refused("--nnodes=2") == "--nnodes 2: several nodes are not built yet"
-    assert refused("--nnodes=2:4") == "--nnodes 2:4: several nodes are not built yet"
-    assert refused(PET_NNODES="2") == "PET_NNODES 2: several nodes are not built yet"
-    assert refused("--node-rank=1") == "--node-rank 1: several nodes are not built yet"
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:5"], (2, None, "h:5", None, 600.0)),
+        (["--nnodes=2:4", "--rdzv-backend=c10d", "--rdzv-endpoint=h"], ((2, 4), None, "h:29400", None, 600.0)),
+        (["--nnodes=1:4", "--rdzv-backend=c10d", "--rdzv-endpoint=[fd00::1]:5"], ((1, 4), None, "[fd00::1]:5", None, 600.0)),
+        (["--nnodes=2", "--node-rank=1", "--rdzv-backend=c10d", "--rdzv-endpoint=h:5"], (2, 1, "h:5", None, 600.0)),
+        (["--nnodes=2", "--node-rank=1", "--master-addr=h", "--master-port=7"], (2, 1, "h:7", "h", 600.0)),
+        (["--nnodes=2", "--rdzv-endpoint=h:7"], (2, 0, "h:7", "h", 600.0)),
+        (["--nnodes=2", "--rdzv-endpoint=h:7", "--rdzv-conf=timeout=30,join_timeout=9"], (2, 0, "h:7", "h", 9.0)),
+        (["--nnodes=2", "--rdzv-endpoint=h:7", "--rdzv-conf", "timeout=30"], (2, 0, "h:7", "h", 30.0)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_several_nodes_meet_where_torchruns_would(words, expected):
+    options = meaning(*words).options
+    found = (options.num_nodes, options.node_rank, options.rendezvous, options.master_addr, options.join_timeout)
+    assert found == expected
+    assert (options.master_port, options.source) == (None, "flags")
+
+
+def test_nodes_that_could_not_meet_are_refused_and_the_variable_is_named_where_it_was_one():
+    assert refused("--nnodes=2") == "--nnodes 2: nothing says where the nodes meet"
+    assert refused("--nnodes=2:4") == "--nnodes 2:4: nothing says where the nodes meet"
+    assert refused(PET_NNODES="2") == "PET_NNODES 2: nothing says where the nodes meet"
+    assert refused("--node-rank=1") == "--nnodes 1:1 and --node-rank 1 exclude each other"
+    assert refused("--nnodes=2", "--standalone") == "--standalone and --nnodes 2 exclude each other"
     assert meaning("--nnodes=1:1", "--node-rank=0").remarks == ()
+    assert meaning("--nnodes=1:1", "--node-rank=0").options.rendezvous is None
 
 
-def test_a_range_of_nodes_runs_one_and_says_so():
-    assert meaning("--nnodes=1:4").remarks == ("--nnodes 1:4: this one node runs; others cannot join yet",)
+def test_a_range_of_nodes_without_an_endpoint_runs_one_and_says_so():
+    said = "--nnodes 1:4: this one node runs; --rdzv-endpoint lets others join"
+    assert meaning("--nnodes=1:4").remarks == (said,)
     assert meaning(PET_NNODES="1:4").remarks == ()
+    assert meaning("--nnodes=1:4").options.num_nodes is None
 
 
 # --- what runs
