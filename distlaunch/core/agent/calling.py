@@ -14,9 +14,10 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from distlaunch.core.agent.naming import FRESH_S, Address, Names, Several
+from distlaunch.core.agent.naming import FRESH_S, Names, Several
 from distlaunch.core.agent.tcp import tune
 from distlaunch.core.errors import LaunchError, NodesError
+from distlaunch.core.probe.lookup import Address
 from distlaunch.core.wire.handshake import NONCE_BYTES, CallerSide, Party, Stranger, is_of_another_job
 from distlaunch.core.wire.peers import Turned, Welcome
 

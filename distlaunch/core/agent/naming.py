@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Sequence
 
+from distlaunch.core.probe.lookup import Address, addresses, look_up
+
 FRESH_S = 2.0
 """Addresses are used for so long before they are looked up again."""
 _LATER_S = 0.25
-
-Address = tuple[int, tuple[object, ...]]
-"""Family and socket address."""
 
 
 class Names:
@@ -24,7 +22,7 @@ class Names:
         self.settled = threading.Event()
         """No lookup is under way."""
         self.settled.set()
-        self._host: str | bytes = host.encode() if host.isascii() else host  # str would load the codec for IDNA
+        self._host = host
         self._until = 0.0
         self._numeric = False
 
@@ -33,7 +31,7 @@ class Names:
         if self._numeric or not self.settled.is_set() or time.monotonic() < self._until:
             return
         try:
-            self.known = self._look_up(socket.AI_NUMERICHOST)
+            self.known = addresses(self._host, 0, numeric=True)
         except (OSError, UnicodeError):
             pass  # a name, as a rule
         else:
@@ -41,23 +39,20 @@ class Names:
             return
         self.settled.clear()
         try:
-            threading.Thread(target=self._look_up_name, name="dl-resolve", daemon=True).start()
+            look_up(self._host, 0, self._take)
         except RuntimeError:
             self.problem = "its name cannot be looked up: no thread can be started"
             self.settled.set()
 
-    def _look_up_name(self) -> None:
-        try:
-            self.known = self._look_up(0)
-        except (OSError, UnicodeError) as exc:
+    def _take(self, found: list[Address] | OSError | UnicodeError) -> None:
+        if isinstance(found, list):
+            self.known = found
+        else:
             self.known = []
-            self.problem = f"its name cannot be resolved: {(exc.strerror if isinstance(exc, OSError) else None) or exc}"
+            why = (found.strerror if isinstance(found, OSError) else None) or found
+            self.problem = f"its name cannot be resolved: {why}"
         self._until = time.monotonic() + (FRESH_S if self.known else _LATER_S)
         self.settled.set()
-
-    def _look_up(self, flags: int) -> list[Address]:
-        rows = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM, flags=flags)
-        return list(dict.fromkeys((int(family), tuple(to)) for family, _, _, _, to in rows))
 
 
 class Several:

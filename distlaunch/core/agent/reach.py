@@ -10,13 +10,13 @@ import errno
 import os
 import select
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
 from distlaunch.core.model.text import printable
+from distlaunch.core.probe.lookup import Address, addresses, look_up
 from distlaunch.core.wire import remote as r
 
 SETTLE_S = 1.0
@@ -24,7 +24,7 @@ SETTLE_S = 1.0
 _MOST_ADDRESSES = 64
 _UNDER_WAY = (errno.EINPROGRESS, errno.EINTR)
 
-Found = tuple["Attempt", "list[tuple[int, tuple[object, ...]]]", str]
+Found = tuple["Attempt", list[Address], str]
 """What a name stands for: (family, socket address), or why it is not known."""
 
 
@@ -69,8 +69,8 @@ class Reaching:
         self._attempts = [Attempt(address) for address in order.addresses[:_MOST_ADDRESSES]]
         for attempt in self._attempts:
             try:
-                targets = _resolved(attempt.address, order.port, socket.AI_NUMERICHOST)
-            except OSError:
+                targets = addresses(attempt.address, order.port, numeric=True)
+            except (OSError, UnicodeError):
                 attempt.resolving = True
                 self._resolve(attempt, order.port)
             else:
@@ -80,21 +80,21 @@ class Reaching:
     def _resolve(self, attempt: Attempt, port: int) -> None:
         """Ask for a name's addresses in a thread: the resolver may take its time."""
 
-        def resolve() -> None:
-            try:
-                self._found.append((attempt, _resolved(attempt.address, port, 0), ""))
-            except (OSError, UnicodeError) as exc:
-                why = exc.strerror if isinstance(exc, OSError) else None
+        def take(found: list[Address] | OSError | UnicodeError) -> None:
+            if isinstance(found, list):
+                self._found.append((attempt, found, ""))
+            else:
+                why = found.strerror if isinstance(found, OSError) else None
                 self._found.append((attempt, [], f"the name is not known here ({why or 'it is no name'})"))
             self._wake()
 
         try:
-            threading.Thread(target=resolve, name="resolver", daemon=True).start()
+            look_up(attempt.address, port, take)
         except RuntimeError:
             attempt.resolving = False
             attempt.problem = "the name cannot be looked up: no thread can be started"
 
-    def _connect(self, attempt: Attempt, targets: list[tuple[int, tuple[object, ...]]]) -> None:
+    def _connect(self, attempt: Attempt, targets: list[Address]) -> None:
         for family, target in targets:
             try:
                 connection = socket.socket(family, socket.SOCK_STREAM)
@@ -178,11 +178,6 @@ class Reaching:
             attempt.close()
         self._attempts = []
         self._order = None
-
-
-def _resolved(address: str, port: int, flags: int) -> list[tuple[int, tuple[object, ...]]]:
-    found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=flags)
-    return list(dict.fromkeys((int(family), tuple(target)) for family, _, _, _, target in found))
 
 
 def _route(address: str, connection: socket.socket) -> r.Route:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
+import queue
 import stat
-import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 
 from distlaunch.core.model.variables import DEVICE_MASKS
+from distlaunch.core.probe.lookup import Address, look_up
 
 NAME_S = 1.0
 """How long the resolver may take to say what the own host name stands for."""
@@ -99,17 +98,10 @@ def digest(path: str, beat: Callable[[], None]) -> tuple[str | None, str | None]
 
 def addresses_of_own_name(name: str) -> tuple[str, ...]:
     """Ask the resolver, for a bounded time, what the own host name stands for; in its order."""
-    found: dict[str, None] = {}
-
-    def ask() -> None:
-        with suppress(OSError, UnicodeError):
-            for _, _, _, _, target in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
-                found[str(target[0]).partition("%")[0]] = None
-
-    thread = threading.Thread(target=ask, name="resolver", daemon=True)
+    answer: queue.SimpleQueue[list[Address] | OSError | UnicodeError] = queue.SimpleQueue()
     try:
-        thread.start()
-    except RuntimeError:
+        look_up(name, 0, answer.put)
+        found = answer.get(timeout=NAME_S)
+    except (RuntimeError, queue.Empty):
         return ()
-    thread.join(timeout=NAME_S)
-    return () if thread.is_alive() else tuple(found)
+    return tuple(dict.fromkeys(str(to[0]).partition("%")[0] for _, to in found)) if isinstance(found, list) else ()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import queue
 import select
 import socket
-import threading
 import time
+from contextlib import suppress
 from typing import Any
 
+from distlaunch.core.agent.tcp import tune
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
+from distlaunch.core.probe.lookup import addresses, look_up
 from distlaunch.job.transport.trouble import Trouble
 
 RESOLVE_S = 10.0
@@ -35,25 +38,19 @@ class Address(Record):
 def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]:
     """Look a name up, bounded. Raises Trouble."""
     try:
-        return _looked_up(name, port, family, socket.AI_NUMERICHOST)
-    except (socket.gaierror, UnicodeError):
+        return _known(addresses(name, port, family=family, numeric=True))
+    except (OSError, UnicodeError):
         pass  # a name, as a rule
-    found: list[Any] = []
-    done = threading.Event()
-
-    def look_up() -> None:
-        try:
-            found.append(_looked_up(name, port, family, 0))
-        except (OSError, UnicodeError) as exc:
-            found.append(exc)
-        done.set()
-
-    # The resolver cannot be interrupted: where it hangs, the thread is left to it.
-    threading.Thread(target=look_up, name="dl-resolve", daemon=True).start()
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    try:
+        look_up(name, port, found.put, family=family)
+    except RuntimeError as exc:
+        raise Trouble("resolve", "no thread can be started for it here (the limit of processes: ulimit -u)") from exc
     within_s = max(0.0, min(RESOLVE_S, until - time.monotonic()))
-    if not done.wait(within_s):
-        raise Trouble("resolve", f"the name has not been resolved within {within_s:.0f} s")
-    [result] = found
+    try:
+        result = found.get(timeout=within_s)
+    except queue.Empty:
+        raise Trouble("resolve", f"the name has not been resolved within {within_s:.0f} s") from None
     if isinstance(result, socket.gaierror):
         raise Trouble(
             "resolve",
@@ -63,13 +60,11 @@ def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]
         )
     if isinstance(result, Exception):
         raise Trouble("resolve", f"the name cannot be resolved: {printable(str(result))}", passing=False)
-    addresses: list[Address] = result
-    return addresses
+    return _known(result)
 
 
-def _looked_up(name: str, port: int, family: int, flags: int) -> list[Address]:
-    rows = socket.getaddrinfo(name, port, family, socket.SOCK_STREAM, 0, flags)
-    return [Address(family=row[0], sockaddr=row[4]) for row in rows]
+def _known(found: list[tuple[int, tuple[object, ...]]]) -> list[Address]:
+    return [Address(family=family, sockaddr=sockaddr) for family, sockaddr in found]
 
 
 def dial(
@@ -88,7 +83,9 @@ def dial(
             return connected
     finally:
         attempts.close()
-    raise Trouble("connect", attempts.why_not())
+    why = attempts.why_not()
+    refused = "is an SSH server running there, and on this port? --ssh-port names another" if "refused" in why else None
+    raise Trouble("connect", why, hint=refused)
 
 
 class _Attempts:
@@ -128,8 +125,8 @@ class _Attempts:
                 sock, address = self._open.pop(descriptor)
                 error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if not error:
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                    with suppress(OSError):  # it has been reset already
+                        tune(sock)
                     return sock, address
                 sock.close()
                 self._failures.append((address, _why(error)))

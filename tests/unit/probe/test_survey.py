@@ -69,7 +69,7 @@ def test_the_own_name_is_asked_for_as_long_as_it_is_bearable(monkeypatch):
         answered.wait(60)
         return []
 
-    monkeypatch.setattr(survey.socket, "getaddrinfo", hangs)
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
     monkeypatch.setattr(survey, "NAME_S", 0.05)
     assert survey.addresses_of_own_name("me") == ()
     assert asked.is_set()
@@ -82,7 +82,7 @@ def test_the_resolvers_order_is_kept(monkeypatch):
         (socket.AF_INET, 1, 6, "", ("10.0.0.1", 0)),
         (socket.AF_INET, 1, 6, "", ("10.0.0.1", 0)),
     ]
-    monkeypatch.setattr(survey.socket, "getaddrinfo", lambda *_args, **_kwargs: found)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kwargs: found)
     assert survey.addresses_of_own_name("me") == ("fe80::1", "10.0.0.1")
 
 

@@ -76,14 +76,11 @@ def test_a_resolver_that_hangs_is_left(monkeypatch):
     hangs = threading.Event()
     real = socket.getaddrinfo
 
-    def slow(name, port, family, kind, proto, flags):
-        if not flags:
-            hangs.wait(20)
-        return (
-            real("127.0.0.1", port, family, kind, proto, flags)
-            if not flags
-            else real(name, port, family, kind, proto, flags)
-        )
+    def slow(name, *args, flags, **kwargs):
+        if flags:
+            return real(name, *args, flags=flags, **kwargs)
+        hangs.wait(20)
+        return real("127.0.0.1", *args, **kwargs)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     started = time.monotonic()
