@@ -12,9 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from distlaunch.job.transport.burying import bury
+
 _CHUNK = 1 << 16
 _MOST_WORDS = 16 << 10
-_REAP_S = 2.0
+_REAP_S = 0.5
+"""What KILL takes on a busy machine, and the next in line may wait."""
 _GUARDED = 'exec 3<&0 <&1; ({ read -r _ <&3; kill -9 0; } </dev/null >/dev/null 2>&1 &); exec 3<&- "$@"'
 """Gets the leash as stdin. A process of the program's own group waits for the leash's end, and kills the group."""
 
@@ -133,10 +136,21 @@ class Child:
                 with suppress(ProcessLookupError, PermissionError):  # PermissionError: sudo's, which its stream ends
                     os.killpg(self._process.pid, signal.SIGKILL)
             self._leash.let_go()
-        if self._process.poll() is None:
-            with _reaping:
-                _unreaped.append(self._process)
         self._close_words()
+        if self._process.poll() is not None:
+            return
+        if self._leash is None:
+            self._leave()
+        else:
+            bury(self._collect)
+
+    def _collect(self) -> None:
+        if self.returncode(_REAP_S) is None:
+            self._leave()
+
+    def _leave(self) -> None:
+        with _reaping:
+            _unreaped.append(self._process)
 
     def _close_words(self) -> None:
         words, self._words = self._words, -1
@@ -194,12 +208,10 @@ def ask(argv: Sequence[str], environ: Mapping[str, str], *, within_s: float) -> 
     finally:
         child.close()
         child.stream.close()
-        child.returncode(_REAP_S)
-        reap()
 
 
 def reap() -> None:
-    """Collect the children that have ended since they were closed: killed ones, and agents after their workers."""
+    """Collect the children that have ended since they were closed: agents, after their workers."""
     with _reaping:
         _unreaped[:] = [process for process in _unreaped if process.poll() is None]
 
