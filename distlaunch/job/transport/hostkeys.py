@@ -7,10 +7,11 @@ import fcntl
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from distlaunch.core.model.text import printable
-from distlaunch.job.transport.knownhosts import SSH_PORT, KnownHosts, KnownKey, hashed_name, judge, lookup_name, parse
+from distlaunch.job.transport.keyhints import changed, refused, scan, unknown
+from distlaunch.job.transport.knownhosts import KnownHosts, KnownKey, hashed_name, judge, lookup_name, parse
 from distlaunch.job.transport.sshconfig import HostSettings
 from distlaunch.job.transport.trouble import Trouble
 from distlaunch.resolve.options import HostKeys
@@ -135,33 +136,21 @@ def _refusal(settings: HostSettings, verdict: str, line: KnownKey | None, kind: 
     shown = f"{printable(kind)} {fingerprint(blob)}"
     match verdict:
         case "changed":
-            return _trouble(
-                f"ITS KEY HAS CHANGED: {place} has another {printable(kind)} key than the one shown, {shown}."
-                " Someone may be posing as this host",
-                hint=f"if it was installed anew: ssh-keygen -R '{_name(settings)}', then {scan_hint(settings)}",
-            )
+            kind = printable(kind)
+            what = f"{place} has another {kind} key than the one shown, {shown}"
+            return changed(what, _name(settings), scan_hint(settings))
         case "revoked":
-            return _trouble(f"its key is revoked by {place}: {shown}")
+            return refused(f"its key is revoked by {place}: {shown}")
         case "certified":
-            return _trouble(f"it is known by a certificate authority ({place}), not by {shown}", hint=_BY_OPENSSH)
+            return refused(f"it is known by a certificate authority ({place}), not by {shown}", hint=_BY_OPENSSH)
         case "other types":
-            return _trouble(
+            return refused(
                 f"it is known by another kind of key ({place}) than the one shown, {shown}",
                 hint=f"to trust this one too: {scan_hint(settings)}",
             )
-    return _trouble(
-        f"its key is not known: {shown}",
-        hint=f"to trust it: {scan_hint(settings)}; --ssh-host-keys accept-new takes the keys of all new hosts",
-    )
-
-
-def _trouble(text: str, *, hint: str | None = None) -> Trouble:
-    return Trouble("host key", text, hint=hint, passing=False)
+    return unknown(f"its key is not known: {shown}", scan_hint(settings))
 
 
 def scan_hint(settings: HostSettings) -> str:
     """Write the command that adds a host's keys to known_hosts."""
-    port = "" if settings.port == SSH_PORT else f"-p {settings.port} "
-    files: Sequence[str] = settings.user_known_hosts
-    file = files[0] if files else "~/.ssh/known_hosts"
-    return f"ssh-keyscan {port}-H {printable(settings.hostname)} >> {printable(file)}"
+    return scan(settings.hostname, settings.port, *settings.user_known_hosts[:1])

@@ -16,6 +16,8 @@ from distlaunch.core.model.text import printable, quoted
 from distlaunch.job.failures import Step
 from distlaunch.job.transport.bootstrap import remote_command, start_agent
 from distlaunch.job.transport.child import Leash
+from distlaunch.job.transport.keyhints import changed, scan, unknown
+from distlaunch.job.transport.knownhosts import SSH_PORT
 from distlaunch.job.transport.link import Link, Target, Unconnected
 from distlaunch.job.transport.process_link import ProcessLink
 from distlaunch.job.transport.sshconfig import Asked
@@ -128,18 +130,14 @@ def understood(said: bytes, *, host: str) -> Trouble:
     elif step == "host key":
         named = _NAMED.search(text)
         name = named[1] if named else host
-        hint = _scan(name)
         if offending := _OFFENDING.search(text):
-            place = printable(offending[1])
-            shown = f"ITS KEY HAS CHANGED: {place} has another one. Someone may be posing as this host"
-            hint = f"if it was installed anew: ssh-keygen -R {quoted(name)}, then {hint}"
-        else:
-            shown = next((printable(line)[:_LONGEST] for line in lines if _NAMED.search(line)), shown)
-            hint = f"to trust it: {hint}; --ssh-host-keys accept-new takes the keys of all new hosts"
+            return changed(f"{printable(offending[1])} has another one", name, _scan(name))
+        shown = next((printable(line)[:_LONGEST] for line in lines if _NAMED.search(line)), shown)
+        return unknown(shown, _scan(name))
     return Trouble(step, shown, hint=hint, passing=passing)
 
 
 def _scan(name: str) -> str:
     """Write the command that adds the keys of ``host`` or ``[host]:port``."""
     host, _, port = name.removeprefix("[").partition("]:")
-    return f"ssh-keyscan {f'-p {port} ' if port else ''}-H {printable(host)} >> ~/.ssh/known_hosts"
+    return scan(host, int(port) if port.isascii() and port.isdigit() else SSH_PORT)

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 from distlaunch.core.model.record import Record
 from distlaunch.job.failures import ConnectFailure
+from distlaunch.job.transport.keyhints import scan_all
 from distlaunch.resolve.hostlist import name_hosts
 
 _MOST_ROWS = 20
 _WIDEST = 40
-_MOST_SCANNED = 600
 _SHA256 = re.compile(r"SHA256:\S+")
-_SCAN = re.compile(r"(ssh-keyscan (?:-p \d+ )?-H) (\S+) (>> \S+)")
 
 
 class _Group(Record):
@@ -102,18 +101,6 @@ def _hints(groups: Sequence[_Group]) -> list[str]:
         hints = list(dict.fromkeys(row.hint for row in rows if row.hint is not None))
         hint = hints[0]
         if len(hints) > 1:
-            hint = _scanned(hints) or f"{hint} (for {rows[0].host}; likewise for {len(rows) - 1:,} more)"
+            hint = scan_all(hints) or f"{hint} (for {rows[0].host}; likewise for {len(rows) - 1:,} more)"
         lines.append(f"  hint: {hint}")
     return lines
-
-
-def _scanned(hints: list[str]) -> str | None:
-    scans = [_SCAN.search(hint) for hint in hints]
-    same = {(scan[1], scan[3]) for scan in scans if scan is not None}
-    if None in scans or len(same) != 1:
-        return None
-    names = " ".join(scan[2] for scan in scans if scan is not None)
-    if len(names) > _MOST_SCANNED:
-        return None
-    [(command, target)] = same
-    return _SCAN.sub(lambda _: f"{command} {names} {target}", hints[0])
