@@ -101,20 +101,23 @@ def test_a_batch_script_on_one_node_runs_a_job_with_the_gpus_of_its_grant(slurm,
     assert sorted(re.findall(r"rank (\d) of 3 0,1,2\n", done.output)) == ["0", "1", "2"]
 
 
-def test_a_shell_of_salloc_on_another_machine_starts_nothing_there(slurm, launch):
+def test_a_shell_of_salloc_on_another_machine_has_workers_on_the_jobs_node(slurm, launch):
     script = f"{launch} train t.py; echo ended with $?; {launch} train --source flags t.py"
-    told = slurm.salloc(f"exec 2>&1; {script}", "-N1", "--gpus-per-node=1")
-    assert re.search(r"slurm names n\d, and this machine is \S+: starting workers elsewhere is not built yet", told)
-    assert "ended with 2\n" in told
-    assert "rank 0 of 1" in told
+    told = slurm.salloc(f"exec 2>&1; {script}", "-N1", "-w", "n2", "--gpus-per-node=1")
+    assert "1 worker on n2" in told
+    assert "rank 0 of 1 0\n" in told
+    assert "ended with 0\n" in told
+    assert "1 worker on n2" not in told.partition("ended with 0\n")[2]
 
 
-def test_several_nodes_are_refused_and_one_of_them_can_be_used_alone(slurm, launch):
-    script = f"{launch} train t.py; echo ended with $?; {launch} train --num-nodes 1 t.py"
-    done = slurm.sbatch(script, "-N2", "-w", "n1,n2", "--gpus-per-node=1")
-    assert "slurm names 2 nodes (n[1-2]): starting several nodes is not built yet" in done.output
-    assert "ended with 2\n" in done.output
-    assert "rank 0 of 1 0\n" in done.output
+def test_some_of_a_jobs_nodes_can_be_used(slurm, launch):
+    script = f"{launch} train --num-nodes 1 t.py; echo; {launch} train --exclude n1 t.py"
+    done = slurm.sbatch(script, "-N3", "-w", "n1,n2,n4", "--gpus-per-node=2")
+    assert done.state == "COMPLETED", done
+    first, _, second = done.output.partition("\n\n")
+    assert sorted(re.findall(r"rank (\d) of 2 0,1\b", first)) == ["0", "1"]
+    assert "4 workers on 2 nodes (n[2,4])" in second
+    assert sorted(re.findall(r"rank (\d) of 4 0,1\b", second)) == ["0", "1", "2", "3"]
 
 
 def test_a_batch_script_that_was_submitted_in_a_step_says_which_of_its_variables_to_unset(slurm, launch):
