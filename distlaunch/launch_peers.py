@@ -13,13 +13,14 @@ from distlaunch.core.agent import calling
 from distlaunch.core.agent.remote_agent import Clock as PausableClock
 from distlaunch.core.errors import EXIT_SOFTWARE, ConfigError, LaunchError
 from distlaunch.core.model.record import replace
-from distlaunch.core.model.text import printable, quoted
+from distlaunch.core.model.text import quoted
 from distlaunch.core.probe.files import read_bounded
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire.handshake import Party
 from distlaunch.core.wire.remote import Surveyed
 from distlaunch.job.assembly import Assembly
 from distlaunch.job.composition import Composition
+from distlaunch.job.door import Caller, Door
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.herald import Herald, LocalRanks
 from distlaunch.job.own_node import OwnNode
@@ -31,8 +32,6 @@ from distlaunch.job.runner import Clock, Runner
 from distlaunch.job.settings import Gathering
 from distlaunch.job.signals import ENDING, SignalPipe
 from distlaunch.job.sink import Sink
-from distlaunch.job.transport.listening import Listener
-from distlaunch.job.transport.tcp_link import TcpLink
 from distlaunch.planning import Planned
 from distlaunch.resolve.joining import Joiner
 from distlaunch.resolve.options import TorchrunOptions, TrainOptions
@@ -47,9 +46,6 @@ TOKEN = "DISTLAUNCH_TOKEN"  # noqa: S105 - a variable's name
 _TOKEN_BYTES = 16
 _MOST_TOKEN_BYTES = 4096
 _PATIENCE_S = 10.0
-_TELL_S = 5.0
-"""After so long in vain the user hears whom we wait for."""
-_TELL_AGAIN_S = 60.0
 
 
 def token_of(options: TrainOptions, environ: Mapping[str, str]) -> bytes | None:
@@ -77,35 +73,6 @@ def party_of(joiner: Joiner, options: TrainOptions, environ: Mapping[str, str]) 
     from distlaunch import __version__
 
     return Party(release=__version__, job_key=joiner.rendezvous.job_key, token=token_of(options, environ))
-
-
-class Door:
-    """The rendezvous port, held before anything else is made; callers wait until the assembly is there."""
-
-    def __init__(self, joiner: Joiner, party: Party, *, say: Callable[[str], None], clock: Callable[[], float]) -> None:
-        """Have the port. Raises ConfigError if it cannot be had."""
-        rendezvous = joiner.rendezvous
-        self._assembly: Assembly | None = None
-        self.listener = Listener(
-            rendezvous.host,
-            rendezvous.ports,
-            party=party,
-            owner=rendezvous.job_key or "a job",
-            admit=self._admit,
-            log=say,
-            clock=clock,
-            members=len(joiner.hosts),
-        )
-
-    def open(self, assembly: Assembly) -> None:
-        """Let callers in."""
-        self._assembly = assembly
-        assembly.listen(self.listener)
-
-    def _admit(self, call: p.Call) -> p.Welcome | p.Turned:
-        if self._assembly is None:
-            return p.Turned(text="the coordinator is not ready", hint=None, exit_code=69, again=True)
-        return self._assembly.admit(call)
 
 
 class Launchers:
@@ -167,62 +134,6 @@ class Launchers:
             clock=clock,
         )
         return self._assembly
-
-
-class Caller:
-    """Calls the coordinator, each time in the same name."""
-
-    def __init__(
-        self,
-        joiner: Joiner,
-        party: Party,
-        options: TrainOptions,
-        *,
-        host: str,
-        say: Callable[[str], None],
-        watched: int,
-    ) -> None:
-        self._joiner, self._party, self._options = joiner, party, options
-        self._host, self._say, self._watched = host, say, watched
-        self._instance = os.urandom(16).hex()
-        self._rank = joiner.rendezvous.rank
-        self._tell_at = _TELL_S
-
-    @property
-    def what(self) -> str:
-        """Say what our number is called."""
-        return "rank" if self._joiner.by_worker else "node"
-
-    @property
-    def where(self) -> str:
-        """Say whom we call, for people."""
-        rendezvous = self._joiner.rendezvous
-        host = printable(rendezvous.host)
-        return f"node 0 ({f'[{host}]' if ':' in host else host}:{rendezvous.ports[0]})"
-
-    def __call__(self) -> tuple[TcpLink, p.Welcome]:
-        """Call until we are let in, or the time is up. Raises LaunchError, and ``calling.Stopped``."""
-        rendezvous = self._joiner.rendezvous
-        self._tell_at = _TELL_S
-        connection, welcome = calling.call(
-            rendezvous.host,
-            rendezvous.ports,
-            party=self._party,
-            rank=self._rank,
-            own_host=self._host,
-            instance=self._instance,
-            until=time.monotonic() + self._options.join_timeout,
-            progress=self._progress,
-            watched=self._watched,
-        )
-        self._rank = welcome.rank
-        return TcpLink(connection, self.where), welcome
-
-    def _progress(self, elapsed_s: float, why: str) -> None:
-        if elapsed_s >= self._tell_at:
-            self._tell_at = elapsed_s + _TELL_AGAIN_S
-            left_s = max(0.0, self._options.join_timeout - elapsed_s)
-            self._say(f"waiting up to {left_s:.0f} s more for {self.where}: {why}")
 
 
 # --- a whole job
@@ -351,9 +262,10 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
             scheduler=None if site is None else site.scheduler(),
             terminal=False,
         )
+        policy = JobPolicy(settings)
         runner = Runner(
             plan=plan,
-            policy=JobPolicy(settings),
+            policy=policy,
             run_dir=run_dir,
             transport=assembly,
             files=files,
@@ -367,9 +279,13 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
         )
         run_dir.link_latest()
         launching.say_where(run_dir, job_id, sink)
+        for note in () if site is None else site.notes():
+            herald.say(note, level="warning")
         housekeeping.start()
         door.open(assembly)
         code = runner.run()
+        if site is not None:
+            code = site.conclude(policy, code, sink)
         assembly.verdict = p.Verdict(exit_code=code, text=herald.last_words(code))
         ended.append(code)
     return code
@@ -380,7 +296,7 @@ def _join(mine: _Mine, party: Party) -> int:
     with ExitStack() as stack:
         signal_pipe = SignalPipe()
         ended = stack.enter_context(launching.closed_console(sink, signal_pipe))
-        call = Caller(joiner, party, options, host=joiner.hostname, say=sink.say, watched=signal_pipe.fileno())
+        call = Caller(joiner, party, join_timeout_s=options.join_timeout, say=sink.say, watched=signal_pipe.fileno())
         try:
             link, welcome = call()
         except calling.Stopped:

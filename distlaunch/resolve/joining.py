@@ -21,6 +21,7 @@ from distlaunch.core.wire import peers as p
 from distlaunch.core.wire.remote import Reached, Survey, Surveyed
 from distlaunch.resolve import meeting
 from distlaunch.resolve.agreement import check_script
+from distlaunch.resolve.binding import threads_per_worker
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.identity import is_loopback
 from distlaunch.resolve.location import Location
@@ -36,6 +37,7 @@ CLOCKS_S = 300.0
 """Clocks that are further apart than this are told of: certificates, and files' times, go by them."""
 _GLOO, _TENSORPIPE, _NCCL = "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _SETTLED = "settled at the start: "
+_THREADS = "OMP_NUM_THREADS"
 _MOST_NODES = 1 << 17
 _MOST_SLOTS = 1 << 12
 
@@ -222,9 +224,6 @@ class Joiner:
             hashes = {number: surveys[number].script_sha256 for number in members}
             check_script(self._target, self._workdir, hashes, hosts, 0)
         topology = replace(self._topology, nodes=self._nodes(members, known), here=0)
-        shares = None
-        if self._by_worker:
-            shares = self._shares_of_worker(len(topology.nodes))
         plan = build_plan(
             self._options,
             self._facts,
@@ -232,10 +231,10 @@ class Joiner:
             self._backend,
             job_id=self._job_id,
             run_dir=self._run_dir,
-            shares=shares,
+            shares=self._shares_of_worker(len(topology.nodes)),
         )
         self._of_members = tuple(hosts[number] for number in members)
-        return members, plan
+        return members, self._with_own_cpus(plan)
 
     def _nodes(self, members: Sequence[int], known: Mapping[int, Member]) -> tuple[Node, ...]:
         if self._by_worker:
@@ -251,8 +250,21 @@ class Joiner:
             for number in members
         )
 
-    def _shares_of_worker(self, nodes: int) -> list[CpuShare]:
-        return [CpuShare(cpus=self._facts.cpus, granted=self._topology.cpus)] * nodes
+    def _shares_of_worker(self, nodes: int) -> list[CpuShare] | None:
+        """Take every node for ours, as far as CPUs go, where a launcher is one worker's: it plans no other."""
+        return [CpuShare(cpus=self._facts.cpus, granted=self._topology.cpus)] * nodes if self._by_worker else None
+
+    def _with_own_cpus(self, plan: LaunchPlan) -> LaunchPlan:
+        """Leave the one worker of a launcher all of its CPUs, where whoever started it has given it some of its own."""
+        cpus, slots = self._facts.cpus, self._own.slots or 1
+        if not self._by_worker or len(cpus.allowed) * slots > cpus.online:
+            return plan
+        own = str(threads_per_worker(cpus, 1))
+        workers = tuple(
+            replace(each, cpus=None, env={**each.env, **({_THREADS: own} if _THREADS in each.env else {})})
+            for each in plan.workers
+        )
+        return replace(plan, workers=workers)
 
     def places(self, plan: LaunchPlan) -> tuple[tuple[str, int], ...]:
         """Give for each member of a plan its host and its lowest rank."""
@@ -319,9 +331,10 @@ class Joiner:
             self._backend,
             job_id=self._job_id,
             run_dir=self._run_dir,
-            shares=self._shares_of_worker(len(nodes)) if self._by_worker else None,
+            shares=self._shares_of_worker(len(nodes)),
             only=rank,
         )
+        plan = self._with_own_cpus(plan)
         mine = set(told.local_ranks)
         plan = replace(plan, workers=tuple(worker for worker in plan.workers if worker.local_rank in mine))
         there = set(interfaces)

@@ -1,0 +1,100 @@
+"""Layer job: the coordinator's door, and how the other launchers of a job come to it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from distlaunch.core.agent import calling
+from distlaunch.core.errors import EXIT_UNAVAILABLE
+from distlaunch.core.model.text import printable
+from distlaunch.core.wire import peers as p
+from distlaunch.core.wire.handshake import Party
+from distlaunch.job.assembly import Assembly
+from distlaunch.job.transport.listening import Listener
+from distlaunch.job.transport.tcp_link import TcpLink
+from distlaunch.resolve.joining import Joiner
+
+_TELL_S = 5.0
+"""After so long in vain the user hears whom we wait for."""
+_TELL_AGAIN_S = 60.0
+
+
+class Door:
+    """The rendezvous port, held before anything else is made; callers wait until the assembly is there."""
+
+    def __init__(self, joiner: Joiner, party: Party, *, say: Callable[[str], None], clock: Callable[[], float]) -> None:
+        """Have the port. Raises ConfigError if it cannot be had."""
+        rendezvous = joiner.rendezvous
+        self._assembly: Assembly | None = None
+        self.listener = Listener(
+            rendezvous.host,
+            rendezvous.ports,
+            party=party,
+            owner=rendezvous.job_key or "a job",
+            admit=self._admit,
+            log=say,
+            clock=clock,
+            members=len(joiner.hosts),
+        )
+
+    def open(self, assembly: Assembly) -> None:
+        """Let callers in."""
+        self._assembly = assembly
+        assembly.listen(self.listener)
+
+    def _admit(self, call: p.Call) -> p.Welcome | p.Turned:
+        if self._assembly is None:
+            return p.Turned(text="the coordinator is not ready", hint=None, exit_code=EXIT_UNAVAILABLE, again=True)
+        return self._assembly.admit(call)
+
+
+class Caller:
+    """Calls the coordinator, each time in the same name."""
+
+    def __init__(
+        self, joiner: Joiner, party: Party, *, join_timeout_s: float, say: Callable[[str], None], watched: int
+    ) -> None:
+        """Be ready. ``watched``: calling is given up when this descriptor can be read."""
+        self._joiner, self._party, self._join_timeout_s = joiner, party, join_timeout_s
+        self._say, self._watched = say, watched
+        self._instance = os.urandom(16).hex()
+        self._rank = joiner.rendezvous.rank
+        self._tell_at = _TELL_S
+
+    @property
+    def what(self) -> str:
+        """Say what our number is called."""
+        return "rank" if self._joiner.by_worker else "node"
+
+    @property
+    def where(self) -> str:
+        """Say whom we call, for people."""
+        rendezvous = self._joiner.rendezvous
+        host = printable(rendezvous.host)
+        return f"node 0 ({f'[{host}]' if ':' in host else host}:{rendezvous.ports[0]})"
+
+    def __call__(self) -> tuple[TcpLink, p.Welcome]:
+        """Call until we are let in, or the time is up. Raises LaunchError, and ``calling.Stopped``."""
+        rendezvous = self._joiner.rendezvous
+        self._tell_at = _TELL_S
+        connection, welcome = calling.call(
+            rendezvous.host,
+            rendezvous.ports,
+            party=self._party,
+            rank=self._rank,
+            own_host=self._joiner.hostname,
+            instance=self._instance,
+            until=time.monotonic() + self._join_timeout_s,
+            progress=self._progress,
+            watched=self._watched,
+        )
+        self._rank = welcome.rank
+        return TcpLink(connection, self.where), welcome
+
+    def _progress(self, elapsed_s: float, why: str) -> None:
+        if elapsed_s >= self._tell_at:
+            self._tell_at = elapsed_s + _TELL_AGAIN_S
+            left_s = max(0.0, self._join_timeout_s - elapsed_s)
+            self._say(f"waiting up to {left_s:.0f} s more for {self.where}: {why}")
