@@ -120,6 +120,7 @@ class Nodes:
             find=None if options.discover is None else self._find,
             read=self._targets,
         )
+        fleet.silence_s = options.lost_after
         return fleet
 
     def _target(self, node: Node) -> Target:

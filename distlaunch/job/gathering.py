@@ -10,16 +10,14 @@ from collections import deque
 
 from distlaunch.core.errors import EXIT_UNAVAILABLE, LaunchError, NodesError
 from distlaunch.core.model.record import Record
-from distlaunch.core.model.text import counted
 from distlaunch.core.wire.remote import Survey, Surveyed
 from distlaunch.job import shortfalls
 from distlaunch.job.actions import Action, Connect, Disconnect, Discover, Discovered, Entry, Say, ToNode
 from distlaunch.job.composition import Composition
 from distlaunch.job.failures import ConnectFailure
-from distlaunch.job.membership import Member, Membership, shown
+from distlaunch.job.membership import Member, Membership
 from distlaunch.job.recomposing import Recomposer
 from distlaunch.job.settings import Gathering
-from distlaunch.job.transport.unreachable import render
 from distlaunch.resolve.hostlist import name_hosts
 
 ELASTIC_WAIT_S = 10.0
@@ -239,15 +237,14 @@ class Gatherer:
 
     def _tell_waiting(self, now: float) -> list[Action]:
         missing = [member for member in self.nodes.present() if member.state != "joined"]
-        until = self._until if self._hope_until is None or self._unanswered else self._hope_until
+        until = self._until
+        if self._enough_since is not None and self._settings.flexible:
+            until = min(until, self._enough_since + ELASTIC_WAIT_S)
         if not missing or until - now < 1.0:
             return []
         left, self.left = self.left, None
-        here = f"{self.here()} of {counted(self._present, 'node')} {'is' if self.here() == 1 else 'are'} here"
-        text = f"{here}; waiting up to {until - now:.0f} s more for {name_hosts(member.host for member in missing)}"
-        failure = next((member.failure for member in missing if member.failure is not None), None)
-        text += f" ({failure.host}: {failure.step}: {shown(failure.text)})" if failure is not None else ""
-        return [Say(text=f"{left}; {text}", level="warning") if left else Say(text=text)]
+        within_s = None if self._hope_until is not None else until - now
+        return shortfalls.waiting(missing, here=self.here(), present=self._present, within_s=within_s, left=left)
 
     def absent(self, count: int) -> list[Member]:
         """Give those whose absence counts, where so many take part: spares may come later."""
@@ -387,15 +384,6 @@ class Gatherer:
 
     def _refuse(self) -> Refusal:
         missing = [member for member in self.nodes.present() if member.number not in self._in]
-        fewest, inside = self._settings.bounds[0], len(self._in)
-        if self._settings.flexible:
-            few = f"{inside} of at least {counted(fewest, 'node')} {'is' if inside == 1 else 'are'} there"
-        else:
-            few = f"{len(missing)} of {counted(self._present, 'node')} cannot be used"
-        settings = self._settings
-        if settings.launchers and inside:
-            few += f"; there: {name_hosts(self.nodes[number].host for number in sorted(self._in))}"
-        failures = [
-            shortfalls.why_not(member, waited_s=settings.join_timeout_s, calls=settings.launchers) for member in missing
-        ]
-        return Refusal(exit_code=EXIT_UNAVAILABLE, text=f"error: {few}\n{render(failures)}".rstrip())
+        settings, inside = self._settings, [self.nodes[number].host for number in sorted(self._in)]
+        text = shortfalls.too_few(settings, inside, missing, present=self._present)
+        return Refusal(exit_code=EXIT_UNAVAILABLE, text=text)

@@ -45,6 +45,8 @@ class Links(ABC, Generic[M]):
         self._waking = threading.Lock()
         self._ping_at: float | None = None
         self._serial = 0
+        self.silence_s = r.SILENCE_S
+        """After so long without a word a peer is lost; it is told, and takes us for lost as late."""
 
     @abstractmethod
     def _take(self, peer: Peer[M], message: M) -> None:
@@ -158,9 +160,9 @@ class Links(ABC, Generic[M]):
         self._ping_at = now + r.PING_S
         for peer in [peer for peer in self._peers.values() if peer.link is not None]:
             if late:
-                peer.heard = max(peer.heard, now - r.SILENCE_S + LATE_S)
-            elif now - peer.heard >= r.SILENCE_S:
-                self._lose(peer, f"no word from it for {now - peer.heard:.0f} s")
+                peer.heard = max(peer.heard, now - self.silence_s + LATE_S)
+            elif now - peer.heard >= self.silence_s:
+                self._lose(peer, f"silent for {now - peer.heard:.0f} s")
                 continue
             self._ping(peer)
         if not self._peers:
@@ -169,4 +171,5 @@ class Links(ABC, Generic[M]):
     def _ping(self, peer: Peer[M]) -> None:
         self._serial += 1
         peer.pinged(self._serial, self._clock())
-        peer.write(encode(r.Ping(serial=self._serial)))
+        told = None if self.silence_s == r.SILENCE_S else self.silence_s
+        peer.write(encode(r.Ping(serial=self._serial, silence_s=told)))

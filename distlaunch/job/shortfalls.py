@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
+from distlaunch.core.model.text import counted
 from distlaunch.core.wire.remote import Survey, Surveyed
+from distlaunch.job.actions import Action, Say
 from distlaunch.job.failures import ConnectFailure, Step
 from distlaunch.job.membership import Member, shown
+from distlaunch.job.settings import Gathering
+from distlaunch.job.transport.unreachable import render
+from distlaunch.resolve.hostlist import name_hosts
+
+_NAMED = 4
+
+
+_LOOKS_LIKE_HOST = re.compile(r"[\w.-]+:\d+(?:,[\w.,:-]*)?")
 
 
 def flaw(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None:
@@ -25,7 +38,10 @@ def flaw(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None
         hint = "--python names one"
     else:
         text = f"there is no {question.script} (working directory: {question.workdir})"
-        hint = "copy it there, or keep it on a file system that all nodes share; --workdir names another directory"
+        hint = "is the name right? copy it there, or keep it on a file system that all nodes share; --workdir names the"
+        hint += " directory"
+        if _LOOKS_LIKE_HOST.fullmatch(question.script):
+            hint = f"if {question.script} is a host: commas, and no spaces, separate hosts"
     return ConnectFailure(host=host, step=step, text=text, hint=hint, passing=False)
 
 
@@ -43,3 +59,37 @@ def why_not(member: Member, *, waited_s: float, calls: bool = False) -> ConnectF
     if calls:
         return ConnectFailure(host=member.host, step="call", text=f"its launcher has not called within {waited_s:g} s")
     return ConnectFailure(host=member.host, step="connect", text=f"not reached within {waited_s:g} s")
+
+
+def too_few(settings: Gathering, inside: Sequence[str], missing: Sequence[Member], *, present: int) -> str:
+    """Say that there is no attempt for want of nodes: who is missing, and why, each in a row."""
+    if settings.flexible:
+        there = "is" if len(inside) == 1 else "are"
+        few = f"{len(inside)} of at least {counted(settings.bounds[0], 'node')} {there} there"
+    else:
+        few = f"{len(missing)} of {counted(present, 'node')} cannot be used"
+    if settings.launchers and inside:
+        few += f"; there: {name_hosts(inside)}"
+    failures = [why_not(member, waited_s=settings.join_timeout_s, calls=settings.launchers) for member in missing]
+    instead = without(failures) if inside and not settings.flexible and not settings.launchers else ""
+    return f"error: {few}\n{render(failures)}".rstrip() + instead
+
+
+def waiting(
+    missing: Sequence[Member], *, here: int, present: int, within_s: float | None, left: str | None
+) -> list[Action]:
+    """Say who is waited for, and why they are not here, as far as that is known; ``left``: who has left just now."""
+    text = f"{here} of {counted(present, 'node')} {'is' if here == 1 else 'are'} here; waiting "
+    text += "" if within_s is None else f"up to {within_s:.0f} s more "
+    text += f"for {name_hosts(member.host for member in missing)}"
+    failure = next((member.failure for member in missing if member.failure is not None), None)
+    text += f" ({failure.host}: {failure.step}: {shown(failure.text)})" if failure is not None else ""
+    return [Say(text=f"{left}; {text}", level="warning") if left else Say(text=text)]
+
+
+def without(failures: Sequence[ConnectFailure]) -> str:
+    """Say how a job goes on without hosts that cannot be reached, where others can."""
+    if not all(failure.step in ("resolve", "connect", "login", "host key") for failure in failures):
+        return ""
+    hosts = "@".join(dict.fromkeys(failure.host for failure in failures[:_NAMED]))
+    return f"\n  hint: --exclude {hosts} goes on without; with --num-nodes MIN:MAX a job takes those that are there"

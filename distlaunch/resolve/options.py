@@ -67,6 +67,8 @@ class TrainOptions(Record):
     interface: str | None = None
     join_timeout: float = 60.0
     """Seconds."""
+    lost_after: float = 10.0
+    """Seconds of silence after which a node, and for a node the launcher, is lost."""
     rendezvous: str | None = None
     """``HOST:PORT`` of node 0's launcher, for the others to call."""
     token_file: str | None = None

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from distlaunch.resolve.meeting import Meeting
 
 _SETUP = (
-    'eval "$1" || exit; shift; '
+    'eval "$1" || { code=$?; echo "distlaunch: --setup failed with exit code $code" >&2; exit "$code"; }; shift; '
+    'if [ "${RANK:-0}" = 0 ] && [ -n "${VIRTUAL_ENV:-}" ]; then case "$1" in "$VIRTUAL_ENV"/*) ;; /*) '
+    'echo "distlaunch: --setup activates $VIRTUAL_ENV, but the workers run $1: --python python3 takes its own" >&2;; '
+    "esac; fi; "
     '[ -z "${DISTLAUNCH_BOOT:-}" ] || export PYTHONPATH="$DISTLAUNCH_BOOT${PYTHONPATH:+:$PYTHONPATH}"; '
     'exec "$@"'
 )

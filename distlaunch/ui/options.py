@@ -27,6 +27,8 @@ GROUP_TITLES: dict[Group, str] = {
 
 _DEFAULTS = defaults_of(TrainOptions)
 HELP_FLAGS = ("--help", "-h")
+LEAST_LOST_S = 5.0
+"""Nodes are asked for a sign of life every 2 s."""
 LEAST_SILENCE_S = 1.5
 """Signs of life are told once a second: no shorter silence can be seen."""
 
@@ -201,6 +203,14 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "rendezvous",
         "A file with a secret that all launchers of the job have; or it is in DISTLAUNCH_TOKEN.",
         metavar="FILE",
+    ),
+    _row(
+        "--lost-after",
+        "seconds",
+        "rendezvous",
+        "After so long without a word a node is lost, and ends its workers; it waits as long for us.",
+        metavar="SECONDS",
+        least_s=LEAST_LOST_S,
     ),
     _row(
         "--job-id",

@@ -93,6 +93,11 @@ def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[s
             if option.repeatable:
                 given.setdefault(option.field, []).append(text)
             else:
+                if option.field in _HOST_LISTS and given.get(option.field, [text]) != [text]:
+                    raise UsageError(
+                        f"{flag} is given twice",
+                        hint=f"one list has all: {option.name} {given[option.field][0]},{text}",
+                    )
                 given[option.field] = [text]
     return given, ()
 

@@ -156,7 +156,7 @@ def test_a_host_that_falls_silent_ends_the_job_and_its_workers_end_by_themselves
     with beside(hosts, "n1:1,n3:1") as others:
         job = begun(hosts, nodes="n1:1,n2:1,n4:1")
         faults.cut(hosts, "n2")
-        assert_lost(job.running.wait(), "n2", "no word from it for 1")
+        assert_lost(job.running.wait(), "n2", "silent for 1")
         wait_empty(hosts, "n1", "n2", "n4", but=others)  # n2 is cut off still
         faults.cut(hosts, "n2", on=False)
     hosts.assert_clean()
@@ -174,7 +174,7 @@ def test_silence_is_a_loss_whatever_its_reason(make_hosts):
     faults.power_off(hosts, "n4")
     os.kill(jobs[2].find("n6", AGENT).pid, signal.SIGSTOP)
     for job, host in zip(jobs, ("n2", "n4", "n6"), strict=True):
-        assert_lost(job.running.wait(), host, "no word from it for 1")
+        assert_lost(job.running.wait(), host, "silent for 1")
     wait_empty(hosts, *hosts.names)  # the cable is still pulled, the agent was not continued by us
     faults.link(hosts, "n2", up=True)
     faults.power_on(hosts, "n4")

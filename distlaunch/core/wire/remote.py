@@ -82,6 +82,8 @@ class Ping(Record):
     """Answer with ``Pong``. An agent that hears nothing for ``SILENCE_S`` takes the coordinator for lost."""
 
     serial: int
+    silence_s: float | None = None
+    """It is to be so long instead, as the user wants it."""
 
 
 class Credit(Record):

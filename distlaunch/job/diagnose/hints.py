@@ -157,6 +157,9 @@ def _is_no_python(evidence: Evidence) -> bool:
     )
 
 
+_AT_EXIT = b"terminate called without an active exception"
+
+
 def _signal_hint(evidence: Evidence) -> str | None:
     name = signal_name(-evidence.end.returncode)
     if name == "SIGKILL":
@@ -169,4 +172,6 @@ def _signal_hint(evidence: Evidence) -> str | None:
         return None
     if evidence.exception_type is not None and name in ("SIGABRT", "SIGSEGV"):
         return None
+    if name == "SIGABRT" and _AT_EXIT in evidence.end.stderr_tail:
+        return "torch does this at exit where the process group was not destroyed: dist.destroy_process_group()"
     return _BY_SIGNAL.get(name)

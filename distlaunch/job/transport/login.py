@@ -123,7 +123,8 @@ def _refused(settings: HostSettings, files: list[KeyFile], agent: _Agent, tried:
         hint = f"--ssh-command ssh connects by OpenSSH, which can log in by {', '.join(others)}"
     else:
         port = "" if settings.port == SSH_PORT else f"-p {settings.port} "
-        hint = f"ssh-copy-id {port}{printable(settings.user)}@{printable(settings.hostname)}"
+        hint = f"is {printable(settings.user)} the user there (--ssh-user)? else: ssh-copy-id "
+        hint += f"{port}{printable(settings.user)}@{printable(settings.hostname)}"
     if tried == 0 and not locked and len(files) == 1 and files[0].problem:
         text += f"; {printable(files[0].path)} {files[0].problem}"
     if agent.problem:

@@ -291,7 +291,7 @@ class NodesJob(Job):
         failure = ConnectFailure(host=self.names[node], step=step, text=text, hint=hint, passing=passing)
         return self.step(p.Unreachable(node=node, failure=failure))
 
-    def lost(self, node: int, why="no word from it for 10 s") -> list[p.Action]:
+    def lost(self, node: int, why="silent for 10 s") -> list[p.Action]:
         return self.step(p.Lost(node=node, why=why))
 
     def asked(self, node: int) -> int:

@@ -22,13 +22,13 @@ def test_the_report_of_a_lost_node(make_nodes):
         many_hosts=True,
     )
     assert text.splitlines() == [
-        "ranks 2-3 of 6 on n1 failed: the node is lost: no word from it for 10 s",
+        "ranks 2-3 of 6 on n1 failed: the node is lost: silent for 10 s",
         "  ranks 0-1,4-5: stopped by us",
         "  hint: its system's log (dmesg, journalctl -k) may tell of a crash, or of memory that ran out",
         "  logs: /runs/j (rank 2 wrote none)",
         "  job j, after 12.0 s",
     ]
-    assert one_line(failed.diagnosis, many_hosts=True) == "ranks 2-3 on n1: the node is lost: no word from it for 10 s"
+    assert one_line(failed.diagnosis, many_hosts=True) == "ranks 2-3 on n1: the node is lost: silent for 10 s"
 
 
 def test_a_report_of_thousands_of_lost_nodes_stays_short(make_nodes):

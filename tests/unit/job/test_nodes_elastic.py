@@ -110,7 +110,7 @@ def test_the_rest_re_form_at_once_and_that_is_no_restart(make_nodes):
     job.survey_all()
     assert job.phase == "preparing"
     assert job.members == (0, 1, 3)
-    assert "node n2 (ranks 4-5) left: no word from it for 10 s; going on with 3 of 4 nodes" in job.said
+    assert "node n2 (ranks 4-5) left: silent for 10 s; going on with 3 of 4 nodes" in job.said
     assert len([say for say in job.of(p.Say) if "n2" in say.text]) == 1
     job.come_up()
     assert (job.attempt, job.policy.restarts, job.policy.world_size) == (1, 0, 6)
@@ -155,7 +155,7 @@ def test_below_the_least_number_the_job_waits_for_nodes_and_says_for_whom(make_n
     assert [node for node, _ in job.connects(actions)] == [1], "sooner than in the background"
     job.survey_all()
     job.pass_time(6.0)
-    assert "node n1 (ranks 2-3) left: no word from it for 10 s; 1 of 2 nodes is here; waiting up to" in job.said
+    assert "node n1 (ranks 2-3) left: silent for 10 s; 1 of 2 nodes is here; waiting up to" in job.said
     job.gather(1)
     job.pass_time(ELASTIC_WAIT_S)
     assert job.phase == "preparing"
@@ -169,7 +169,7 @@ def test_below_the_least_number_at_the_join_timeout_the_job_ends_with_69(make_no
     job.survey_all()
     job.pass_time(60.0)
     assert job.exit_code == 69
-    assert "lost (no word from it for 10 s), and not back" in job.said
+    assert "lost (silent for 10 s), and not back" in job.said
 
 
 def test_told_to_stop_while_the_rest_is_to_re_form_the_job_is_stopped(make_nodes):
@@ -205,7 +205,7 @@ def test_several_nodes_that_leave_are_told_in_one_line(make_nodes):
     job.stop_others(1, 3, 4)
     job.survey_all()
     text = (
-        "nodes n1 (rank 1), n4 (rank 4) left: no word from it for 10 s; node n3 (rank 3) left: the connection was"
+        "nodes n1 (rank 1), n4 (rank 4) left: silent for 10 s; node n3 (rank 3) left: the connection was"
         " closed; going on with 3 of 6 nodes"
     )
     assert text in job.said
@@ -310,7 +310,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_at_once_without_a_restart(make_n
     job.stop_others(0)
     job.survey_all()
     assert job.members == (1, 2)
-    assert "node n0 (ranks 0-1) left: no word from it for 10 s; going on with 2 of 2 nodes; new: n2" in job.said
+    assert "node n0 (ranks 0-1) left: silent for 10 s; going on with 2 of 2 nodes; new: n2" in job.said
     job.come_up()
     assert job.policy.restarts == 0
     assert job.sent(m.Prepare)[-2:] == [
@@ -323,7 +323,7 @@ def test_without_a_spare_left_a_loss_is_a_failure(make_nodes):
     job = make_nodes(3, bounds=(2, 2)).run()
     job.lost(2)
     assert job.phase == "running"
-    assert job.entries("node_lost") == [{"node": 2, "host": "n2", "why": "no word from it for 10 s"}]
+    assert job.entries("node_lost") == [{"node": 2, "host": "n2", "why": "silent for 10 s"}]
     job.lost(1)
     job.stop_others(1)
     assert job.exit_code == 69

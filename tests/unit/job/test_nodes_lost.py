@@ -30,11 +30,11 @@ def test_the_others_are_stopped_and_the_job_ends_with_69_and_says_who_was_lost(m
     [failed] = job.of(p.Failed)
     cause = failed.diagnosis.cause
     assert (cause.ranks, cause.host) == ((2, 3), "n1")
-    assert cause.summary == "the node is lost: no word from it for 10 s"
+    assert cause.summary == "the node is lost: silent for 10 s"
     assert failed.diagnosis.others == ("ranks 0-1,4-5: stopped by us",)
     assert failed.final
     assert job.entries("node_lost") == [
-        {"node": 1, "host": "n1", "why": "no word from it for 10 s", "attempt": 0, "ranks": [2, 3]}
+        {"node": 1, "host": "n1", "why": "silent for 10 s", "attempt": 0, "ranks": [2, 3]}
     ]
 
 
@@ -56,7 +56,7 @@ def test_several_lost_nodes_are_one_failure(make_nodes):
     [failed] = job.of(p.Failed)
     assert failed.diagnosis.cause.ranks == (1, 3)
     assert failed.diagnosis.cause.host == "n[1,3]"
-    assert failed.diagnosis.cause.summary.startswith("2 nodes are lost: no word")
+    assert failed.diagnosis.cause.summary.startswith("2 nodes are lost: silent")
     assert job.exit_code == 69
 
 
