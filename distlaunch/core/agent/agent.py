@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from distlaunch.core.agent import table as t
 from distlaunch.core.agent.channel import Channel
-from distlaunch.core.agent.evidence import gather, oom_kills
+from distlaunch.core.agent.evidence import oom_kills
 from distlaunch.core.agent.output import Posted, Pump, PumpFailed, Taker
 from distlaunch.core.agent.ports import HeldPort
 from distlaunch.core.agent.preloading import Preloading
@@ -259,7 +259,7 @@ class Agent:
                 case t.Launch():
                     self._launch(action.spec)
                 case t.Drain():
-                    self._pump.drain(action.rank)
+                    self._pump.drain(action.rank, action.error_file)
                 case t.CloseOutputs():
                     self._pump.finish()
                 case t.GiveUpSpawner():
@@ -338,10 +338,8 @@ class Agent:
 
     def _with_evidence(self, drained: t.Drained) -> t.Evidence:
         worker = self._table.workers.get(drained.rank)
-        if worker is None:
-            return t.Evidence(drained=drained, error_file=None, oom_kills=0)
-        killed = worker.returncode == -signal.SIGKILL
-        return gather(drained, path=worker.spec.error_file, oom_kills_before=self._oom_before if killed else None)
+        killed = worker is not None and worker.returncode == -signal.SIGKILL
+        return t.Evidence(drained=drained, oom_kills=max(0, oom_kills() - self._oom_before) if killed else 0)
 
     def _collect_stacks(self, question: m.CollectStacks) -> None:
         if question.attempt == self._table.attempt:

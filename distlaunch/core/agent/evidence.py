@@ -5,18 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from distlaunch.core.agent import table as t
-
 ERROR_FILE_BYTES = 256 << 10
-
-
-def gather(drained: t.Drained, *, path: str | None, oom_kills_before: int | None) -> t.Evidence:
-    """Add what it left in its error file, and, if it was killed, how many OOM kills there have been since."""
-    return t.Evidence(
-        drained=drained,
-        error_file=_read_error_file(path) if path else None,
-        oom_kills=0 if oom_kills_before is None else max(0, oom_kills() - oom_kills_before),
-    )
 
 
 def oom_kills() -> int:
@@ -26,8 +15,11 @@ def oom_kills() -> int:
     return count_oom_kills() or 0
 
 
-def _read_error_file(path: str) -> str | None:
-    """Read what the worker left, if it is a plain file: anything else could keep us, or be somebody else's."""
+def read_error_file(path: str) -> str | None:
+    """Read what the worker left, if it is a plain file: anything else could keep us, or be somebody else's.
+
+    Where the folder is a file server's, this may wait for that.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

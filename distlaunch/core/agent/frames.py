@@ -115,6 +115,7 @@ class FrameStream(Generic[M]):
         with self._lock:
             self._out.clear()
             self.is_open, self.is_broken = False, True
-        for descriptor in {self._reading, self._writing}:
+        ours, self._reading, self._writing = {self._reading, self._writing} - {-1}, -1, -1
+        for descriptor in ours:
             with suppress(OSError):
                 os.close(descriptor)

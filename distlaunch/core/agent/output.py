@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
+from distlaunch.core.agent.evidence import read_error_file
 from distlaunch.core.agent.progress import SignsOfLife
 from distlaunch.core.agent.table import Drained, OutputsClosed
 from distlaunch.core.model.record import Record
@@ -137,9 +138,9 @@ class Pump(threading.Thread):
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PROGRESS_PIPE_BYTES)
         self._order(lambda: self._signs.add(rank, descriptor))
 
-    def drain(self, rank: int) -> None:
-        """Take what an ended worker has written so far, room or not, and post Drained."""
-        self._order(lambda: self._drain(rank))
+    def drain(self, rank: int, error_file: str | None = None) -> None:
+        """Take what an ended worker has written so far, room or not, and its error file; post Drained."""
+        self._order(lambda: self._drain(rank, error_file))
 
     def finish(self) -> None:
         """Read what is left of all streams, close them, post OutputsClosed."""
@@ -261,13 +262,14 @@ class Pump(threading.Thread):
             del self._of_rank[stream.rank]
             self._taker.rank_ended(stream.rank, time.monotonic())
 
-    def _drain(self, rank: int) -> None:
+    def _drain(self, rank: int, error_file: str | None) -> None:
         now = time.monotonic()
         for stream in list(self._of_rank.get(rank, ())):
             self._read_out(stream, now)
         self._signs.drain(rank)
         tail = self._tails.pop(rank, None)
-        self._post(Drained(rank=rank, tail=tail.text() if tail else b""))
+        left = read_error_file(error_file) if error_file else None
+        self._post(Drained(rank=rank, tail=tail.text() if tail else b"", error_file=left))
 
     def _read_out(self, stream: _Stream, now: float) -> None:
         """Read what a pipe can hold and no more: a descendant that goes on writing must not keep us."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
+from distlaunch.core.agent.bounded import FILES_S, within
 from distlaunch.core.model.text import counted
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import spawning as w
@@ -15,6 +16,7 @@ _SHOWN_BYTES = 4 << 10
 _READ_BYTES = 1 << 20
 _LOUD = ("Warning", "Error", "warning:", "error:")
 """Output with one of these is a warning of ours: shown also where no other word of ours is."""
+_NEW = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 class Preloading:
@@ -32,7 +34,7 @@ class Preloading:
         """Make the order, and the descriptor that goes with it. Raises OSError."""
         self._modules, self._path, self._began = start.preload, start.preload_log, self._clock()
         try:
-            self._output = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._output = within(FILES_S, lambda: os.open(start.preload_log, _NEW, 0o600))
         except OSError:  # no run directory any more: that is told by whoever writes the workers' logs
             self._path = ""
             self._output = os.memfd_create("preload")

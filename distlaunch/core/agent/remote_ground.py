@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any
 
+from distlaunch.core.agent.bounded import FILES_S, within
 from distlaunch.core.agent.feed import Feed
 from distlaunch.core.agent.filing import LogFiles
 from distlaunch.core.agent.lodging import Lodging, settled
@@ -56,17 +58,9 @@ class RemoteGround(Ground):
             except OSError as exc:
                 self._miss("the files that workers leave for reports have no place", exc)
         start = settled(start, os.environ, moved_to=moved_to)
-        self._make_folders(start)
+        with suppress(OSError):  # it goes on beside; until then a worker's exception is told by its output alone
+            within(FILES_S, lambda: _make_folders(start))
         return start
-
-    @staticmethod
-    def _make_folders(start: m.Start) -> None:
-        paths = [spec.error_file for spec in start.workers if spec.error_file is not None]
-        for folder in dict.fromkeys(os.path.dirname(path) for path in (*paths, start.preload_log) if path):
-            try:
-                os.makedirs(folder, mode=0o700, exist_ok=True)
-            except OSError:  # then a worker's exception is told by its output alone
-                continue
 
     def _miss(self, what: str, exc: OSError) -> None:
         self._send(m.Remark(text=f"{what}: {exc.strerror or exc}", warning=True))
@@ -113,3 +107,12 @@ class RemoteGround(Ground):
     def remove(self) -> None:
         """Remove the folder of our own."""
         self._lodging.remove()
+
+
+def _make_folders(start: m.Start) -> None:
+    paths = [spec.error_file for spec in start.workers if spec.error_file is not None]
+    for folder in dict.fromkeys(os.path.dirname(path) for path in (*paths, start.preload_log) if path):
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        except OSError:
+            continue

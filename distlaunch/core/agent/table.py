@@ -38,6 +38,8 @@ class Drained(Record):
 
     rank: int
     tail: bytes
+    error_file: str | None = None
+    """What it left in its error file (text, capped)."""
 
 
 class OutputsClosed(Record):
@@ -51,9 +53,10 @@ class Launch(Record):
 
 
 class Drain(Record):
-    """Read an ended worker's output; answered by Drained."""
+    """Read an ended worker's output, and its error file; answered by Drained."""
 
     rank: int
+    error_file: str | None = None
 
 
 class CloseOutputs(Record):
@@ -69,10 +72,9 @@ class Tick(Record):
 
 
 class Evidence(Record):
-    """What an ended worker left beside its stderr; the edge adds it to Drained."""
+    """What an ended worker left, and what the edge adds to that."""
 
     drained: Drained
-    error_file: str | None
     oom_kills: int
 
 
@@ -207,7 +209,7 @@ class WorkerTable:
             return []
         worker.returncode, worker.ended = returncode, now
         self._draining[rank] = now
-        return [Drain(rank=rank)]
+        return [Drain(rank=rank, error_file=worker.spec.error_file)]
 
     def _report(self, rank: int, evidence: Evidence | None, now: float) -> list[Action]:
         worker = self.workers.get(rank)
@@ -227,7 +229,7 @@ class WorkerTable:
                 ended=worker.ended,
                 told_to_stop=worker.told_to_stop,
                 oom_kills=evidence.oom_kills if evidence else 0,
-                error_file=evidence.error_file if evidence else None,
+                error_file=evidence.drained.error_file if evidence else None,
                 tail=tail + worker.failure,
             )
         ]

@@ -58,8 +58,8 @@ class Node:
         return self.step(w.Exited(rank=rank, pid=100 + rank, returncode=returncode))
 
     def drained(self, rank: int, *, tail=b"", error_file=None, oom_kills=0) -> list[t.Action]:
-        drained = Drained(rank=rank, tail=tail)
-        return self.step(t.Evidence(drained=drained, error_file=error_file, oom_kills=oom_kills))
+        drained = Drained(rank=rank, tail=tail, error_file=error_file)
+        return self.step(t.Evidence(drained=drained, oom_kills=oom_kills))
 
     def swept(self, *left: int) -> list[t.Action]:
         return self.step(w.Swept(left=left))

@@ -175,3 +175,13 @@ def test_a_feed_whose_reader_is_gone_drops_what_waits():
     feed.on_ready()
     assert sent[-1].closed
     assert sum(each.size for each in sent) < 200_000
+
+
+def test_a_stream_that_is_closed_again_closes_nobody_elses_files():
+    ends = Ends()
+    ends.stream.close(bound_s=0)
+    others = os.pipe()  # get the number that was the stream's
+    ends.stream.close(bound_s=0)
+    for descriptor in others:
+        os.close(descriptor)  # raises if that was done already
+    ends.peer.close()

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import threading
 
 from distlaunch.core.agent.output import Pump
-from distlaunch.core.agent.table import OutputsClosed
+from distlaunch.core.agent.table import Drained, OutputsClosed
 
 SIZE = 60_000  # less than any pipe holds
 
@@ -65,3 +66,21 @@ def test_with_room_for_one_chunk_one_is_read_and_each_stream_has_its_turn():
     pump.join()
     for end in ends:
         os.close(end)
+
+
+def test_a_workers_error_file_is_read_with_its_last_output(tmp_path):
+    path = tmp_path / "rank-0.error.json"
+    path.write_text('{"message": "it failed"}')
+    came: queue.SimpleQueue = queue.SimpleQueue()
+    pump = Pump(OneByOne(), came.put)
+    pump.start()
+    pump.drain(0, str(path))
+    pump.drain(1, str(tmp_path / "none"))
+    pump.drain(2)
+    found = [came.get(timeout=30) for _ in range(3)]
+    pump.stop()
+    pump.join()
+    assert found == [
+        Drained(rank=0, tail=b"", error_file='{"message": "it failed"}'),
+        *(Drained(rank=rank, tail=b"") for rank in (1, 2)),
+    ]

@@ -1,0 +1,69 @@
+"""What the agent does with folders of a file server that does not answer."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from distlaunch.core.agent import remote_ground
+from distlaunch.core.agent.bounded import within
+from distlaunch.core.agent.feed import Feed
+from distlaunch.core.agent.preloading import Preloading
+from distlaunch.core.agent.remote_ground import RemoteGround
+from distlaunch.core.wire import messages as m
+
+
+@pytest.fixture
+def stands_still():
+    """Give what waits until the test is over."""
+    over = threading.Event()
+    started: list[threading.Thread] = []
+
+    def wait(*_args, **_options) -> int:
+        started.append(threading.current_thread())
+        assert over.wait(60)
+        return -1
+
+    yield wait
+    over.set()
+    for thread in started:
+        assert thread is not threading.main_thread()
+        thread.join(60)
+
+
+def start(path: str, **more) -> m.Start:
+    spec = m.WorkerSpec(rank=0, local_rank=0, argv=None, env={}, cpus=None, error_file=f"{path}/attempt-0/rank-0.json")
+    values = {"travelled": True, "preload_log": f"{path}/attempt-0/preload.log", "preload": ("json",), **more}
+    return m.Start(
+        attempt=0, argv=("true",), env={}, cwd="/", workers=(spec,), uses_gpus=False, signal_group=False,
+        terminal=False, rows=0, columns=0, stdin_rank=None, **values,
+    )  # fmt: skip
+
+
+def test_what_is_done_in_time_is_given_and_what_fails_is_raised():
+    assert within(60, lambda: 7) == 7
+    with pytest.raises(FileNotFoundError):
+        within(60, lambda: os.stat("/nothing/here"))
+
+
+def test_folders_that_cannot_be_made_now_do_not_hold_up_the_start(tmp_path, monkeypatch, stands_still):
+    monkeypatch.setattr(remote_ground, "FILES_S", 0.05)
+    monkeypatch.setattr(os, "makedirs", stands_still)
+    said: list[object] = []
+    ground = RemoteGround(send=said.append, feed=Feed(said.append), nudge=lambda: None, keep=())
+    ground.surveying.shares_run_dir = True
+    assert ground.settled(start(str(tmp_path))).attempt == 0
+    ground.close()
+    assert not said
+
+
+def test_a_preload_log_that_cannot_be_opened_now_does_not_hold_up_the_start(tmp_path, monkeypatch, stands_still):
+    monkeypatch.setattr("distlaunch.core.agent.preloading.FILES_S", 0.05)
+    monkeypatch.setattr("distlaunch.core.agent.preloading.os.open", stands_still)
+    preloading = Preloading(lambda _: None, lambda: 0.0)
+    order, output = preloading.begin(start(str(tmp_path)))
+    os.close(output)
+    preloading.close()
+    assert order.modules == ("json",)
