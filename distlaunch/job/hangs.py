@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 SLACK_S = 0.3
 ANSWER_S = 3.0
 """How long the nodes may take to tell where their workers stand."""
-LATE_S = 2.0
-"""If we wake so late ourselves (stopped, or frozen with the machine), signs of life get so long to come in."""
 ALONE_S = 60.0
 """After a worker has ended with 0 the others may go on for so long before that is mentioned, once in a job."""
 
@@ -137,8 +135,8 @@ class Watch:
             if now >= self._until:
                 self._owing.clear()
         elif self._last is not None and self._timeout_s is not None and now >= (due := self._last + self._timeout_s):
-            if now > due + LATE_S:
-                self._last = now - self._timeout_s + LATE_S
+            if now > due + m.LATE_S:
+                self._last = now - self._timeout_s + m.LATE_S
                 return actions
             actions += self._ask(self._last, now)
         return actions

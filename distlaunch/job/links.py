@@ -19,12 +19,11 @@ from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.record import Record
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import encode
+from distlaunch.core.wire.messages import LATE_S
 from distlaunch.job import actions as a
 from distlaunch.job.peers import Peer
 from distlaunch.job.transport.link import Link
 
-LATE_S = 2.0
-"""If we wake so late ourselves (stopped, or frozen with the machine), the nodes get so long to be heard again."""
 _MOST_CHUNKS = 64
 M = TypeVar("M", bound=Record)
 

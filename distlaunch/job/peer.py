@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from distlaunch.core.agent.remote_agent import LATE_S, Clock
+from distlaunch.core.agent.remote_agent import Clock
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, LaunchError, ProtocolError
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import Record
@@ -217,7 +217,7 @@ class PeerRunner:
     def _listen_for_silence(self) -> None:
         now = time.monotonic()
         if self._due is not None and now > self._due + _SLEPT_S:  # the coordinator's words may lie unread
-            self._heard = max(self._heard, now - r.SILENCE_S + LATE_S)
+            self._heard = max(self._heard, now - r.SILENCE_S + m.LATE_S)
         silent_at = self._silent_at()
         if silent_at is not None and now >= silent_at:
             self._why = self._why or f"no word from it for {now - self._heard:.0f} s"

@@ -30,8 +30,6 @@ from distlaunch.core.wire import spawning as w
 from distlaunch.core.wire.codec import Decoder, encode
 
 NAME = "dl-agent"
-LATE_S = 2.0
-"""What the coordinator is given to be heard when it was us who have slept, not it that was silent."""
 _SLEPT_S = 1.0
 """We have slept if we go on so much later than we should have."""
 _END_S = 10.0
@@ -204,7 +202,7 @@ class RemoteAgent:
     def _listen_for_silence(self) -> None:
         now = time.monotonic()
         if self._due is not None and now > self._due + _SLEPT_S:  # the coordinator's words may lie unread
-            self._heard = max(self._heard, now - max(0.0, self._silence_s - LATE_S))
+            self._heard = max(self._heard, now - max(0.0, self._silence_s - m.LATE_S))
         if not self._clock.paused and now >= self._heard + self._silence_s:
             self._why = self._why or f"nothing was heard of the coordinator for {now - self._heard:.0f} s"
 

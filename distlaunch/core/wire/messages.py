@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from distlaunch.core.model.record import Record
 
+LATE_S = 2.0
+"""If we wake so late ourselves (stopped, or frozen with the machine), others get so long to be heard again."""
+
 
 class WorkerSpec(Record):
     """One worker of a node. ``argv`` is None where it is the attempt's common one."""
