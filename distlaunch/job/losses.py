@@ -16,8 +16,11 @@ from distlaunch.resolve.hostlist import name_hosts
 
 _UNHEARD = "nothing was heard of the coordinator"
 """How agents begin to say that it was us who were silent."""
-_CRASHED = "its system's log (dmesg, journalctl -k) may tell of a crash, or of memory that ran out"
-_STOOD_STILL = "this launcher stood still for a while, or its machine, or the network: nodes wait 10 s and no longer"
+_CRASHED = (
+    "its system's log (dmesg, journalctl -k) may tell of a crash; --num-nodes MIN:MAX goes on without a lost node,"
+    " --max-restarts waits for it, --lost-after S gives a network more time than 10 s"
+)
+_STOOD_STILL = "this launcher, its machine or the network stood still: nodes wait 10 s, or --lost-after, and no longer"
 _SHOWN = 4
 """Nodes that are named one by one."""
 _RANKS_SHOWN = 60

@@ -24,7 +24,9 @@ def test_the_report_of_a_lost_node(make_nodes):
     assert text.splitlines() == [
         "ranks 2-3 of 6 on n1 failed: the node is lost: silent for 10 s",
         "  ranks 0-1,4-5: stopped by us",
-        "  hint: its system's log (dmesg, journalctl -k) may tell of a crash, or of memory that ran out",
+        "  hint: its system's log (dmesg, journalctl -k) may tell of a crash; --num-nodes MIN:MAX goes on",
+        "    without a lost node, --max-restarts waits for it, --lost-after S gives a network more time than",
+        "    10 s",
         "  logs: /runs/j (rank 2 wrote none)",
         "  job j, after 12.0 s",
     ]
