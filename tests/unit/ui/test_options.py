@@ -63,7 +63,14 @@ def test_every_option_but_what_runs_and_dry_run_has_a_variable_named_after_it():
 
 def test_every_switch_that_a_variable_can_set_has_a_flag_that_undoes_it():
     negations = {option.negation for option in TRAIN_OPTIONS} - {None}
-    assert negations == {"--no-quiet", "--no-isolate-gpus", "--no-spread", "--no-explain", "--no-forward-env", "--no-requeue"}
+    assert negations == {
+        "--no-quiet",
+        "--no-isolate-gpus",
+        "--no-spread",
+        "--no-explain",
+        "--no-forward-env",
+        "--no-requeue",
+    }
     assert all(option.kind == "flag" and option.variable for option in TRAIN_OPTIONS if option.negation)
 
 
