@@ -204,6 +204,9 @@ class Fleet(Links[r.FromRemote]):
                 except Exception as exc:  # noqa: BLE001 - one node's trouble, and nobody above this thread would tell
                     text = f"{type(exc).__name__}: {exc}"
                     found = ConnectFailure(host=target.host, step="connect", text=text, passing=False)
+            if peer.gone.is_set() and not isinstance(found, ConnectFailure):  # nobody may be there to take it
+                found.close()
+                return None
             self._opened.append((peer, found))
             self._notify()
             return None if isinstance(found, ConnectFailure) else found

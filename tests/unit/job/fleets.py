@@ -82,7 +82,7 @@ class Kept:
 class Nodes:
     """A fleet, and the nodes' ends of its links."""
 
-    def __init__(self, count: int, *, fanout: int = 64, kept: Kept | None = None) -> None:
+    def __init__(self, count: int, *, fanout: int = 64, kept: Kept | None = None, **more) -> None:
         self.now = 100.0
         self.kept = kept or Kept()
         self.links: dict[str, PairLink] = {}
@@ -101,6 +101,7 @@ class Nodes:
             connect_s=10.0,
             intake=lambda grant: Intake(self.kept, nodes=count, grant=grant),
             clock=lambda: self.now,
+            **more,
         )
         self.fleet.start()
 

@@ -213,6 +213,25 @@ def test_a_connection_that_comes_too_late_is_closed(nodes):
     assert not fleet.events
 
 
+def test_the_end_ends_what_is_still_being_opened_and_closes_what_comes_of_it(nodes):
+    ended = threading.Event()
+    fleet = nodes(2, end_opening=ended.set)
+    for _ in range(1000):
+        fleet.opening.acquire(blocking=False)
+    for node in range(2):
+        fleet.fleet.connect(node, 0.0)
+        fleet.at_once.get(timeout=WITHIN_S)
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("to n")]
+    fleet.fleet.close()
+    fleet.fleet.close = lambda: None
+    assert ended.is_set()
+    fleet.opening.release(2)
+    for thread in threads:
+        thread.join(WITHIN_S)
+    assert len(fleet.links) == 2
+    assert all(link.closed for link in fleet.links.values())
+
+
 def test_at_the_end_all_agents_are_told_to_leave_and_waited_for(nodes):
     fleet = nodes(2)
     fleet.join(0)
