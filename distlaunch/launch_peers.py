@@ -252,6 +252,7 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
         assembly = launchers.assembly(
             own, host=joiner.hostname, job_id=job_id, folder=os.path.basename(run_dir.path), say=warn, clock=clock
         )
+        assembly.silence_s = options.lost_after
         stack.callback(assembly.close)
         herald = Herald(sink, assembly.notice)
         settings = launching.policy_settings(
@@ -321,6 +322,7 @@ def _join(mine: _Mine, party: Party) -> int:
                 coordinator=call.where,
                 max_restarts=options.max_restarts,
                 failure_grace_s=options.failure_grace,
+                lost_after_s=options.lost_after,
                 flexible=joiner.bounds[0] < joiner.bounds[1],
                 speaks=joiner.speaks,
             ),

@@ -63,6 +63,8 @@ class PeerSettings(Record):
     """What it is called: ``node 0 at n1:29400``."""
     max_restarts: int
     failure_grace_s: float
+    lost_after_s: float
+    """How long the coordinator may be silent, until it says otherwise itself."""
     flexible: bool
     """The job goes on without a node that is lost, and takes it in again."""
     speaks: bool = True
@@ -103,6 +105,7 @@ class PeerRunner:
         self._count_from = count_from
         self._peer: Peer[Any] | None = None
         self._heard = 0.0
+        self._silence_s = settings.lost_after_s
         self._due: float | None = None
         self._why = ""
         """Why the coordinator counts as lost; empty as long as it does not."""
@@ -175,7 +178,7 @@ class PeerRunner:
         self._listen_for_silence()
 
     def _silent_at(self) -> float | None:
-        return None if self._clock.paused else self._heard + r.SILENCE_S
+        return None if self._clock.paused else self._heard + self._silence_s
 
     def _wait(self, until: float | None) -> None:
         poll = select.poll()
@@ -217,7 +220,7 @@ class PeerRunner:
     def _listen_for_silence(self) -> None:
         now = time.monotonic()
         if self._due is not None and now > self._due + _SLEPT_S:  # the coordinator's words may lie unread
-            self._heard = max(self._heard, now - r.SILENCE_S + m.LATE_S)
+            self._heard = max(self._heard, now - self._silence_s + m.LATE_S)
         silent_at = self._silent_at()
         if silent_at is not None and now >= silent_at:
             self._why = self._why or f"no word from it for {now - self._heard:.0f} s"
@@ -226,6 +229,7 @@ class PeerRunner:
         own = self._own
         match message:
             case r.Ping():
+                self._silence_s = message.silence_s or self._silence_s
                 self._send(r.Pong(serial=message.serial, clock=self._clock()))
             case p.Ask():
                 own.handle(self._planner.survey(message.serial))

@@ -1,0 +1,307 @@
+"""Launchers that are one job: where they meet, who coordinates, what each plans of its own workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.core.errors import ConfigError, NodesError, ProtocolError
+from distlaunch.core.model.gpus import GpuInventory
+from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.record import replace
+from distlaunch.core.wire import peers as p
+from distlaunch.core.wire.remote import Interface, Reached, Route, Surveyed
+from distlaunch.resolve.agreement import NodesDiffer
+from distlaunch.resolve.allocation import Allocation, Host
+from distlaunch.resolve.facts import Surroundings
+from distlaunch.resolve.identity import Identity
+from distlaunch.resolve.joining import Joiner, Member, interfaces_of
+from distlaunch.resolve.location import Location, locate
+from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.topology import build_topology
+
+
+class Plain:
+    """A backend that adds nothing."""
+
+    name = "plain"
+
+    def job_variables(self, _topology):
+        return {}
+
+    def default_variables(self, _topology):
+        return {}
+
+
+@pytest.fixture
+def by_hand(make_facts):
+    """Make a launcher that the user has started with these options."""
+
+    def make(hostname: str = "n0", **options) -> Joiner:
+        identity = Identity(hostname=hostname, addresses=("10.0.0.7",))
+        facts = replace(
+            make_facts(surroundings=Surroundings(texts={}, discovered=None, identity=identity)), hostname=hostname
+        )
+        wanted = TrainOptions(**{"module": True, "script": "t", "procs_per_node": 2, "num_nodes": 3, **options})
+        location, _ = locate(wanted, facts)
+        assert location is not None
+        topology = build_topology(location.allocation, wanted, facts, here=location.here)
+        joiner = Joiner(wanted, facts, topology, location, Plain())
+        joiner.named("j", "/jobs/j")
+        return joiner
+
+    return make
+
+
+@pytest.fixture
+def from_source(make_facts):
+    """Make a launcher that a system has started as one of several."""
+
+    def make(allocation: Allocation, **options) -> Joiner:
+        facts = make_facts()
+        wanted = TrainOptions(**{"module": True, "script": "t", "device": "cpu", **options})
+        location = Location(
+            allocation=allocation, who=allocation.source, here=allocation.node_rank, by="", name="x"
+        )  # fmt: skip
+        topology = build_topology(allocation, wanted, facts, here=location.here)
+        joiner = Joiner(wanted, facts, topology, location, Plain())
+        joiner.named("j", "/jobs/j")
+        return joiner
+
+    return make
+
+
+def slurm(**more) -> Allocation:
+    hosts = tuple(Host(name=name, slots=more.pop("slots", None)) for name in ("a", "b"))
+    return Allocation(**{"source": "slurm", "hosts": hosts, "part": "node", "node_rank": 0, "job_id": "1234", **more})
+
+
+def tasks(node_rank: int, local_rank: int) -> Allocation:
+    hosts = (Host(name="a", slots=2), Host(name="b", slots=3))
+    return Allocation(source="slurm", hosts=hosts, part="worker", node_rank=node_rank, local_rank=local_rank)
+
+
+def surveyed(name: str, **more) -> Surveyed:
+    values = {
+        "serial": 1, "hostname": name, "environ": {}, "named": (), "gpus": GpuInventory(), "granted_cpus": None,
+        "cpus": CpuInventory(allowed=(0,), online=1), "python": "/python", "script_sha256": None, "problem": None,
+        "hint": None, "shares_run_dir": False,
+        "interfaces": (Interface(name="eth0", address="10.0.0.1", prefix=24),),
+    }  # fmt: skip
+    return Surveyed(**{**values, **more})
+
+
+def told(joiner: Joiner, **more) -> p.Apply:
+    return replace(joiner.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0), **more)
+
+
+# --- where launchers meet
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"rendezvous": "h:5", "node_rank": 0}, ("h", (5,), 0, "yes")),
+        ({"rendezvous": "h", "node_rank": 1}, ("h", (29400,), 1, "no")),
+        ({"rendezvous": "[fd00::1]:5", "node_rank": 2}, ("fd00::1", (5,), 2, "no")),
+        ({"rendezvous": "fd00::1", "node_rank": 2}, ("fd00::1", (29400,), 2, "no")),
+        ({"rendezvous": "127.0.0.1:5"}, ("127.0.0.1", (5,), None, "first")),
+        ({"rendezvous": "n0:5"}, ("n0", (5,), None, "first")),
+        ({"rendezvous": "10.0.0.7:5"}, ("10.0.0.7", (5,), None, "first")),
+        ({"rendezvous": "h:5"}, ("h", (5,), None, "no")),
+        ({"master_addr": "h", "node_rank": 1}, ("h", (29400,), 1, "no")),
+        ({"master_addr": "h", "master_port": 7, "node_rank": 1}, ("h", (29400,), 1, "no")),
+    ],
+    ids=str,
+)
+def test_the_user_says_where_launchers_meet(by_hand, options, expected):
+    found = by_hand(**options).rendezvous
+    assert (found.host, found.ports, found.rank, found.leads) == expected
+
+
+@pytest.mark.parametrize("text", ["h:", "h:x", "h:0", "h:70000", "[::1", "[::1]5", ":5", "-h:5", "a b:5"])
+def test_a_bad_rendezvous_is_refused(by_hand, text):
+    with pytest.raises(ConfigError, match="--rendezvous"):
+        by_hand(rendezvous=text, node_rank=0)
+
+
+def test_one_port_cannot_be_the_launchers_and_rank_0s(by_hand):
+    with pytest.raises(ConfigError, match="port 5 cannot be both"):
+        by_hand(rendezvous="h:5", node_rank=0, master_port=5)
+
+
+def test_a_slurm_jobs_number_gives_a_series_of_ports(from_source):
+    first, other = (from_source(slurm(job_id=number)).rendezvous for number in ("1234", "1235.0"))
+    assert (first.host, first.job_key) == ("a", "1234")
+    assert len(set(first.ports) | set(other.ports)) == len(first.ports) + len(other.ports) == 8
+    assert all(20000 <= port < 30004 for port in (*first.ports, *other.ports))
+
+
+def test_a_port_that_the_source_names_is_the_launchers_and_rank_0_gets_another(from_source):
+    joiner = from_source(slurm(source="kubernetes", master_addr="m", master_port=23456))
+    assert (joiner.rendezvous.host, joiner.rendezvous.ports) == ("m", (23456,))
+    _, plan = joiner.compose({0: surveyed("a"), 1: surveyed("b")}, {1: Member(host="b", apply=told(joiner))})
+    assert plan.wanted_port == 0
+
+
+def test_launchers_of_workers_are_numbered_node_by_node(from_source):
+    ranks = [
+        from_source(tasks(node, local)).rendezvous.rank for node, slots in ((0, 2), (1, 3)) for local in range(slots)
+    ]
+    assert ranks == [0, 1, 2, 3, 4]
+    assert from_source(tasks(1, 2)).hosts == ("rank 0 on a", "rank 1 on a", "rank 2 on b", "rank 3 on b", "rank 4 on b")
+
+
+def test_members_that_nobody_has_named_are_called_by_their_rank(by_hand):
+    assert by_hand("me", rendezvous="h:5", node_rank=0).hosts == ("me", "node 1", "node 2")
+    assert by_hand("me", rendezvous="h:5", node_rank=1).hosts == ("h", "node 1", "node 2")
+
+
+# --- what they have to agree in
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, None),
+        ({"slots": 5}, None),
+        ({"num_nodes": None}, None),
+        ({"num_nodes": (2, 2)}, "node 1 (n1) was told of 2 nodes, n0 (rank 0) of 3"),
+        ({"num_nodes": (2, 3)}, "was told of 2:3 nodes"),
+        ({"command": "other"}, "something else"),
+        ({"slots": 0}, "0 workers"),
+        ({"slots": 1 << 30}, "workers"),
+    ],
+    ids=str,
+)
+def test_contradictions_are_named(by_hand, more, said):
+    joiner = by_hand(rendezvous="h:5", node_rank=0)
+    conflict = joiner.conflict(1, "n1", told(joiner, **more), wall=0.0)
+    assert conflict is None if said is None else said in conflict
+
+
+def test_a_total_of_workers_leaves_no_node_a_choice(by_hand):
+    joiner = by_hand(rendezvous="h:5", node_rank=0, procs_per_node=None, num_procs=6)
+    assert joiner.conflict(1, "n1", told(joiner, slots=2), wall=0.0) is None
+    assert "3 workers, by what n0 (rank 0) was told 2" in joiner.conflict(1, "n1", told(joiner, slots=3), wall=0.0)
+
+
+def test_commands_are_the_same_wherever_the_script_lies(by_hand):
+    def digest(script, *args, **more):
+        return told(by_hand(script=script, script_args=args, **{"rendezvous": "h:6", "node_rank": 0, **more})).command
+
+    assert digest("/a/t.py", "1") == digest("/b/t.py", "1")
+    assert digest("t.py", "1") == digest("t.py", "1", master_port=5, node_rank=1)
+    assert len({digest("t.py", "1"), digest("t.py", "2"), digest("t.py"), digest("u.py", "1")}) == 4
+
+
+def test_a_clock_that_is_far_off_is_told_of(by_hand):
+    joiner = by_hand(rendezvous="h:5", node_rank=0)
+    assert joiner.clock_note(1, "n1", told(joiner, wall=1000.0), wall=900.0) is None
+    assert (
+        joiner.clock_note(1, "n1", told(joiner, wall=1600.0), wall=1000.0)
+        == "the clock of node 1 (n1) is 10 min ahead of ours"
+    )
+    assert "10 min behind" in joiner.clock_note(1, "n1", told(joiner, wall=400.0), wall=1000.0)
+
+
+# --- the coordinator's plan
+
+
+def test_ranks_follow_the_numbers_and_unequal_slots_are_ordinary(by_hand):
+    joiner = by_hand(rendezvous="h:5", node_rank=0)
+    known = {number: Member(host=f"n{number}", apply=told(joiner, slots=number)) for number in (2, 1)}
+    members, plan = joiner.compose({number: surveyed(f"n{number}") for number in (2, 0, 1)}, known)
+    assert members == (0, 1, 2)
+    assert [(worker.rank, worker.node_rank, worker.local_rank) for worker in plan.workers] == [
+        (0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 2, 0), (4, 2, 1),
+    ]  # fmt: skip
+    assert joiner.places(plan) == (("n0", 0), ("n1", 2), ("n2", 3))
+
+
+def test_an_elastic_job_takes_those_that_are_there_and_never_goes_without_the_coordinator(by_hand):
+    joiner = by_hand(rendezvous="h:5", node_rank=0, num_nodes=(2, 3))
+    known = {number: Member(host=f"n{number}", apply=told(joiner)) for number in (1, 2)}
+    members, plan = joiner.compose({0: surveyed("n0"), 2: surveyed("n2")}, known)
+    assert (members, plan.world_size, [node.host for node in plan.nodes]) == ((0, 2), 4, ["n0", "n2"])
+    with pytest.raises(NodesError):
+        joiner.compose({1: surveyed("n1"), 2: surveyed("n2")}, known)
+
+
+def test_scripts_that_differ_are_told_by_the_names_of_their_hosts(by_hand):
+    joiner = by_hand(rendezvous="h:5", node_rank=0, num_nodes=2, module=False, script="train.py")
+    known = {1: Member(host="other", apply=told(joiner))}
+    with pytest.raises(NodesDiffer, match="on other, but") as caught:
+        joiner.compose({0: surveyed("n0", script_sha256="a" * 64), 1: surveyed("n1", script_sha256="b" * 64)}, known)
+    assert caught.value.nodes == (1,)
+
+
+def test_where_launchers_meet_is_tried_too(by_hand):
+    node = surveyed("n0")
+    assert by_hand(rendezvous="h:5", node_rank=0).addresses(node, "n0") == ("10.0.0.1", "h")
+    assert by_hand(rendezvous="10.9.9.9:5", node_rank=0).addresses(node, "n0") == ("10.9.9.9", "10.0.0.1")
+    lonely = surveyed("n0", interfaces=())
+    assert by_hand(rendezvous="127.0.0.1:5", node_rank=0).addresses(lonely, "n0") == ("127.0.0.1",)
+    assert by_hand(rendezvous="h:5", node_rank=0, master_addr="m").addresses(node, "n0") == ("m",)
+    with pytest.raises(ConfigError, match="--interface"):
+        by_hand(rendezvous="h:5", node_rank=0, interface="ib0").addresses(node, "n0")
+
+
+def test_launchers_of_workers_make_the_plan_of_their_nodes(from_source):
+    joiner = from_source(tasks(0, 0))
+    known = {n: Member(host="a" if n < 2 else "b", apply=told(joiner)) for n in range(1, 5)}
+    surveys = {number: surveyed("x") for number in range(5)}
+    members, plan = joiner.compose(surveys, known)
+    assert members == (0, 1, 2, 3, 4)
+    assert [node.slots for node in plan.nodes] == [2, 3]
+    assert joiner.places(plan) == (("nodeA", 0), ("nodeA", 1), ("b", 2), ("b", 3), ("b", 4))
+    route = Route(address="10.0.0.1", local="10.0.0.1", interface="eth0")
+    reached = {rank: Reached(attempt=0, routes=(route,), problem=None) for rank in range(1, 5)}
+    assert set(joiner.meet([surveyed("x", named=("127.0.1.1",))] * 5, reached).env) == {0, 1}
+
+
+# --- a peer's plan
+
+
+def commence(**more) -> p.Commence:
+    values = {
+        "attempt": 1, "restarts": 1, "node_rank": 1, "local_ranks": (0, 1), "hosts": ("n0", "n1", "n2"),
+        "slots": (1, 2, 4), "master_addr": "10.0.0.1", "master_port": 5555, "interface": "eth0",
+        "nccl_interface": "",
+    }  # fmt: skip
+    return p.Commence(**{**values, **more})
+
+
+def test_a_peer_plans_its_own_workers_only(by_hand):
+    plan = by_hand("n1", rendezvous="h:5", node_rank=1).commenced(commence(), ["lo", "eth0"])
+    assert [(worker.rank, worker.local_rank, worker.node_rank) for worker in plan.workers] == [(1, 0, 1), (2, 1, 1)]
+    assert {name: plan.env[name] for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")} == {
+        "WORLD_SIZE": "7", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5555", "TORCHELASTIC_RESTART_COUNT": "1",
+    }  # fmt: skip
+    assert plan.workers[0].env["TORCHELASTIC_ERROR_FILE"] == "/jobs/j/attempt-1/rank-1.error.json"
+    assert interfaces_of(plan, 1) == ("eth0", "")
+
+
+def test_a_peer_takes_no_interface_that_it_has_not(by_hand):
+    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
+    told_of = commence(interface="eth0; rm", nccl_interface="eth9")
+    assert interfaces_of(joiner.commenced(told_of, ["lo", "eth0"]), 1) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"node_rank": 3}, {"node_rank": -1}, {"hosts": ()}, {"slots": (1, 2)}, {"slots": (1, 3, 4)}, {"slots": (0, 2, 4)},
+        {"local_ranks": (0,)}, {"local_ranks": (0, 1, 2)}, {"master_port": 0}, {"master_port": 70000}, {"attempt": -1},
+        {"master_addr": "a b"}, {"master_addr": "x" * 300}, {"master_addr": "$(id)"}, {"slots": (1, 2, 1 << 40)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_peer_refuses_a_start_that_makes_no_sense(by_hand, more):
+    with pytest.raises(ProtocolError):
+        by_hand("n1", rendezvous="h:5", node_rank=1).commenced(commence(**more), ["eth0"])
+
+
+def test_a_launcher_of_one_worker_starts_that_one(from_source):
+    told_of = commence(hosts=("a", "b"), slots=(2, 3), node_rank=1, local_ranks=(2,))
+    plan = from_source(tasks(1, 2)).commenced(told_of, ["eth0"])
+    assert [(worker.rank, worker.env["LOCAL_RANK"]) for worker in plan.workers] == [(4, "2")]
