@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE
+from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, ProtocolError
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable
 from distlaunch.core.wire import messages as m
@@ -22,6 +22,7 @@ from distlaunch.core.wire.codec import Decoder
 from distlaunch.job import actions as a
 from distlaunch.job.links import Links
 from distlaunch.job.own_node import OwnNode
+from distlaunch.job.parts import Part
 from distlaunch.job.peers import Peer, Writer
 from distlaunch.job.transport.link import Link
 from distlaunch.resolve.joining import Member
@@ -64,13 +65,15 @@ class Rules(Protocol):
 class _Seat:
     """What is known of one member."""
 
-    __slots__ = ("apply", "host", "instance", "joined", "peer", "probed_at", "wanted_at")
+    __slots__ = ("apply", "host", "instance", "joined", "part", "peer", "probed_at", "wanted_at")
 
     def __init__(self) -> None:
         self.host = ""
         self.instance = ""
         self.peer: Peer[Any] | None = None
         self.apply: p.Apply | None = None
+        self.part = Part(0)
+        """What its launcher may say of attempts; output stays with it."""
         self.wanted_at: float | None = None
         """From when on the policy wants to hear of it; None: it has not asked, or has heard."""
         self.joined = False
@@ -154,6 +157,7 @@ class Assembly(Links[Any]):
     def send(self, node: int, message: m.ToAgent | r.Survey | r.Reach | p.Commence) -> None:
         """Send to a member; what cannot be sent any more is lost with it."""
         self._has_begun = self._has_begun or isinstance(message, m.Prepare)
+        self._seats[node].part.told(message)
         if isinstance(message, r.Survey) and node:
             self._tell(node, p.Ask(serial=message.serial))
         elif isinstance(message, p.Commence) or node:
@@ -275,7 +279,7 @@ class Assembly(Links[Any]):
             seat = self._seats[number]
             peer: Peer[Any] = Peer(number, Decoder(p.FROM_PEER, r.REMOTE_PARTS))
             peer.writer = Writer(peer, lambda link=link: link, name=f"to {seat.host}")  # type: ignore[misc]
-            seat.peer, seat.apply, seat.probed_at = peer, None, None
+            seat.peer, seat.apply, seat.probed_at, seat.part = peer, None, None, Part(0)
             self._peers[number] = peer
             try:
                 peer.writer.start()
@@ -312,7 +316,7 @@ class Assembly(Links[Any]):
                     self._events.append(a.Signalled(signum=message.signum, node=peer.node))
             case p.Apply() | p.Call() | p.Proof():
                 pass
-            case _ if not seat.joined:
+            case _ if not seat.joined or not _counts(seat, message):
                 pass
             case m.WorkerExited():
                 ended = replace(message, ended=min(self._clock(), message.ended + peer.offset))
@@ -353,6 +357,14 @@ class Assembly(Links[Any]):
 
     def _ended(self, why: str) -> str:
         return f"its launcher is gone: {why}"
+
+
+def _counts(seat: _Seat, message: Any) -> bool:
+    """Tell whether a launcher may say this: it may have come back with words of another coordinator's attempt."""
+    try:
+        return seat.part.check(message)
+    except ProtocolError:
+        return False
 
 
 def _turned(text: str, *, hint: str | None = None, code: int = EXIT_USAGE, again: bool = False) -> p.Turned:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 
 _LEFT_BYTES = 5 << 20
@@ -43,11 +44,17 @@ class Part:
         if isinstance(message, (m.Prepare, r.Reach)):
             self._asked = max(self._asked, message.attempt)
         elif isinstance(message, m.Start):
-            self._attempt = self._asked = message.attempt
-            self._ranks = frozenset(spec.rank for spec in message.workers)
-            self._speaking = set(self._ranks)
-            self._known |= self._ranks
-            self._least = min(0, self._granted - self._sent) - _CHUNK_BYTES - _LEFT_BYTES * len(self._ranks)
+            self._begin(message.attempt, (spec.rank for spec in message.workers))
+        elif isinstance(message, p.Commence):
+            first = sum(message.slots[: message.node_rank])
+            self._begin(message.attempt, (first + local_rank for local_rank in message.local_ranks))
+
+    def _begin(self, attempt: int, ranks: Iterable[int]) -> None:
+        self._attempt = self._asked = attempt
+        self._ranks = frozenset(ranks)
+        self._speaking = set(self._ranks)
+        self._known |= self._ranks
+        self._least = min(0, self._granted - self._sent) - _CHUNK_BYTES - _LEFT_BYTES * len(self._ranks)
 
     def begin_attempt(self) -> None:
         """Know that output which comes now would be filed with that of another attempt than its own."""

@@ -1,0 +1,50 @@
+"""What a node, or another launcher, may say of the attempts of a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.core.errors import ProtocolError
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import peers as p
+from distlaunch.job.parts import Part
+from tests.unit.job.fleets import exited
+
+
+def commence(**fields) -> p.Commence:
+    values = {
+        "attempt": 0, "restarts": 0, "node_rank": 1, "local_ranks": (0, 1), "hosts": ("a", "b", "c"), "slots": (3, 2, 1),
+        "master_addr": "a", "master_port": 1, "interface": "", "nccl_interface": "",
+    }  # fmt: skip
+    return p.Commence(**{**values, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "ranks"),
+    [({}, {3, 4}), ({"node_rank": 0, "local_ranks": (0, 1, 2)}, {0, 1, 2}), ({"local_ranks": (1,)}, {4})],
+)
+def test_another_launcher_tells_of_its_own_ranks_only(fields, ranks):
+    part = Part(0)
+    part.told(commence(**fields))
+    for rank in range(-1, 7):
+        if rank in ranks:
+            assert part.check(exited(1.0, rank=rank))
+        else:
+            with pytest.raises(ProtocolError):
+                part.check(exited(1.0, rank=rank))
+
+
+def test_what_is_told_of_an_earlier_attempt_does_not_count():
+    part = Part(0)
+    part.told(commence())
+    part.told(commence(attempt=1, node_rank=2, local_ranks=(0,)))
+    assert not part.check(exited(1.0, rank=3, attempt=0))
+    assert not part.check(m.Gone(attempt=0, left=()))
+    assert part.check(m.Gone(attempt=1, left=()))
+
+
+def test_a_node_that_was_told_nothing_has_nothing_to_tell():
+    for message in (m.Gone(attempt=0, left=()), exited(1.0), m.WorkerHalted(rank=0)):
+        with pytest.raises(ProtocolError):
+            Part(0).check(message)
+    assert Part(0).check(m.Remark(text="", warning=False))
