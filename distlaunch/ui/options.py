@@ -164,7 +164,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "--srun-args",
         "text",
         "slurm",
-        "Options of srun for the step of the agents, for example --container-image=IMAGE.",
+        "Options of srun for the agents' step, as --srun-args='--container-image=IMAGE'.",
         metavar="OPTIONS",
     ),
     _row("--requeue", "flag", "slurm", "Ask Slurm for another turn if it has interrupted the job."),

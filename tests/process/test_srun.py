@@ -1,0 +1,112 @@
+"""``train`` in a batch script of Slurm, with a stand-in for srun: what the real one does is in tests/cluster."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+SRUN = Path(__file__).parents[1] / "programs" / "nodes" / "srun.sh"
+WORKER = """
+import os, signal, sys, time
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", os.environ["SLURMD_NODENAME"], flush=True)
+print("token", os.environ.get("DISTLAUNCH_TOKEN"), flush=True)
+while "stay" in sys.argv:
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def batch(distlaunch, tmp_path):
+    """Give the environment of a batch script on two nodes, with an srun that plays them on this machine."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    shutil.copy(SRUN, programs / "srun")
+    (distlaunch.work / "t.py").write_text(WORKER)
+    return {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "CALLS": str(tmp_path / "calls"),
+        "SLURM_JOB_ID": "4711",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_NNODES": "2",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+        "SLURMD_NODENAME": "n1",
+        "SLURM_PROCID": "0",
+        "SLURM_NODEID": "0",
+    }
+
+
+def test_srun_starts_an_agent_on_each_node_and_the_launcher_decides_how_it_ends(distlaunch, batch):
+    result = distlaunch.train("--procs-per-node", "1", "--srun-args=--container-image 'a b'", "t.py", env=batch)
+    assert result.returncode == 0, result.stderr
+    for rank, node in enumerate(("n1", "n2")):
+        assert f"rank {rank} of 2 on {node}\n" in result.stdout
+    assert "token None" in result.stdout
+    [call] = Path(batch["CALLS"]).read_text().splitlines()
+    assert "--nodes=2 " in call
+    assert call.endswith("--container-image a b")
+
+
+def test_the_token_is_in_no_argument(distlaunch, batch):
+    running = distlaunch.start(
+        ["train", "--procs-per-node", "1", "t.py", "stay"], env=batch | {"DISTLAUNCH_TOKEN": "s3cret"}
+    )
+    running.wait_event("workers_started", count=2)
+    arguments = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            arguments.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+        except OSError:
+            continue
+    assert not [words for words in arguments if b"s3cret" in words]
+    running.send_signal(signal.SIGTERM)
+    assert running.wait().returncode == 143
+
+
+def test_what_srun_says_is_told_where_it_starts_nothing(distlaunch, batch):
+    says = "srun: error: Unable to create step for job 4711: Invalid generic resource (gres) specification"
+    result = distlaunch.train("--procs-per-node", "1", "t.py", env=batch | {"SAYS": says})
+    assert result.returncode == 69
+    assert "n1    srun  srun ended with status 1: " in result.stderr
+    assert says in result.stderr
+
+
+def test_a_node_that_does_not_call_is_named(distlaunch, batch):
+    options = ("--procs-per-node", "1", "--join-timeout", "1")
+    running = distlaunch.start(["train", *options, "t.py"], env=batch | {"LATE": "n2"})
+    result = running.wait(90)
+    assert result.returncode == 69
+    assert "1 of 2 nodes cannot be used" in result.stderr
+    assert "n2" in result.stderr
+
+
+def test_without_srun_nothing_begins(distlaunch, batch, tmp_path):
+    (tmp_path / "programs" / "srun").unlink()
+    alone = batch | {"PATH": os.path.dirname(sys.executable)}
+    result = distlaunch.train("--procs-per-node", "1", "t.py", env=alone)
+    assert (result.returncode, result.run_dir) == (2, None)
+    assert "there is no srun here" in result.stderr
+
+
+def test_srun_args_that_are_no_words_are_refused(distlaunch, batch):
+    result = distlaunch.train("--procs-per-node", "1", "--srun-args=--x 'y", "t.py", env=batch)
+    assert (result.returncode, result.run_dir) == (2, None)
+    assert "--srun-args: no closing quotation" in result.stderr
+
+
+def test_the_end_of_srun_alone_harms_nobody(distlaunch, batch):
+    running = distlaunch.start(["train", "--procs-per-node", "1", "t.py", "stay"], env=batch)
+    running.wait_event("workers_started", count=2)
+    tasks = Path(f"/proc/{running.pid}/task").iterdir()
+    children = [pid for task in tasks for pid in (task / "children").read_text().split()]
+    [srun] = [int(pid) for pid in children if b"/srun" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(srun, signal.SIGKILL)
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    assert "stopped: 2 workers ended" in result.stderr

@@ -1,0 +1,24 @@
+#!/bin/sh
+# Plays srun: starts the program on each "node" of --nodelist, all on this machine, with its stdin. $CALLS gets the options.
+# $SRUN_SAYS: say that, and fail. $LATE: this node's task never starts.
+printf '%s\n' "$*" | sed 's/ \/bin\/sh .*//' >>"$CALLS"
+for word; do
+    case $word in
+        --nodelist=*) nodes=$(printf %s "${word#*=}" | tr , ' ') ;;
+        /bin/sh) break ;;
+    esac
+    shift
+done
+if [ -n "$SAYS" ]; then
+    printf '%s\n' "$SAYS" >&2
+    exit 1
+fi
+code=$(mktemp "$CALLS.XXXXXX")
+cat >"$code"
+id=0
+for node in $nodes; do
+    [ "$node" = "$LATE" ] || SLURMD_NODENAME=$node SLURM_NODEID=$id "$@" <"$code" &
+    id=$((id + 1))
+done
+wait
+rm "$code"

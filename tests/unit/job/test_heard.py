@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from distlaunch.core.wire import messages as m
+from distlaunch.job.actions import Signalled
+from distlaunch.job.heard import ECHO_S, HOLD_S, Signals
+from distlaunch.job.settings import Scheduler
+
+TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
+
+
+def test_what_all_agents_and_the_launcher_get_counts_once():
+    signals = Signals(holds=False)
+    first = Signalled(signum=USR1)
+    assert signals.take(first, 1.0) == first
+    for node in (0, 1, 2):
+        assert signals.take(Signalled(signum=USR1, node=node), 1.0 + 0.3 * node) is None
+    other = Signalled(signum=TERM, node=1)
+    assert signals.take(other, 1.5) == other
+
+
+def test_one_that_comes_again_to_the_same_or_much_later_counts_again():
+    signals = Signals(holds=False)
+    event = Signalled(signum=USR1, node=2)
+    for now in (1.0, 1.1, 1.1 + ECHO_S):
+        assert signals.take(event, now) == event
+    late = Signalled(signum=USR1, node=1)
+    assert signals.take(late, 1.2 + 2 * ECHO_S) == late
+
+
+def test_where_workers_are_signalled_as_well_ours_waits_for_an_agents_word():
+    signals = Signals(holds=True)
+    assert signals.take(Signalled(signum=TERM), 1.0) is None
+    assert signals.deadline() == 1.0 + HOLD_S
+    reached = Signalled(signum=TERM, node=0, reached=True)
+    assert signals.take(reached, 1.05) == reached
+    assert signals.deadline() is None
+    assert signals.due(2.0) == []
+
+
+def test_ours_counts_when_no_agent_has_got_it():
+    signals = Signals(holds=True)
+    own = Signalled(signum=USR1)
+    signals.take(own, 1.0)
+    assert signals.due(1.0 + HOLD_S / 2) == []
+    assert signals.due(1.0 + HOLD_S) == [own]
+    assert signals.take(Signalled(signum=USR1, node=3, reached=True), 1.5) is None
+
+
+@pytest.mark.parametrize("event", [Signalled(signum=signal.SIGINT), Signalled(signum=TERM, kill=True)])
+def test_what_a_person_sends_never_waits(event):
+    assert Signals(holds=True).take(event, 1.0) == event
+
+
+def stop_of(job) -> m.Stop:
+    [(_, stop)] = job.sent(m.Stop, job.actions)
+    return stop
+
+
+@pytest.mark.parametrize(
+    ("signum", "grace_s", "left_s"), [(TERM, 60.0, 25.0), (TERM, 10.0, 10.0), (signal.SIGINT, 60.0, 60.0)]
+)
+def test_under_a_scheduler_workers_are_killed_by_us_before_they_would_be_by_it(make_job, signum, grace_s, left_s):
+    job = make_job(per_node=1, grace_s=grace_s, scheduler=Scheduler(kill_after_s=30.0))
+    job.begin()
+    job.prepared(0)
+    job.started(0)
+    job.signal(signum)
+    assert stop_of(job).grace_s == left_s
+
+
+def test_a_job_that_the_scheduler_has_begun_anew_counts_on(make_job):
+    job = make_job(scheduler=Scheduler(attempt=3))
+    job.begin()
+    assert job.policy.attempt == 3
+    assert [prepare.attempt for _, prepare in job.sent(m.Prepare, job.actions)] == [3]

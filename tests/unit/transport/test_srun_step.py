@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import os
+import select
+
+import pytest
+
+from distlaunch.core.model.record import replace
+from distlaunch.job.transport.srun_step import Step, Wanted, agent_argv, step_argv, step_environ
+
+FIXED = Wanted(nodes=2, all_or_none=True, grace_s=25.0, inside=False)
+
+
+def test_a_job_of_fixed_size_ends_with_any_of_its_agents():
+    argv = step_argv(replace(FIXED, gpus=4), ["n1", "n2"], again=False)
+    assert argv[0] == "srun"
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n1,n2", "--gpus=4"} <= set(argv)
+    assert {"--mpi=none", "--export=ALL", "--kill-on-bad-exit=1", "--wait=55"} <= set(argv)
+    assert not {"--overlap", "--no-kill"} & set(argv)
+
+
+def test_an_elastic_job_outlives_agents_and_nodes():
+    argv = step_argv(replace(FIXED, all_or_none=False), ["n1", "n2"], again=False)
+    assert {"--kill-on-bad-exit=0", "--wait=0", "--no-kill"} <= set(argv)
+
+
+def test_a_step_beside_others_shares_with_them_and_the_users_words_come_last():
+    inside = replace(FIXED, inside=True, args=("--container-image", "a b"), gpus=4)
+    assert step_argv(inside, ["n1", "n2"], again=False)[-2:] == ["--container-image", "a b"]
+    assert "--overlap" in step_argv(inside, ["n1", "n2"], again=False)
+    alone = step_argv(FIXED, ["n2"], again=True)
+    assert "--overlap" in alone
+    assert not [word for word in alone if word.startswith("--gpus")]
+
+
+def test_what_was_asked_for_the_jobs_own_tasks_is_left_out():
+    words = {
+        "SLURM_": "NTASKS NTASKS_PER_NODE NTASKS_PER_GPU NPROCS CPUS_PER_TASK CPUS_PER_GPU MEM_PER_NODE MEM_PER_CPU GPUS"
+        " GPUS_PER_TASK GPUS_PER_NODE GPU_BIND CPU_BIND CPU_BIND_TYPE TRES_PER_TASK STDOUTMODE",
+        "SRUN_": "CPUS_PER_TASK DEBUG",
+    }
+    dropped = [prefix + name for prefix, names in words.items() for name in names.split()]
+    kept = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_JOB_NODELIST", "SLURM_CPUS_ON_NODE", "PATH", "MY_SLURM_NTASKS")
+    assert set(step_environ(dict.fromkeys((*dropped, *kept), "1"))) == set(kept)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a shell script in the place of srun, with something on its stdin, to its end."""
+    steps: list[Step] = []
+
+    def running(script: str, code: bytes = b"") -> Step:
+        step = Step(["/bin/sh", "-c", script], ["n1"], code, {"PATH": os.environ["PATH"]})
+        steps.append(step)
+        poll = select.poll()
+        while step.reading >= 0:
+            for descriptor in (step.reading, step.writing):
+                if descriptor >= 0:
+                    poll.register(descriptor, select.POLLIN if descriptor == step.reading else select.POLLOUT)
+            for descriptor, _ in poll.poll(10_000):
+                poll.unregister(descriptor)
+            if step.writing >= 0:
+                step.send()
+            step.read()
+        return step
+
+    yield running
+    for step in steps:
+        step.end(5.0)
+
+
+def test_all_of_the_code_goes_to_its_stdin(run):
+    code = os.urandom(300_000)
+    step = run("wc -c; md5sum </dev/null >/dev/null", code)
+    assert list(step.lines) == ["300000"]
+
+
+def test_what_it_says_is_kept_printable_and_bounded(run):
+    step = run(r"printf 'srun: \033[31merror\n\n  two  \n' >&2; for i in $(seq 100); do echo line $i; done; echo end")
+    assert len(step.lines) <= 50
+    assert list(step.lines)[-1] == "end"
+    step = run(r"printf '\033[31mred\n'; head -c 5000 /dev/zero | tr '\0' x")
+    assert "\033" not in "".join(step.lines)
+    assert max(map(len, step.lines)) <= 300
+
+
+@pytest.mark.parametrize(
+    ("script", "how"), [("exit 3", "srun ended with status 3"), ("kill -9 $$", "srun was killed by signal 9")]
+)
+def test_it_is_told_how_it_ended(run, script, how):
+    step = run(script)
+    step.end(5.0)
+    assert step.how_ended() == how
+
+
+def test_one_that_does_not_end_is_ended(tmp_path):
+    step = Step(
+        ["/bin/sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"], ["n1"], b"", {"PATH": os.environ["PATH"]}
+    )
+    assert step.how_ended() == "srun has not ended"
+    step.end(0.2)
+    assert step.returncode == -9
+
+
+def test_the_agents_shell_needs_no_python_of_the_launchers():
+    argv = agent_argv(("10.0.0.1", "4000", "7", "60"), count=5, pythons=["/opt/python"])
+    assert argv[:2] == ["/bin/sh", "-c"]
+    assert argv[-5:] == ["10.0.0.1", "4000", "7", "60", "/opt/python"]
