@@ -280,7 +280,7 @@ def _among_others(location: Location, options: TrainOptions, facts: Facts) -> tu
     facts, note = trusting(facts, allocation, here=location.here, who=location.who)
     topology = replace(build_topology(allocation, options, facts, here=location.here), cpus=allocation.cpus)
     if note is not None and topology.here is not None and topology.device != "cpu":
-        topology = replace(topology, notes=(note, *topology.notes))
+        topology = replace(topology, notes=(note, *topology.notes), told=(*topology.told, note))
     if location.here is not None and topology.here is None and allocation.part != "worker":
         note = f"this machine, {printable(allocation.hosts[location.here].name)}, is not in the plan"
         topology = replace(topology, notes=(*topology.notes, note))
