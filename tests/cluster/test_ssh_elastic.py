@@ -42,6 +42,16 @@ def assert_places(told, *on):
     assert {(each["WORLD_SIZE"], each["GROUP_WORLD_SIZE"]) for each in told} == {(size, size)}
 
 
+def assert_filed(result, *sizes):
+    """Check that each attempt of these sizes has its own workers' output, and no other's."""
+    for attempt, size in enumerate(sizes):
+        logs = sorted((result.run_dir / f"attempt-{attempt}").glob("rank-*.log"))
+        assert [path.name for path in logs] == [f"rank-{rank}.log" for rank in range(size)]
+        for path in logs:
+            [line] = path.read_text().splitlines()
+            assert line.startswith(f"attempt {attempt} of {size} workers is up")
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [("sessions", ()), ("sessions", ("deaf",)), ("cut", ("deaf",)), ("off", ())],
@@ -61,6 +71,7 @@ def test_a_job_goes_on_without_a_host_that_it_lost(hosts, how, words):
         faults.power_on(hosts, "n4")
     faults.cut(hosts, "n4", on=False)
     result = job.enough()
+    assert_filed(result, 4, 3)
     assert "node n4 (rank 3) left: " in result.stderr
     assert "going on with 3 of 4 nodes" in result.stderr
     assert "restart 1" not in result.stderr
@@ -73,7 +84,7 @@ def test_the_first_host_may_be_lost_as_well(hosts):
     told = job.up(1)
     assert_places(told, "n2", "n3", "n4")
     assert {each["MASTER_ADDR"] for each in told} == {hosts.address("n2")}
-    job.enough()
+    assert_filed(job.enough(), 4, 3)
 
 
 def test_a_lost_host_joins_at_the_next_attempt(hosts):

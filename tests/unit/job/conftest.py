@@ -18,7 +18,7 @@ from distlaunch.job.failures import ConnectFailure
 from distlaunch.job.policy import JobPolicy
 from distlaunch.job.settings import Gathering, PolicySettings
 from distlaunch.resolve.meeting import Meeting
-from tests.unit.job.fleets import Nodes
+from tests.unit.job.fleets import fleets  # noqa: F401 - a fixture
 
 RAISED = b"""Traceback (most recent call last):
   File "/home/u/train.py", line 9, in <module>
@@ -387,17 +387,3 @@ def make_job() -> type[Job]:
 @pytest.fixture(scope="session")
 def make_nodes() -> type[NodesJob]:
     return NodesJob
-
-
-@pytest.fixture
-def nodes():
-    """Give what makes a fleet of so many nodes."""
-    made: list[Nodes] = []
-
-    def make(count: int = 1, **options) -> Nodes:
-        made.append(Nodes(count, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()

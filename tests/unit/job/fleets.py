@@ -9,6 +9,8 @@ import threading
 import time
 from contextlib import suppress
 
+import pytest
+
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import Decoder, encode
@@ -180,6 +182,20 @@ class Nodes:
         for link in self.links.values():
             link.theirs.close()
         self.fleet.close()
+
+
+@pytest.fixture(name="nodes")
+def fleets():
+    """Give what makes a fleet of so many nodes."""
+    made: list[Nodes] = []
+
+    def make(count: int = 1, **options) -> Nodes:
+        made.append(Nodes(count, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
 
 
 def exited(ended: float, *, rank: int = 0, attempt: int = 0, returncode: int = 1) -> m.WorkerExited:
