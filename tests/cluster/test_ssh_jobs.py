@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -315,3 +316,20 @@ def test_the_launchers_machine_needs_no_script(hosts):
     result = hosts.train("--hosts", "n1:1,n2:1", "--device", "cpu", "--workdir", workdir, "train.py")
     assert {each["cwd"] for each in told(result)} == {workdir}
     assert hosts.run(HEAD, f"ls {workdir}", check=False).returncode
+
+
+def test_a_low_limit_of_open_files_is_the_workers_and_costs_no_log(hosts):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+    try:
+        job = hosts.start(
+            ["train", "--hosts", "n1:1,n2:12", "--device", "cpu", "--no-python", "sh", "-c", "ulimit -Sn; sleep 1"],
+            host="n2",
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    result = job.wait(60)
+    assert result.returncode == 0, result.stderr
+    said = [(result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text() for rank in range(13)]
+    assert said[1:] == ["128\n"] * 12
+    assert said[0]
