@@ -24,6 +24,7 @@ from distlaunch.core.probe.interfaces import probe_interfaces
 from distlaunch.job.settings import Scheduler
 from distlaunch.job.sink import Sink
 from distlaunch.resolve.allocation import Allocation
+from distlaunch.resolve.hostlist import expand_nodelist
 from distlaunch.resolve.options import TrainOptions
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ class Site:
             nodes=len(hosts),
             all_or_none=not self._flexible,
             grace_s=options.grace,
+            components=_components(environ),
             inside="SLURM_STEP_ID" in environ,
         )
         return Srun(
@@ -254,6 +256,17 @@ def _seconds(clock: str) -> int | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _components(environ: Mapping[str, str]) -> dict[str, int]:
+    """Give for each node of a heterogeneous job which component it is of; nothing for another job."""
+    size = environ.get("SLURM_HET_SIZE", "")
+    found: dict[str, int] = {}
+    for group in range(int(size) if size.isascii() and size.isdecimal() and len(size) < 4 else 0):
+        name = f"SLURM_JOB_NODELIST_HET_GROUP_{group}"
+        if name in environ:
+            found |= {node: group for node in expand_nodelist(environ[name], where=name) if node not in found}
+    return found
 
 
 def _gpus(hosts: Sequence[str], allocation: Allocation, environ: Mapping[str, str]) -> int | None:

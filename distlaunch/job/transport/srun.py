@@ -246,8 +246,11 @@ class Srun:
         waiting.sort(key=lambda awaited: order.get(awaited.host, len(order)))
         again = self._has_begun
         self._has_begun = True
-        groups = [waiting] if self._together else [[awaited] for awaited in waiting]
-        for group in groups:
+        groups: dict[object, list[_Awaited]] = {}
+        for awaited in waiting:
+            component = self._wanted.components.get(awaited.host)
+            groups.setdefault(component if self._together else awaited.host, []).append(awaited)
+        for group in groups.values():
             self._start(group, again=again)
 
     def _start(self, group: Sequence[_Awaited], *, again: bool) -> None:

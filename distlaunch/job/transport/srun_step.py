@@ -37,6 +37,8 @@ _SCRIPT = (
     f'done; echo "{NO_PYTHON} $SLURMD_NODENAME"; exit 97'
 )
 _STUB = stub("called", "sys.argv[2:]")
+_OF_OUR_OWN = "configuration lacks support for cpu binding"
+"""What srun says of --cpu-bind=none, where there is nothing to bind by."""
 _CHUNK = 1 << 16
 _MOST_LINES = 50
 _LONGEST_LINE = 300
@@ -54,6 +56,8 @@ class Wanted(Record):
     all_or_none: bool
     """The loss of an agent ends the step: the job cannot go on without it."""
     grace_s: float
+    components: Mapping[str, int] = {}
+    """Of a heterogeneous job: the component that each node is of. Each needs an srun, as stdin reaches one only."""
     inside: bool
     """The launcher is in a step itself, whose resources ours has to share."""
 
@@ -62,6 +66,8 @@ def step_argv(wanted: Wanted, hosts: Sequence[str], *, again: bool) -> list[str]
     """Write the command up to the program. ``again``: an earlier step on these nodes may still be there."""
     count = len(hosts)
     argv = ["srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}"]
+    if hosts[0] in wanted.components:
+        argv.append(f"--het-group={wanted.components[hosts[0]]}")
     argv += ["--job-name=distlaunch", "--mpi=none", "--export=ALL", "--cpu-bind=none", "--input=all"]
     if wanted.gpus is not None and count == wanted.nodes:
         argv.append(f"--gpus={wanted.gpus}")
@@ -136,7 +142,7 @@ class Step:
         if not data or len(self._half) > _CHUNK:
             lines, self._half = [*lines, self._half], b""
         shown = [printable(line[:_LONGEST_LINE].decode(errors="replace").strip()) for line in lines]
-        new = [line for line in shown if line]
+        new = [line for line in shown if line and not line.endswith(_OF_OUR_OWN)]
         self.lines.extend(new)
         return new
 

@@ -33,6 +33,13 @@ def test_a_step_beside_others_shares_with_them_and_the_users_words_come_last():
     assert not [word for word in alone if word.startswith("--gpus")]
 
 
+def test_the_components_of_a_heterogeneous_job_have_steps_of_their_own():
+    wanted = replace(FIXED, components={"n4": 0, "n1": 1, "n2": 1}, nodes=3)
+    assert "--het-group=1" in step_argv(wanted, ["n1", "n2"], again=False)
+    assert "--het-group=0" in step_argv(wanted, ["n4"], again=False)
+    assert not [word for word in step_argv(FIXED, ["n1"], again=False) if word.startswith("--het")]
+
+
 def test_what_was_asked_for_the_jobs_own_tasks_is_left_out():
     words = {
         "SLURM_": "NTASKS NTASKS_PER_NODE NTASKS_PER_GPU NPROCS CPUS_PER_TASK CPUS_PER_GPU MEM_PER_NODE MEM_PER_CPU GPUS"
