@@ -18,7 +18,7 @@ from .rows import Measurement, Row, Sample
 Samples = dict[str, dict[str, list[Sample]]]
 """By measurement, then by launcher."""
 
-LAUNCHERS = ("distlaunch", "torchrun", "mpirun", "clush", "pdsh", "ssh", "one machine")
+LAUNCHERS = ("distlaunch", "torchrun", "torchrun static", "mpirun", "clush", "pdsh", "ssh", "one machine")
 """All that are compared anywhere, in the order of columns."""
 
 
