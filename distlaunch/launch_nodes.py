@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _UNKNOWN_SLOTS = 64
 """More workers than any node has, where only the node knows how many it runs."""
 _LEAST_CONNECT_S = 10.0
+_LEAST_STEP_S, _BEFORE_S = 1.0, 0.5
+"""srun starts all at once, and nobody tries again: what it says last should come before the time is over."""
 _PATIENCE_S = 15.0
 """A machine that refuses at the first start is more likely off, or misspelt, than about to come."""
 _TOKEN_BYTES = 16
@@ -94,15 +96,18 @@ class Nodes:
             srun = self._site.srun(
                 [target.host for target in targets], self._allocation, job_id=os.path.basename(run_dir)
             )
-            return self._site.fleet(
+            steps = self._site.fleet(
                 targets,
                 srun=srun,
+                end_opening=srun.give_up,
                 fanout=len(targets),
-                connect_s=connect_s,
+                connect_s=max(_LEAST_STEP_S, options.join_timeout - _BEFORE_S),
                 intake=intake,
                 clock=clock,
                 feeder=self.feeder,
             )
+            steps.silence_s = options.lost_after
+            return steps
         leash = Leash()
 
         def note(text: str) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,24 @@ def test_the_end_of_srun_alone_harms_nobody(distlaunch, batch):
     result = running.wait()
     assert result.returncode == 143
     assert "stopped: 2 workers ended" in result.stderr
+
+
+def test_what_srun_waits_for_is_told_when_the_time_is_over(distlaunch, batch):
+    options = ("--procs-per-node", "1", "--join-timeout", "2")
+    result = distlaunch.train(*options, "t.py", env=batch | {"WAITS": "srun: retrying (Requested nodes are busy)"})
+    assert result.returncode == 69
+    assert "distlaunch: srun: retrying (Requested nodes are busy)" in result.stderr
+    assert "the agent has not called in time: srun: retrying" in result.stderr
+
+
+def test_agents_and_workers_end_with_a_launcher_that_is_killed(distlaunch, batch):
+    running = distlaunch.start(["train", "--procs-per-node", "1", "--failure-grace", "1", "t.py", "stay"], env=batch)
+    running.wait_event("workers_started", count=2)
+    started = [event for event in running.events if event["type"] == "workers_started"]
+    workers = [pid for event in started for pid in event["pids"].values()]
+    running.process.kill()
+    running.process.wait()
+    deadline = time.monotonic() + 30
+    while left := [pid for pid in workers if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)

@@ -136,11 +136,17 @@ class Srun:
         step = self._step_of.get(host)
         return self._wanted.all_or_none and step is not None and self._step_of.get(other) is step
 
-    def close(self, *, broken: bool) -> None:
-        """End what is left; ``broken``: of some nodes nobody has heard the end, so srun may wait for ever."""
+    def give_up(self) -> None:
+        """Have nothing more opened, and nobody wait for it."""
         with self._lock:
             self._closing = True
+        for awaited in self._waiting():
+            self._fail(awaited, Trouble("srun", "the job is over", passing=False))
         self._nudge()
+
+    def close(self, *, broken: bool) -> None:
+        """End what is left; ``broken``: of some nodes nobody has heard the end, so srun may wait for ever."""
+        self.give_up()
         if self._thread.ident:
             self._thread.join()
         patience_s = _BROKEN_END_S if broken else END_S

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Plays srun: starts the program on each "node" of --nodelist, all on this machine, with its stdin. $CALLS gets the options.
-# $SRUN_SAYS: say that, and fail. $LATE: this node's task never starts.
+# $SAYS: say that, and fail. $WAITS: say that, and wait. $LATE: this node's task never starts.
 printf '%s\n' "$*" | sed 's/ \/bin\/sh .*//' >>"$CALLS"
 for word; do
     case $word in
@@ -12,6 +12,10 @@ done
 if [ -n "$SAYS" ]; then
     printf '%s\n' "$SAYS" >&2
     exit 1
+fi
+if [ -n "$WAITS" ]; then
+    printf '%s\n' "$WAITS" >&2
+    exec sleep 1000
 fi
 code=$(mktemp "$CALLS.XXXXXX")
 cat >"$code"
