@@ -7,6 +7,7 @@ import select
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from distlaunch.core.agent.pseudo_terminal import in_foreground
@@ -304,7 +305,8 @@ class Runner:
 
     def _write_plan(self, plan: LaunchPlan) -> None:
         try:
-            os.mkdir(plan.layout.attempt_dir(plan.run_dir, plan.attempt), 0o700)
+            with suppress(FileExistsError):  # output may be filed by now, ours or another launcher's
+                os.mkdir(plan.layout.attempt_dir(plan.run_dir, plan.attempt), 0o700)
             descriptor = os.open(plan_path(plan.run_dir, plan.attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.writelines(plan.json_chunks())

@@ -6,14 +6,18 @@ one device only (MIG), or is to see only one (--virtual-local-rank), each gets i
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted
 from distlaunch.core.model.topology import Node, Topology
-from distlaunch.resolve.allocation import Allocation
 from distlaunch.resolve.devices import ZE, DeviceSelection, first_devices, select_devices, split_devices
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.options import TorchrunOptions
+
+if TYPE_CHECKING:
+    from distlaunch.resolve.allocation import Allocation
 
 _FLAG = "--nproc-per-node"
 
