@@ -209,6 +209,7 @@ class RemoteAgent:
     def _handle(self, message: r.ToRemote) -> None:
         match message:
             case r.Ping():
+                self._silence_s = message.silence_s or self._silence_s
                 self._stream.send(r.Pong(serial=message.serial, clock=self._clock()))
             case r.Credit():
                 self._taker.grant(message.size)
