@@ -10,7 +10,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, ProtocolError
 from distlaunch.core.model.record import replace
@@ -70,7 +70,7 @@ class _Seat:
     def __init__(self) -> None:
         self.host = ""
         self.instance = ""
-        self.peer: Peer[Any] | None = None
+        self.peer: Peer[p.FromPeer] | None = None
         self.apply: p.Apply | None = None
         self.part = Part(0)
         """What its launcher may say of attempts; output stays with it."""
@@ -81,7 +81,7 @@ class _Seat:
         """When it was asked whether it is still there, as another launcher has called for its seat."""
 
 
-class Assembly(Links[Any]):
+class Assembly(Links[p.FromPeer]):
     """A ``Transport``. Member 0 is ``own``; the others are links that ``callers`` hand over."""
 
     def __init__(
@@ -277,7 +277,7 @@ class Assembly(Links[Any]):
                 link.close()
                 continue
             seat = self._seats[number]
-            peer: Peer[Any] = Peer(number, Decoder(p.FROM_PEER, r.REMOTE_PARTS))
+            peer: Peer[p.FromPeer] = Peer(number, Decoder(p.FROM_PEER, r.REMOTE_PARTS))
             peer.writer = Writer(peer, lambda link=link: link, name=f"to {seat.host}")  # type: ignore[misc]
             seat.peer, seat.apply, seat.probed_at, seat.part = peer, None, None, Part(0)
             self._peers[number] = peer
@@ -300,7 +300,7 @@ class Assembly(Links[Any]):
 
     # --- what members say
 
-    def _take(self, peer: Peer[Any], message: Any) -> None:
+    def _take(self, peer: Peer[p.FromPeer], message: p.FromPeer) -> None:
         seat = self._seats[peer.node]
         if not peer.greeted:
             if isinstance(message, p.Apply):
@@ -324,7 +324,7 @@ class Assembly(Links[Any]):
             case _:
                 self._events.append(a.FromNode(node=peer.node, message=message))
 
-    def _greet(self, peer: Peer[Any], seat: _Seat, told: p.Apply) -> None:
+    def _greet(self, peer: Peer[p.FromPeer], seat: _Seat, told: p.Apply) -> None:
         peer.greet(told.clock, self._clock())
         wall = time.time()
         conflict = self._rules.conflict(peer.node, seat.host, told, wall=wall)
@@ -344,7 +344,7 @@ class Assembly(Links[Any]):
         self._ping(peer)
         self._offer(peer.node)
 
-    def _lose(self, peer: Peer[Any], why: str) -> None:
+    def _lose(self, peer: Peer[p.FromPeer], why: str) -> None:
         self._peers.pop(peer.node, None)
         self._drop(peer)
         seat = self._seats[peer.node]
@@ -359,7 +359,7 @@ class Assembly(Links[Any]):
         return f"its launcher is gone: {why}"
 
 
-def _counts(seat: _Seat, message: Any) -> bool:
+def _counts(seat: _Seat, message: p.FromPeer) -> bool:
     """Tell whether a launcher may say this: it may have come back with words of another coordinator's attempt."""
     try:
         return seat.part.check(message)

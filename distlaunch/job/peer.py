@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from distlaunch.core.agent.remote_agent import Clock
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, LaunchError, ProtocolError
@@ -24,17 +24,19 @@ from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import Decoder, encode
 from distlaunch.job import signals
-from distlaunch.job.own_node import OwnNode
+from distlaunch.job.own_node import OwnNode, Words
 from distlaunch.job.peers import Peer, Writer
 from distlaunch.job.records import EventLog, OutputFiles
 from distlaunch.job.sink import Sink
 from distlaunch.job.starting import Streams, start_of
+from distlaunch.job.supervision import DOUBLE_S
 from distlaunch.job.transport.link import Link
 
 END_S = 10.0
 """How long workers may take to end beyond their grace."""
-INTERRUPTS_KILL = 3
-"""So many signals that end a job, and nothing of the coordinator: this launcher ends its own workers."""
+SIGNALS_LEAVE = 4
+"""The first that ends a job has all asked, the next has all killed; after so many, and nothing of the coordinator, this
+launcher leaves alone."""
 _SLEPT_S = 1.0
 _MOST_CHUNKS = 64
 _LAST_S = 2.0
@@ -103,7 +105,7 @@ class PeerRunner:
         self._clock = clock
         self._call = call
         self._count_from = count_from
-        self._peer: Peer[Any] | None = None
+        self._peer: Peer[p.ToPeer] | None = None
         self._heard = 0.0
         self._silence_s = settings.lost_after_s
         self._due: float | None = None
@@ -114,6 +116,7 @@ class PeerRunner:
         self._running: int | None = None
         """The attempt that has workers here."""
         self._told_to_end = 0
+        self._told_at = -DOUBLE_S
         self._noted: set[str] = set()
 
     def run(self, link: Link) -> int:
@@ -154,7 +157,7 @@ class PeerRunner:
         self._why = ""
         self._heard = time.monotonic()
         self._told_to_end = 0
-        peer: Peer[Any] = Peer(0, Decoder(p.TO_PEER, r.REMOTE_PARTS))
+        peer: Peer[p.ToPeer] = Peer(0, Decoder(p.TO_PEER, r.REMOTE_PARTS))
         peer.open(link, now=0.0)
         peer.writer = Writer(peer, lambda: link, name="to the coordinator")
         peer.writer.start()
@@ -225,7 +228,7 @@ class PeerRunner:
         if silent_at is not None and now >= silent_at:
             self._why = self._why or f"no word from it for {now - self._heard:.0f} s"
 
-    def _handle(self, message: Any) -> None:
+    def _handle(self, message: p.ToPeer) -> None:
         own = self._own
         match message:
             case r.Ping():
@@ -290,7 +293,7 @@ class PeerRunner:
 
     # --- our own node
 
-    def _tell(self, message: Any) -> None:
+    def _tell(self, message: Words) -> None:
         self._note(message)
         self._send(message)
         if isinstance(message, m.Fault):
@@ -298,7 +301,7 @@ class PeerRunner:
             self._exit_code = EXIT_SOFTWARE
             self._flush()
 
-    def _note(self, message: Any) -> None:
+    def _note(self, message: Words) -> None:
         if isinstance(message, m.Gone):
             self._running = None
         elif isinstance(message, m.WorkerExited):
@@ -318,17 +321,19 @@ class PeerRunner:
             self._sink.say(f"Ctrl-Z: only {self._settings.coordinator} can stop the job for a while", level="warning")
         elif signum in _PASSED_ON:
             self._send(p.Told(signum=signum))
-        elif signum in _TO_END:
+        elif signum in _TO_END and time.monotonic() - self._told_at >= DOUBLE_S:
+            self._told_at = time.monotonic()
             self._told_to_end += 1
-            if self._told_to_end >= INTERRUPTS_KILL:
+            self._send(p.Told(signum=signum))
+            if self._told_to_end >= SIGNALS_LEAVE:
                 self._leave(signum)
                 return
-            self._sink.say(f"{signal.Signals(signum).name}: telling {self._settings.coordinator}")
-            self._send(p.Told(signum=signum))
+            again = "; once more kills all workers" if self._told_to_end == 1 and signum == signal.SIGINT else ""
+            self._sink.say(f"{signal.Signals(signum).name}: telling {self._settings.coordinator}{again}")
 
     def _leave(self, signum: int) -> None:
         """End alone: somebody has asked for it again and again."""
-        why = f"its launcher was told to end by {signal.Signals(signum).name} {INTERRUPTS_KILL} times"
+        why = f"its launcher was told to end by {signal.Signals(signum).name} {SIGNALS_LEAVE} times"
         self._send(r.Ending(why=why))
         self._flush()
         self._sink.say("killing the workers of this node", level="warning")

@@ -178,6 +178,18 @@ def test_a_signal_that_all_launchers_get_counts_once(team):
     assert not any("killing" in team.said(node) for node in range(3))
 
 
+def test_ctrl_c_twice_at_any_launcher_kills_all_workers(team):
+    team.start_all("--grace", "600", program="deaf.py")
+    pids = [each["pid"] for each in team.ready(0, 1)]
+    peer = team.launchers[1]
+    peer.send_signal(signal.SIGINT)
+    peer.wait_stderr("once more kills")
+    team.launchers[0].wait_stderr("asking 2 workers to end")
+    until(lambda: peer.send_signal(signal.SIGINT) or "killing" in team.said(0), "the second one has come")
+    assert team.codes() == {0: 130, 1: 130}
+    assert not any(map(is_alive, pids))
+
+
 def test_a_launcher_is_stopped_while_it_waits_for_the_coordinator(team):
     running = team.start(1)
     running.wait_stderr("waiting")
