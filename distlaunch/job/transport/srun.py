@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.text import counted, printable
+from distlaunch.core.model.text import printable
 from distlaunch.core.wire.handshake import Party
 from distlaunch.core.wire.peers import Call, Turned, Welcome
 from distlaunch.job.failures import ConnectFailure
@@ -325,14 +324,3 @@ def _last(step: Step, host: str) -> str:
     own = [line for line in step.lines if re.search(rf"(?<![\w-]){re.escape(host)}(?![\w-])", line)]
     lines = (own or list(step.lines))[-_LAST_LINES:]
     return ": " + " / ".join(lines) if lines else ""
-
-
-def check_srun(environ: Mapping[str, str], nodes: int) -> None:
-    """Refuse to begin without srun. Raises ConfigError."""
-    import shutil
-
-    if shutil.which("srun", path=environ.get("PATH")) is None:
-        raise ConfigError(
-            f"slurm names {counted(nodes, 'node')}, and there is no srun here to reach them",
-            hint="in a container srun may be missing: start one launcher on each node by srun; or give --hosts",
-        )
