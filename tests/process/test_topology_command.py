@@ -16,7 +16,7 @@ TRAINER = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-node
 MPIRUN = {f"OMPI_COMM_WORLD_{name}": value for name, value in {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}.items()}  # fmt: skip
 """What Open MPI's mpirun sets for the second of two processes on a host (captured, see test_mpi)."""
 SKYPILOT = {
-    "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2\n127.0.0.3",
+    "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3",
     "SKYPILOT_NODE_RANK": "0",
     "SKYPILOT_NUM_NODES": "3",
 }
