@@ -29,6 +29,21 @@ def main() -> NoReturn:
         from distlaunch.ui.errors import EXIT_INTERRUPTED
 
         code = EXIT_INTERRUPTED
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End with this code. Threads that still run (a library's, or one that waits for a file server) are not met by the
+    interpreter's end, which may abort for them: all that we have to write is written by now.
+    """
+    from contextlib import suppress
+
+    threading = sys.modules.get("threading")
+    if threading is not None and threading.active_count() > 1:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 PAUSE_S = 1.0
 """How long the workers' parent may take to hear that all trees are to stop (Ctrl-Z)."""
 _FLUSH_STEP_S = 0.02
+_TSTP = bytes([signal.SIGTSTP])
 _LONGEST_POLL_MS = 3_600_000  # poll takes a C int; whoever asks for longer is woken in between
 
 
@@ -197,8 +198,7 @@ class Runner:
         timeout_ms = min(max(0.0, min(deadlines) - self._clock()) * 1000 + 1, _LONGEST_POLL_MS) if deadlines else None
         for descriptor, _ in poll.poll(timeout_ms):
             if descriptor == self._signals.fileno():
-                for signum in self._signals.read():
-                    self._on_signal(signum)
+                self._on_signals(self._signals.read())
             elif descriptor == keys:
                 self._on_keys()
 
@@ -315,6 +315,11 @@ class Runner:
 
     # --- signals and keys
 
+    def _on_signals(self, numbers: bytes) -> None:
+        for place, signum in enumerate(numbers, start=1):
+            if signum != signal.SIGTSTP or signal.SIGCONT not in numbers[place:]:  # else we are to go on already
+                self._on_signal(signum)
+
     def _on_signal(self, signum: int) -> None:
         if signum == signal.SIGTSTP:
             self._pause()
@@ -336,11 +341,14 @@ class Runner:
         self._transport.broadcast(m.Pause(paused=True))
         began = time.monotonic()
         self._flush(until=began + PAUSE_S)
-        signals.stop_self()
+        meanwhile = self._signals.read()
+        if signal.SIGCONT not in meanwhile:
+            signals.stop_self()
         self._clock.skip(time.monotonic() - began)
         self._keyboard.take()
         self._transport.broadcast(m.Pause(paused=False))
         self._sink.resume()
+        self._on_signals(meanwhile.replace(_TSTP, b""))
 
     def _flush(self, *, until: float) -> None:
         """Let what has been sent leave, for a bounded time: this process is about to stand still."""

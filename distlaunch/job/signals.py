@@ -30,8 +30,7 @@ class SignalPipe:
         self._mask = signal.pthread_sigmask(
             signal.SIG_UNBLOCK, (*ENDING, *_PASSED_ON, *_OWN)
         )  # as a bad parent left it
-        orphans = (signal.SIGCHLD,) if os.getpid() == 1 else ()  # as a container's first process, to be woken and reap
-        for number in (*ENDING, *_PASSED_ON, *_OWN, *orphans):
+        for number in (*ENDING, *_PASSED_ON, *_OWN, signal.SIGCHLD):  # the last wakes us: to reap, or to see a stop
             before = signal.getsignal(number)
             if before != signal.SIG_IGN or number in _NEVER_IGNORED:
                 self._before[number] = before

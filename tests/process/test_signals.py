@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -269,6 +270,32 @@ def test_tstp_where_no_shell_could_continue_us_does_not_leave_the_workers_stoppe
     result = running.wait()
     assert result.returncode == 143
     assert exits(result) == {0: -signal.SIGTERM, 1: -signal.SIGTERM}
+    distlaunch.assert_no_survivors()
+
+
+def test_a_stopped_spawner_is_woken_and_a_workers_end_is_seen(job, distlaunch):
+    running = job.start("waits.py", "--note", "CONT")
+    workers = job.await_ready(running)
+    spawner = int(Path(f"/proc/{workers[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(spawner, signal.SIGSTOP)
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    assert running.wait().returncode == 128 + signal.SIGKILL
+    distlaunch.assert_no_survivors()
+
+
+@pytest.mark.parametrize("gap_ms", [5, 20, 60])  # at 0 CONT may come between our last look and our stop
+def test_cont_soon_after_tstp_leaves_nobody_stopped(job, distlaunch, gap_ms):
+    running = job.start("waits.py", "--note", "CONT")
+    workers = job.await_ready(running)
+    running.send_signal(signal.SIGTSTP)
+    time.sleep(gap_ms / 1000)
+    running.send_signal(signal.SIGCONT)
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    assert exits(result) == {0: -signal.SIGTERM, 1: -signal.SIGTERM}
+    assert len(workers) == 2
     distlaunch.assert_no_survivors()
 
 

@@ -122,6 +122,7 @@ class Agent:
         if self._is_init:
             self._remains.reap_adopted()
         if not self._lost:
+            self._wake_spawner()
             self._take_from_spawner()
         while self._posted:
             event = self._posted.popleft()
@@ -133,6 +134,12 @@ class Agent:
                 self._send(event)
             else:
                 self._step(self._with_evidence(event) if isinstance(event, t.Drained) else event)
+
+    def _wake_spawner(self) -> None:
+        """Let the spawner go on if somebody has stopped it: it would see no worker's end. SIGCHLD wakes our host."""
+        with suppress(ChildProcessError):
+            if os.waitid(os.P_PID, self._spawner_pid, os.WSTOPPED | os.WNOHANG) is not None:
+                os.kill(self._spawner_pid, signal.SIGCONT)
 
     def _take_from_spawner(self) -> None:
         try:
