@@ -1,0 +1,77 @@
+"""Launchers on the test bed's hosts that meet without SSH: one on each, of a job of ``programs/nodes/crew.py``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.hosts import Cluster, RunningOnHost, until
+
+CREW = Path(__file__).parents[1] / "programs" / "nodes" / "crew.py"
+PORT = 29400
+LONG_S = 90.0
+
+
+class Meeting:
+    """Launchers by node rank; rank 0 is on n1, rank 1 on n2, and so on, unless told otherwise."""
+
+    def __init__(self, hosts: Cluster) -> None:
+        self.hosts = hosts
+        self.launchers: dict[Any, RunningOnHost] = {}
+
+    def start(
+        self,
+        rank: int,
+        *options: str | os.PathLike[str],
+        size: int | str = 3,
+        host: str | None = None,
+        at: str = f"n1:{PORT}",
+        slots: int = 1,
+        program: str | os.PathLike[str] = CREW,
+        words: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        **popen: Any,
+    ) -> RunningOnHost:
+        place = ["--rendezvous", at, "--num-nodes", str(size), "--node-rank", str(rank), "--procs-per-node", str(slots)]
+        args = ["train", *place, "--device", "cpu", "--format", "plain", *options, program, *words]
+        running = self.hosts.start(
+            args, host=host or f"n{rank + 1}", env={"PLACE": str(self.hosts.work), **(env or {})}, **popen
+        )
+        self.launchers[rank] = running
+        return running
+
+    def start_all(self, *options: str | os.PathLike[str], order: Sequence[int] = (2, 0, 1), **more: Any) -> None:
+        for rank in order:
+            self.start(rank, *options, **more)
+
+    def ready(self, *ranks: int, attempt: int = 0) -> list[dict[str, Any]]:
+        """Wait for workers, and give what each was told."""
+        paths = [self.hosts.work / f"ready-{attempt}-{rank}" for rank in ranks]
+
+        def there() -> bool:
+            ended = {rank: each.stderr for rank, each in self.launchers.items() if (each.process.poll() or 0) > 0}
+            assert not ended, ended
+            return all(path.exists() for path in paths)
+
+        try:
+            until(there, f"workers {ranks} of attempt {attempt}", within_s=LONG_S)
+        except AssertionError as exc:
+            said = "\n".join(f"--- {rank}\n{each.stderr}" for rank, each in self.launchers.items())
+            raise AssertionError(f"{exc}\n{said}") from None
+        return [json.loads(path.read_text()) for path in paths]
+
+    def put(self, sign: str) -> None:
+        (self.hosts.work / sign).touch()
+
+    def codes(self, within_s: float = LONG_S) -> dict[Any, int]:
+        """Wait for the end of all launchers; give their exit codes."""
+        codes = {rank: each.wait(within_s).returncode for rank, each in self.launchers.items()}
+        for rank, each in self.launchers.items():
+            assert "Traceback" not in each.stderr, (rank, each.stderr)
+        return codes
+
+    def said(self, rank: Any) -> str:
+        return self.launchers[rank].stderr

@@ -1,0 +1,335 @@
+"""One launcher on each host, without SSH and scheduler: they meet at the rendezvous, and are one job to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cluster.hosts import faults
+from tests.cluster.meeting import PORT, Meeting
+
+UNAVAILABLE, USAGE = 69, 2
+ALL = (0, 1, 2)
+SHORT = ("--failure-grace", "2", "--grace", "2")
+AGAIN = (*SHORT, "--max-restarts", "1", "--min-uptime", "0")
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def meeting(hosts):
+    return Meeting(hosts)
+
+
+# --- how they meet
+
+
+@pytest.mark.parametrize("order", [(3, 1, 0, 2), (0, 3, 2, 1)], ids=["rank 0 third", "rank 0 first"])
+def test_launchers_that_start_in_any_order_are_one_job(meeting, order):
+    meeting.start_all(size=4, slots=2, order=order)
+    told = meeting.ready(*range(8))
+    meeting.put("end-0")
+    assert meeting.codes() == dict.fromkeys(range(4), 0)
+    assert [each["host"] for each in told] == [f"n{node}" for node in (1, 2, 3, 4) for _ in range(2)]
+    assert [(each["NODE_RANK"], each["LOCAL_RANK"]) for each in told] == [
+        (str(node), str(slot)) for node in range(4) for slot in range(2)
+    ]
+    for name in ("MASTER_ADDR", "MASTER_PORT", "DISTLAUNCH_JOB_ID"):
+        assert len({each[name] for each in told}) == 1
+    for node in range(4):
+        shown = sorted(meeting.launchers[node].stdout.splitlines())
+        assert shown == [f"[{rank}] rank {rank} is here" for rank in (2 * node, 2 * node + 1)]
+
+
+def test_a_late_launcher_is_waited_for(meeting):
+    meeting.start(0)
+    meeting.start(1)
+    meeting.launchers[0].wait_stderr("2 of 3 nodes")
+    meeting.start(2)
+    meeting.ready(*ALL)
+    meeting.put("end-0")
+    assert meeting.codes() == dict.fromkeys(ALL, 0)
+
+
+def test_a_late_coordinator_is_waited_for(meeting):
+    meeting.start(2)
+    meeting.start(1)
+    for rank in (1, 2):
+        meeting.launchers[rank].wait_stderr("waiting")
+    meeting.start(0)
+    meeting.ready(*ALL)
+    meeting.put("end-0")
+    assert meeting.codes() == dict.fromkeys(ALL, 0)
+
+
+def test_who_is_missing_and_who_is_there_is_said_by_all(meeting):
+    for rank in (2, 0):
+        meeting.start(rank, "--join-timeout", "2")
+    assert meeting.codes() == {2: UNAVAILABLE, 0: UNAVAILABLE}
+    for rank in (2, 0):
+        assert "node 1" in meeting.said(rank)
+        assert "has not called" in meeting.said(rank)
+        assert "there: n[1,3]" in meeting.said(rank)
+
+
+def test_a_second_launcher_of_a_rank_is_turned_away_and_both_hosts_named(meeting):
+    meeting.start(0)
+    meeting.start(1).wait_stderr("joined")
+    first = meeting.launchers.pop(1)
+    second = meeting.start(1, host="n4")
+    meeting.launchers[1] = first
+    assert second.wait().returncode == USAGE
+    for said in (second.stderr, meeting.said(0)):
+        assert "two launchers have node rank 1" in said
+        assert "n2" in said
+        assert "n4" in said
+    meeting.start(2)
+    meeting.ready(*ALL)
+    meeting.put("end-0")
+    assert meeting.codes() == dict.fromkeys(ALL, 0)
+
+
+def test_a_real_training_step_over_launchers_that_met(meeting):
+    program = meeting.hosts.work / "step.py"
+    program.write_text(
+        "import torch, torch.distributed as dist\n"
+        "from torch.nn.parallel import DistributedDataParallel\n"
+        "dist.init_process_group('gloo')\n"
+        "torch.manual_seed(dist.get_rank())\n"
+        "model = DistributedDataParallel(torch.nn.Linear(4, 1))\n"
+        "model(torch.ones(2, 4) * (dist.get_rank() + 1)).sum().backward()\n"
+        "print('gradient', model.module.weight.grad[0].tolist(), flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    meeting.start_all(program=program, env={"OMP_NUM_THREADS": "1"})
+    assert meeting.codes(180) == dict.fromkeys(ALL, 0)
+    for rank in ALL:
+        assert meeting.launchers[rank].stdout.splitlines() == [f"[{rank}] gradient [4.0, 4.0, 4.0, 4.0]"]
+
+
+# --- what cannot be
+
+
+def test_another_number_of_nodes_is_named_by_both(meeting):
+    meeting.start(0, "--join-timeout", "4")
+    meeting.start(1, "--join-timeout", "4", size=2)
+    codes = meeting.codes()
+    assert codes[1] == USAGE
+    assert codes[0] in (USAGE, UNAVAILABLE)
+    for rank in (0, 1):
+        assert "of 3" in meeting.said(rank)
+
+
+def test_scripts_that_differ_are_named_by_all(meeting):
+    for name in ("a", "b"):
+        (meeting.hosts.work / name).mkdir()
+        (meeting.hosts.work / name / "t.py").write_text(f"print({name!r})\n")
+    for rank, name in enumerate("aab"):
+        meeting.start(rank, program=meeting.hosts.work / name / "t.py")
+    assert meeting.codes() == dict.fromkeys(ALL, USAGE)
+    for rank in ALL:
+        assert "is not the same on all nodes" in meeting.said(rank)
+        assert "n3" in meeting.said(rank)
+
+
+def test_a_wrong_token_is_turned_away_and_the_others_go_on(meeting):
+    for rank in (0, 1):
+        meeting.start(rank, env={"DISTLAUNCH_TOKEN": "right"})
+    wrong = meeting.start(2, env={"DISTLAUNCH_TOKEN": "wrong"})
+    assert wrong.wait().returncode == USAGE
+    assert "the token is not the same" in wrong.stderr
+    assert "the token is not the same" in meeting.said(0)
+    meeting.start(2, env={"DISTLAUNCH_TOKEN": "right"})
+    told = meeting.ready(*ALL)
+    meeting.put("end-0")
+    assert meeting.codes() == dict.fromkeys(ALL, 0)
+    assert {each["DISTLAUNCH_TOKEN"] for each in told} == {None}
+
+
+def test_a_rendezvous_host_that_is_nobody_is_named(meeting):
+    meeting.start(1, "--join-timeout", "2", at=f"nobody:{PORT}")
+    assert meeting.codes() == {1: UNAVAILABLE}
+    assert "nobody" in meeting.said(1)
+
+
+def test_a_rendezvous_port_that_something_else_has_is_said_by_all(meeting):
+    web = meeting.hosts.popen("n1", [sys.executable, "-m", "http.server", str(PORT)], stdout=-3, stderr=-3)
+    with meeting.hosts.socket("n2") as caller:
+        address = (meeting.hosts.address("n1"), PORT)
+        meeting.hosts.run("n2", "true")
+        while caller.connect_ex(address):
+            pass
+    meeting.start(1, "--join-timeout", "4")
+    meeting.start(0, "--join-timeout", "4")
+    assert meeting.codes() == {0: USAGE, 1: UNAVAILABLE}
+    web.kill()
+    web.wait()
+    assert f"port {PORT}" in meeting.said(0)
+    assert f"n1:{PORT}" in meeting.said(1)
+
+
+# --- how a job ends
+
+
+@pytest.mark.parametrize("failing", ALL)
+@pytest.mark.parametrize("words", [(), ("deaf",)], ids=["obedient", "deaf"])
+def test_a_failure_on_any_node_ends_all_launchers(meeting, failing, words):
+    meeting.start_all(*SHORT, words=words)
+    meeting.ready(*ALL)
+    meeting.put(f"fail-0-{failing}")
+    assert meeting.codes(30) == dict.fromkeys(ALL, 7)
+    for rank in ALL:
+        assert f"rank {failing} of 3" in meeting.said(rank)
+        assert "exit code 7" in meeting.said(rank)
+
+
+def test_a_restart_is_one_of_the_whole_job(meeting):
+    meeting.start_all(*AGAIN)
+    meeting.ready(*ALL)
+    meeting.put("fail-0-2")
+    told = meeting.ready(*ALL, attempt=1)
+    meeting.put("end-1")
+    assert meeting.codes() == dict.fromkeys(ALL, 0)
+    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"1"}
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["to all at once", "to one"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_stops_the_job(meeting, number, code, at_once):
+    meeting.start_all(*SHORT)
+    meeting.ready(*ALL)
+    for rank in ALL if at_once else (2,):
+        meeting.launchers[rank].send_signal(number)
+    assert meeting.codes() == dict.fromkeys(ALL, code)
+    assert not any("killing" in meeting.said(rank) for rank in ALL)
+
+
+def test_a_second_ctrl_c_at_a_peer_kills(meeting):
+    meeting.start_all("--grace", "60", words=("deaf",))
+    meeting.ready(*ALL)
+    meeting.launchers[1].send_signal(signal.SIGINT)
+    meeting.launchers[0].wait_stderr("SIGINT")
+    with contextlib.suppress(subprocess.TimeoutExpired):  # two that come at once count as one
+        meeting.launchers[1].process.wait(1.0)
+    meeting.launchers[1].send_signal(signal.SIGINT)
+    assert meeting.codes(30) == dict.fromkeys(ALL, 130)
+
+
+def test_usr1_that_all_launchers_get_comes_once_to_each_worker(meeting):
+    meeting.start_all()
+    meeting.ready(*ALL)
+    for rank in ALL:
+        meeting.launchers[rank].send_signal(signal.SIGUSR1)
+    signs = [meeting.hosts.work / f"usr1-{rank}" for rank in ALL]
+    meeting.launchers[0].wait_for(lambda: all(sign.exists() for sign in signs), "USR1 everywhere")
+    meeting.put("end-0")
+    assert meeting.codes() == dict.fromkeys(ALL, 0)
+    assert [sign.read_text() for sign in signs] == ["."] * 3
+
+
+# --- what is lost
+
+
+def test_a_killed_peer_ends_the_job(meeting):
+    meeting.start_all(*SHORT, words=("deaf",))
+    meeting.ready(*ALL)
+    meeting.launchers[2].send_signal(signal.SIGKILL)
+    assert meeting.codes(30) == {0: UNAVAILABLE, 1: UNAVAILABLE, 2: -9}
+    for rank in (0, 1):
+        assert "n3" in meeting.said(rank)
+        assert "lost" in meeting.said(rank)
+
+
+def test_a_killed_coordinator_ends_the_job_where_no_restart_is_left(meeting):
+    meeting.start_all(*SHORT, words=("deaf",))
+    meeting.ready(*ALL)
+    meeting.launchers[0].send_signal(signal.SIGKILL)
+    assert meeting.codes(30) == {0: -9, 1: UNAVAILABLE, 2: UNAVAILABLE}
+    for rank in (1, 2):
+        assert "node 0" in meeting.said(rank)
+
+
+def test_a_coordinator_that_comes_back_goes_on_with_the_same_launchers(meeting):
+    meeting.start_all(*AGAIN)
+    meeting.ready(*ALL)
+    meeting.launchers[0].send_signal(signal.SIGKILL)
+    meeting.launchers[0].wait()
+    meeting.start(0, *AGAIN)
+    told = meeting.ready(*ALL, attempt=1)
+    meeting.put("end-1")
+    assert meeting.codes() == dict.fromkeys(ALL, 0)
+    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"1"}
+
+
+def test_a_coordinator_that_does_not_come_back_is_waited_for_and_named(meeting):
+    meeting.start_all(*AGAIN, "--join-timeout", "3")
+    meeting.ready(*ALL)
+    meeting.launchers[0].send_signal(signal.SIGKILL)
+    assert meeting.codes() == {0: -9, 1: UNAVAILABLE, 2: UNAVAILABLE}
+    for rank in (1, 2):
+        assert "node 0" in meeting.said(rank)
+
+
+@pytest.mark.parametrize("which", [0, 2], ids=["the coordinator", "a peer"])
+def test_a_host_that_is_cut_off_ends_the_job_on_both_sides(meeting, which):
+    meeting.start_all(*SHORT)
+    meeting.ready(*ALL)
+    faults.cut(meeting.hosts, f"n{which + 1}")
+    assert meeting.codes(60) == dict.fromkeys(ALL, UNAVAILABLE)
+
+
+def test_a_host_that_is_powered_off_ends_the_job(meeting):
+    meeting.start_all(*SHORT)
+    meeting.ready(*ALL)
+    faults.power_off(meeting.hosts, "n3")
+    assert meeting.codes(60) == {0: UNAVAILABLE, 1: UNAVAILABLE, 2: -9}
+    assert "n3" in meeting.said(1)
+
+
+def test_an_elastic_job_goes_on_without_a_powered_off_host_and_takes_it_in_again(meeting):
+    meeting.start_all(*AGAIN, size="2:3")
+    first = meeting.ready(*ALL)
+    faults.power_off(meeting.hosts, "n2")
+    meeting.launchers.pop(1).wait()
+    told = meeting.ready(0, 1, attempt=1)
+    assert [each["host"] for each in told] == ["n1", "n3"]
+    assert {each["WORLD_SIZE"] for each in told} == {"2"}
+    faults.power_on(meeting.hosts, "n2")
+    meeting.start(1, *AGAIN, size="2:3")
+    meeting.launchers[0].wait_stderr("may take part from the next attempt on")
+    meeting.put("fail-1-1")
+    told = meeting.ready(*ALL, attempt=2)
+    meeting.put("end-2")
+    assert meeting.codes() == dict.fromkeys(ALL, 0)
+    assert [each["host"] for each in told] == ["n1", "n2", "n3"]
+    assert not {each["pid"] for each in first} & {each["pid"] for each in told}
+
+
+def test_a_pod_that_is_replaced_joins_from_its_new_address(meeting):
+    meeting.start_all(*AGAIN)
+    meeting.ready(*ALL)
+    stay = [meeting.launchers[rank].pid for rank in (0, 2)]
+    meeting.launchers[1].send_signal(signal.SIGKILL)
+    meeting.launchers[1].wait()
+    meeting.start(1, *AGAIN, host="n4")
+    told = meeting.ready(*ALL, attempt=1)
+    assert [each["host"] for each in told] == ["n1", "n4", "n3"]
+    assert [meeting.launchers[rank].pid for rank in (0, 2)] == stay
+    assert [meeting.launchers[rank].process.poll() for rank in (0, 2)] == [None, None]
+    meeting.put("end-1")
+    assert meeting.codes() == dict.fromkeys(ALL, 0)
+
+
+def test_a_pod_whose_host_vanished_is_replaced_on_another(meeting):
+    meeting.start_all(*AGAIN)
+    meeting.ready(*ALL)
+    faults.power_off(meeting.hosts, "n2")
+    meeting.launchers[1].wait()
+    meeting.start(1, *AGAIN, host="n4")
+    told = meeting.ready(*ALL, attempt=1)
+    meeting.put("end-1")
+    assert meeting.codes() == dict.fromkeys(ALL, 0)
+    assert [each["host"] for each in told] == ["n1", "n4", "n3"]
