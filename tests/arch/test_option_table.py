@@ -18,7 +18,8 @@ MAY_LOAD = {
     "distlaunch.resolve.dialect",
     "distlaunch.resolve.options",
     "distlaunch.ui",
-    "distlaunch.ui.option", "distlaunch.ui.options",
+    "distlaunch.ui.option",
+    "distlaunch.ui.options",
     "distlaunch.ui.quick",
 }
 HEAVY = (

@@ -1,4 +1,5 @@
 """Call HOST PORT as so many launchers, in any order; say how many were welcome, then keep the connections until stdin ends."""
+
 import os
 import random
 import sys
@@ -19,7 +20,9 @@ begin = threading.Event()
 def one(rank):
     begin.wait()
     try:
-        connection, welcome = call(host, [port], party=PARTY, rank=rank, own_host=f"n{rank}", instance=str(rank), until=UNTIL)
+        connection, welcome = call(
+            host, [port], party=PARTY, rank=rank, own_host=f"n{rank}", instance=str(rank), until=UNTIL
+        )
         assert welcome.rank == rank
     except BaseException:
         traceback.print_exc()

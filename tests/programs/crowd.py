@@ -2,6 +2,7 @@
 
 Says "up" when all have been opened once; opens those that are closed again, until stdin ends.
 """
+
 import errno
 import json
 import os
@@ -17,7 +18,16 @@ needed = count + 50
 if soft < needed:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, max(needed, hard)))
 
-fields = {"t": "Call", "version": 1, "release": "1.2.3", "job_key": "77", "rank": None, "host": "bad", "instance": "x", "nonce": "ab" * 32}
+fields = {
+    "t": "Call",
+    "version": 1,
+    "release": "1.2.3",
+    "job_key": "77",
+    "rank": None,
+    "host": "bad",
+    "instance": "x",
+    "nonce": "ab" * 32,
+}
 body = json.dumps(fields).encode()
 CALL = struct.pack(">BII", 1, len(body), 0) + body
 SAYS = {

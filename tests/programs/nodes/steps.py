@@ -36,7 +36,9 @@ os.makedirs(HERE, exist_ok=True)
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
 step = int(open(STEP).read()) if os.path.exists(STEP) else 0
 said = {name: os.environ[name] for name in names}
-write(os.path.join(HERE, str(RANK)), json.dumps({"host": os.uname().nodename, "step": step, "pid": os.getpid(), **said}))
+write(
+    os.path.join(HERE, str(RANK)), json.dumps({"host": os.uname().nodename, "step": step, "pid": os.getpid(), **said})
+)
 while sum(not name.endswith(".new") for name in os.listdir(HERE)) < WORLD:
     time.sleep(0.01)
 print(f"attempt {ATTEMPT} of {WORLD} workers is up, at step {step}", flush=True)

@@ -20,7 +20,13 @@ def test_nobody_is_asked_and_nothing_is_forwarded():
     words = made().options(Target(host="n1"))
     assert words[:3] == ["-T", "-a", "-x"]
     settings = [word for flag, word in pairwise(words) if flag == "-o"]
-    assert {"BatchMode=yes", "ClearAllForwardings=yes", "ControlMaster=no", "ControlPath=none", "RemoteCommand=none"} <= set(settings)
+    assert {
+        "BatchMode=yes",
+        "ClearAllForwardings=yes",
+        "ControlMaster=no",
+        "ControlPath=none",
+        "RemoteCommand=none",
+    } <= set(settings)
     assert "StrictHostKeyChecking=yes" in settings
 
 

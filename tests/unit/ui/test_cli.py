@@ -155,7 +155,11 @@ def test_version_is_printed(capsys):
 
 @pytest.mark.parametrize(
     ("word", "hint"),
-    [("trian", "did you mean train?"), ("plans", "did you mean plan?"), ("xyz", "there are train, plan, torchrun, render")],
+    [
+        ("trian", "did you mean train?"),
+        ("plans", "did you mean plan?"),
+        ("xyz", "there are train, plan, torchrun, render"),
+    ],
 )
 def test_a_command_that_does_not_exist_is_answered_with_the_nearest(word, hint):
     with pytest.raises(UsageError) as caught:
