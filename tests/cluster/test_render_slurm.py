@@ -93,10 +93,7 @@ def test_an_elastic_script_gets_as_many_nodes_as_there_are(slurm, render, words,
     assert f" NumNodes={nodes} " in done.output
 
 
-NOT_YET = pytest.mark.xfail(reason="train does not start agents by srun yet", strict=True)
-
-
-@pytest.mark.parametrize("nodes", [1, pytest.param(4, marks=NOT_YET)])
+@pytest.mark.parametrize("nodes", [1, 4])
 def test_a_script_trains(slurm, render, nodes):
     script = render(f"trains-{nodes}", f"--num-nodes={nodes}", "--procs-per-node=2", "--time=10m", DIGITS, "--epochs=3")
     state = slurm.work / "state"
