@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -177,7 +178,10 @@ class Running:
 
     @property
     def run_dir(self) -> Path | None:
-        """The first run directory that was not there at the start."""
+        """The directory that the launcher names, else the first that was not there at the start."""
+        named = re.search(r"^distlaunch: job .*; logs: (/.*)$", self.stderr, re.MULTILINE)
+        if named is not None and Path(named[1]).parent == self._jobs:
+            return Path(named[1])
         new = sorted(set(_job_names(self._jobs)) - self._known)
         return self._jobs / new[0] if new else None
 

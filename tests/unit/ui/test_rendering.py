@@ -30,7 +30,7 @@ VALUES = {
     "whole": NUMBERS,
     "port": NUMBERS,
     "seconds": st.one_of(
-        NUMBERS.map(lambda number: f"{int(number) + 1}m"), st.floats(2, 1e9).map(lambda value: f"{value:.6f}")
+        NUMBERS.map(lambda number: f"{int(number) + 1}m"), st.floats(5, 1e9).map(lambda value: f"{value:.6f}")
     ),
 }
 
@@ -45,7 +45,11 @@ def spellings():
         return values.map(lambda value: f"{option.name}={value}")
 
     sizes = {"num_procs", "procs_per_node", "no_python", "script"}
-    words = st.lists(st.one_of([of(option) for option in TRAIN_OPTIONS if option.field not in sizes]), max_size=8)
+    words = st.lists(
+        st.one_of([of(option) for option in TRAIN_OPTIONS if option.field not in sizes]),
+        max_size=8,
+        unique_by=lambda word: word.partition("=")[0],
+    )
     script = st.one_of(st.just(["t.py"]), st.lists(TEXTS, min_size=1, max_size=3).map(lambda words: ["--", *words]))
     return st.tuples(words, script).map(lambda parts: [*parts[0], *parts[1]])
 
