@@ -218,7 +218,8 @@ def test_a_launcher_that_was_stopped_for_long_finds_its_job_ended(hosts):
 
 
 def test_a_typed_stop_pauses_all_workers_for_as_long_as_one_likes(hosts):
-    job = begun(hosts, "--failure-grace", "5")
+    # In a group of its own, as a shell has it: in an orphaned one the kernel stops nobody on TSTP.
+    job = begun(hosts, "--failure-grace", "5", process_group=0)
     workers = [each["pid"] for each in job.up()]
     os.kill(job.running.pid, signal.SIGTSTP)
 
