@@ -156,8 +156,9 @@ def node_killed(slurm, node: str) -> Iterator[None]:
     doomed = {pid for pid in doomed if by_pid[pid].node == node or by_pid[pid].words[0].startswith("slurmstepd")}
     doomed |= {each.pid for each in there if each.words[0].endswith("slurmd") and each.words[-1] == node}
     assert len(doomed) >= 3, there
+    # Children first: where a parent dies before them, the kernel sends HUP to a stopped group that is orphaned.
     for signum in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in doomed:
+        for pid in sorted(doomed, reverse=True):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
     try:
