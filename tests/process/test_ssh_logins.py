@@ -359,7 +359,8 @@ def test_a_key_that_is_not_taken_is_said(sshd, tmp_path, way):
     assert (failed.step, failed.passing) == ("login", False)
     if way == "paramiko":
         assert failed.text == "no key was taken (1 tried)"
-        assert failed.hint == f"ssh-copy-id -p {sshd.port} {sshd.user}@127.0.0.1"
+        copy = f"ssh-copy-id -p {sshd.port} {sshd.user}@127.0.0.1"
+        assert failed.hint == f"is {sshd.user} the user there (--ssh-user)? else: {copy}"
         assert (failed.user, failed.address) == (sshd.user, f"127.0.0.1:{sshd.port}")
     else:
         assert "Permission denied (publickey)" in failed.text
