@@ -4,8 +4,9 @@ A peer never executes what it is told: what runs comes from its own command line
 names of hosts, and verdicts as text for people.
 
 Both sides first say what they are: the caller ``Call``, the listener ``Challenge``, with a proof if there is a token;
-the caller answers with ``Proof``, empty without a token. Then ``Welcome`` or ``Turned``. What follows is the supervision
-of ``messages`` and ``remote``, without what would carry commands: ``Ask`` stands for Survey, ``Commence`` for Start.
+the caller answers with ``Proof``, empty without a token. Then ``Welcome`` or ``Turned``. What follows is the
+supervision of ``messages`` and ``remote``, without what would carry commands: ``Ask`` stands for Survey, ``Commence``
+for Start.
 """
 
 from __future__ import annotations
