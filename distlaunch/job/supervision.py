@@ -6,6 +6,7 @@ It decides when all are told to stop. Work per event does not grow with the numb
 from __future__ import annotations
 
 import signal
+from abc import ABC, abstractmethod
 from typing import Literal
 
 from distlaunch.core.errors import EXIT_SOFTWARE
@@ -28,7 +29,7 @@ _INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)
 Phase = Literal["new", "gathering", "preparing", "starting", "running", "stopping", "ended"]
 
 
-class Supervision:
+class Supervision(ABC):
     """The workers of one attempt after the other; what comes between is the subclass's."""
 
     def __init__(self, settings: PolicySettings) -> None:
@@ -49,9 +50,9 @@ class Supervision:
         self.warned: int | None = None
         """The last signal that was passed on to the workers: a scheduler warns so of its time limit."""
 
+    @abstractmethod
     def _conclude(self, now: float) -> list[Action]:
         """Go on after an attempt of which nothing is left."""
-        raise NotImplementedError
 
     @property
     def up(self) -> int:
