@@ -67,7 +67,11 @@ class Jumps:
             gateway = self._gateways.setdefault(hops, _Gateway())
         first, _, last = hops.rpartition(",")
         try:
-            connection = self._joined(gateway, first, last, (*before, hops), until, asked, environ)
+            connection = self._joined(
+                gateway,
+                lambda: self._connected(gateway, first, last, (*before, hops), until, asked, environ),
+                until=until,
+            )
         except Trouble as trouble:
             text = f"jump host {printable(last)}: {trouble.text}"
             raise Trouble(trouble.step, text, hint=trouble.hint, passing=trouble.passing) from trouble
@@ -78,16 +82,7 @@ class Jumps:
             raise
         return JumpWire(channel, gateway.can_write, lambda: self._leave(gateway))
 
-    def _joined(
-        self,
-        gateway: _Gateway,
-        first: str,
-        last: str,
-        before: tuple[str, ...],
-        until: float,
-        asked: Asked,
-        environ: Mapping[str, str],
-    ) -> Connection:
+    def _joined(self, gateway: _Gateway, connect: Callable[[], Connection], *, until: float) -> Connection:
         came = time.monotonic()
         if not gateway.connecting.acquire(timeout=max(0.0, until - came)):
             raise Trouble("connect", "it has not been reached in time")
@@ -102,7 +97,7 @@ class Jumps:
                 gateway.connection = None
             if connection is not None:
                 connection.close()  # it had broken
-            connection = self._connected(gateway, first, last, before, until, asked, environ)
+            connection = connect()
             with self._lock:
                 gateway.connection = connection
                 gateway.users += 1
