@@ -30,7 +30,7 @@ from distlaunch.job.records import EventLog, OutputFiles
 from distlaunch.job.rundir import join_run_dir, make_run_dir, new_job_id
 from distlaunch.job.runner import Clock, Runner
 from distlaunch.job.settings import Gathering
-from distlaunch.job.signals import ENDING, SignalPipe
+from distlaunch.job.signals import SignalPipe
 from distlaunch.job.sink import Sink
 from distlaunch.planning import Planned
 from distlaunch.resolve.joining import Joiner
@@ -297,12 +297,12 @@ def _join(mine: _Mine, party: Party) -> int:
     with ExitStack() as stack:
         signal_pipe = SignalPipe()
         ended = stack.enter_context(launching.closed_console(sink, signal_pipe))
-        call = Caller(joiner, party, join_timeout_s=options.join_timeout, say=sink.say, watched=signal_pipe.fileno())
+        call = Caller(joiner, party, join_timeout_s=options.join_timeout, say=sink.say, signals=signal_pipe)
         try:
             link, welcome = call()
         except calling.Stopped:
             mine.dismiss()
-            ended.append(_told(signal_pipe))
+            ended.append(_told(call))
             return ended[0]
         except LaunchError:
             mine.dismiss()
@@ -340,11 +340,10 @@ def _join(mine: _Mine, party: Party) -> int:
         try:
             ended.append(runner.run(link))
         except calling.Stopped:
-            ended.append(_told(signal_pipe))
+            ended.append(_told(call))
     return ended[0]
 
 
-def _told(signal_pipe: SignalPipe) -> int:
-    """Give the exit code of a launcher that was told to end while it waited."""
-    ending = [signum for signum in signal_pipe.read() if signum in ENDING]
-    return 128 + ending[0] if ending else EXIT_SOFTWARE
+def _told(call: Caller) -> int:
+    """Give the exit code of a launcher that was told to end while it called."""
+    return EXIT_SOFTWARE if call.told is None else 128 + call.told

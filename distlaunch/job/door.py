@@ -12,6 +12,7 @@ from distlaunch.core.model.text import printable
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire.handshake import Party
 from distlaunch.job.assembly import Assembly
+from distlaunch.job.signals import ENDING, SignalPipe
 from distlaunch.job.transport.listening import Listener
 from distlaunch.job.transport.tcp_link import TcpLink
 from distlaunch.resolve.joining import Joiner
@@ -54,11 +55,14 @@ class Caller:
     """Calls the coordinator, each time in the same name."""
 
     def __init__(
-        self, joiner: Joiner, party: Party, *, join_timeout_s: float, say: Callable[[str], None], watched: int
+        self, joiner: Joiner, party: Party, *, join_timeout_s: float, say: Callable[[str], None], signals: SignalPipe
     ) -> None:
-        """Be ready. ``watched``: calling is given up when this descriptor can be read."""
+        """Be ready. Calling is given up for signals that end us, and for no other."""
         self._joiner, self._party, self._join_timeout_s = joiner, party, join_timeout_s
-        self._say, self._watched = say, watched
+        self._say, self._signals = say, signals
+        self.told: int | None = None
+        """The signal for which calling was given up."""
+        self._until = 0.0
         self._instance = os.urandom(16).hex()
         self._rank = joiner.rendezvous.rank
         self._tell_at = _TELL_S
@@ -77,8 +81,18 @@ class Caller:
 
     def __call__(self) -> tuple[TcpLink, p.Welcome]:
         """Call until we are let in, or the time is up. Raises LaunchError, and ``calling.Stopped``."""
-        rendezvous = self._joiner.rendezvous
         self._tell_at = _TELL_S
+        self._until = time.monotonic() + self._join_timeout_s
+        while True:
+            try:
+                return self._call()
+            except calling.Stopped:
+                self.told = next((number for number in self._signals.read() if number in ENDING), None)
+                if self.told is not None:
+                    raise
+
+    def _call(self) -> tuple[TcpLink, p.Welcome]:
+        rendezvous = self._joiner.rendezvous
         connection, welcome = calling.call(
             rendezvous.host,
             rendezvous.ports,
@@ -86,9 +100,9 @@ class Caller:
             rank=self._rank,
             own_host=self._joiner.hostname,
             instance=self._instance,
-            until=time.monotonic() + self._join_timeout_s,
+            until=self._until,
             progress=self._progress,
-            watched=self._watched,
+            watched=self._signals.fileno(),
         )
         self._rank = welcome.rank
         return TcpLink(connection, self.where), welcome
@@ -96,5 +110,5 @@ class Caller:
     def _progress(self, elapsed_s: float, why: str) -> None:
         if elapsed_s >= self._tell_at:
             self._tell_at = elapsed_s + _TELL_AGAIN_S
-            left_s = max(0.0, self._join_timeout_s - elapsed_s)
+            left_s = max(0.0, self._until - time.monotonic())
             self._say(f"waiting up to {left_s:.0f} s more for {self.where}: {why}")

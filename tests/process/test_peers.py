@@ -197,6 +197,16 @@ def test_a_launcher_is_stopped_while_it_waits_for_the_coordinator(team):
     assert team.codes() == {1: 143}
 
 
+def test_signals_that_end_nobody_do_not_end_a_launcher_that_waits(team):
+    running = team.start(1)
+    running.wait_stderr("waiting")
+    for number in (signal.SIGWINCH, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD):
+        running.send_signal(number)
+    running.wait_for(lambda: running.stderr.count("waiting") > 1, "it waits on")
+    running.send_signal(signal.SIGTERM)
+    assert team.codes() == {1: 143}
+
+
 # --- launchers that are lost
 
 

@@ -33,6 +33,8 @@ _NEWEST_FRAMES = 15
 """A first byte up to this may be a frame of another release; above there are no more than other protocols."""
 _NONCE = re.compile(r"[0-9a-f]{32,128}")
 _LONGEST_WORD = 300
+_LONGEST_NAME = 200
+"""Bytes of a folder's name."""
 _LONGEST_TEXT = 4000
 _MOST_MEMBERS = 1 << 24
 _UNPROVEN = "unproven"
@@ -176,6 +178,8 @@ class CallerSide:
                 self._challenged = True
                 return self._answer(message)
             case p.Welcome() if self._challenged:
+                if not _is_fit(message):
+                    raise Stranger("garbage", "it names a job's folder or a rank that cannot be")
                 self.outcome = message
             case p.Turned():
                 self.outcome = _tame(message)
@@ -303,6 +307,14 @@ def _check_call(call: p.Call) -> None:
     )
     if not good:
         raise Stranger("garbage", "it sends messages that make no sense")
+
+
+def _is_fit(welcome: p.Welcome) -> bool:
+    """Tell whether what names our folder is one name and no path, whoever the listener is."""
+    name = welcome.folder or welcome.job_id
+    one_name = name not in (".", "..") and "/" not in name and len(name.encode("utf-8", "replace")) <= _LONGEST_NAME
+    whole = welcome.job_id + welcome.folder
+    return one_name and "\0" not in whole and len(whole) <= _LONGEST_TEXT and 0 <= welcome.rank < _MOST_MEMBERS
 
 
 def _tame(turned: p.Turned) -> p.Turned:

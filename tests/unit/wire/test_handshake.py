@@ -382,3 +382,20 @@ def test_a_token_is_never_shown_and_never_empty():
     assert "secret" not in repr(SECRET)
     with pytest.raises(ValueError):
         replace(OPEN, token=b"")
+
+
+@pytest.mark.parametrize(
+    "welcome",
+    [
+        {"folder": "../../evil"}, {"folder": "/tmp/evil"}, {"folder": ".."}, {"folder": "a\0b"}, {"folder": "x" * 300},
+        {"job_id": "../evil"}, {"job_id": "."}, {"job_id": "x" * 5000, "folder": "y"}, {"rank": -1}, {"rank": 1 << 40},
+    ],
+)  # fmt: skip
+def test_a_listener_cannot_name_a_path_or_a_rank_that_cannot_be(welcome):
+    with pytest.raises(Stranger):
+        Meeting(OPEN, OPEN, answer=replace(WELCOME, **welcome)).run()
+
+
+def test_a_job_of_any_id_may_have_a_folder_of_its_own_name():
+    answer = replace(WELCOME, job_id="run/7 of é", folder="run-7_ab12")
+    assert Meeting(OPEN, OPEN, answer=answer).run().caller.outcome == answer
