@@ -98,6 +98,8 @@ class Broken(Record):
     """The launcher itself can no longer do its work."""
 
     text: str
+    without: int | None = None
+    """A member of which nothing can come any more, if the fault has cost one."""
 
 
 # --- actions

@@ -195,7 +195,12 @@ class Assembly(Links[p.FromPeer]):
 
     def receive(self) -> list[a.Event]:
         """Give what has happened, without waiting."""
-        self._events.extend(a.FromNode(node=0, message=message) for message in self._own.receive())
+        for message in self._own.receive():
+            # Without its workers' parent our own node can never start any again: that is no loss to be made good.
+            if isinstance(message, m.Fault):
+                self._events.append(a.Broken(text=message.text, without=0))
+            else:
+                self._events.append(a.FromNode(node=0, message=message))
         self._read_all()
         self._take_callers()
         for node in list(self._wanted):

@@ -91,7 +91,7 @@ class JobPolicy(Supervision):
             case Noted():
                 return [Say(text=event.text, level="warning" if event.warning else "info")]
             case Broken():
-                return self._broken(event.text, f"internal error: {event.text}")
+                return self._broken(event.text, f"internal error: {event.text}", without=event.without)
             case Known():
                 return self._go_on_from(event, now)
             case Refused():

@@ -221,6 +221,15 @@ def test_a_killed_peer_is_noticed_and_ends_the_job(team):
     until(lambda: not any(map(is_alive, pids)), "all workers have ended")
 
 
+def test_a_killed_spawner_of_the_coordinator_ends_the_job_though_a_restart_is_left(team):
+    team.start_all("--max-restarts", "1", "--join-timeout", "20")
+    told = team.ready(0, 1)
+    worker = Path(f"/proc/{told[0]['pid']}/stat").read_text()
+    os.kill(int(worker.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    assert team.codes() == {0: 70, 1: 70}
+    until(lambda: not any(is_alive(each["pid"]) for each in told), "all workers have ended")
+
+
 def test_a_killed_coordinator_ends_the_job_where_no_restart_is_left(team):
     team.start_all(size=3)
     pids = [each["pid"] for each in team.ready(0, 1, 2)]
