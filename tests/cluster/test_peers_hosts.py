@@ -95,7 +95,7 @@ def test_a_second_launcher_of_a_rank_is_turned_away_and_both_hosts_named(meeting
 def test_a_real_training_step_over_launchers_that_met(meeting):
     program = meeting.hosts.work / "step.py"
     program.write_text(
-        "import torch, torch.distributed as dist\n"
+        "import os, torch, torch.distributed as dist\n"
         "from torch.nn.parallel import DistributedDataParallel\n"
         "dist.init_process_group('gloo')\n"
         "torch.manual_seed(dist.get_rank())\n"
@@ -103,9 +103,10 @@ def test_a_real_training_step_over_launchers_that_met(meeting):
         "model(torch.ones(2, 4) * (dist.get_rank() + 1)).sum().backward()\n"
         "print('gradient', model.module.weight.grad[0].tolist(), flush=True)\n"
         "dist.destroy_process_group()\n"
+        "os._exit(0)  # torch 2.13 aborts now and then where an interpreter with DDP ends, under any launcher\n"
     )
     meeting.start_all(program=program, env={"OMP_NUM_THREADS": "1"})
-    assert meeting.codes(180) == dict.fromkeys(ALL, 0)
+    assert meeting.codes(180) == dict.fromkeys(ALL, 0), meeting.said(0)
     for rank in ALL:
         assert meeting.launchers[rank].stdout.splitlines() == [f"[{rank}] gradient [4.0, 4.0, 4.0, 4.0]"]
 
