@@ -173,5 +173,8 @@ def _signal_hint(evidence: Evidence) -> str | None:
     if evidence.exception_type is not None and name in ("SIGABRT", "SIGSEGV"):
         return None
     if name == "SIGABRT" and _AT_EXIT in evidence.end.stderr_tail:
-        return "torch does this at exit where the process group was not destroyed: dist.destroy_process_group()"
+        return (
+            "torch does this at exit where a process group still has threads: "
+            "end with dist.monitored_barrier(), then dist.destroy_process_group()"
+        )
     return _BY_SIGNAL.get(name)
