@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from distlaunch.backends.base import Backend
 from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import GpuInventory
@@ -63,7 +64,7 @@ def read_facts(options: TrainOptions, environ: Mapping[str, str]) -> Facts:
         gpus=_gpus(options, environ),
         columns=_columns(),
         paths={path: _kind_of(path) for path in wanted},
-        texts={path: _read_text(path) for path in options.env_file},
+        texts={path: _read_text(path, f"--env-file {printable(path)}") for path in options.env_file},
         programs=programs,
         surroundings=_surroundings(options, environ),
     )
@@ -126,13 +127,13 @@ def _find_program(name: str, workdir: str, environ: Mapping[str, str]) -> str | 
     return shutil.which(name, path=environ.get("PATH"))
 
 
-def _read_text(path: str) -> str:
+def _read_text(path: str, named: str) -> str:
     try:
         data = read_bounded(path, most=_ENV_FILE_BYTES, patience_s=_ENV_FILE_S)
     except OSError as exc:
-        raise ConfigError(f"--env-file {printable(path)}: {exc.strerror}") from exc
+        raise ConfigError(f"{named}: {exc.strerror}") from exc
     except ValueError as exc:
-        raise ConfigError(f"--env-file {printable(path)}: a name of a file has no NUL") from exc
+        raise ConfigError(f"{named}: a name of a file has no NUL") from exc
     return data.decode(errors="surrogateescape").replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -180,7 +181,7 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
 
         check_interface(options.interface, options.named("interface"))
     facts = read_facts(options, environ)
-    backend = find_backend(options.backend)
+    backend = configured_backend(options, facts)
     location, lost = _locate(options, facts)
     if isinstance(options, TorchrunOptions):
         topology = torchrun_topology(options, facts)
@@ -220,6 +221,23 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
         explanation = explain(options, facts, topology, plan, location=location, lost=lost)
     return Planned(
         plan=plan, topology=topology, location=location, composer=composer, join=join, explanation=explanation
+    )
+
+
+def configured_backend(options: TrainOptions, facts: Facts) -> Backend:
+    """Load the backend, and have it take its options. Raises ConfigError."""
+    kind = find_backend(options.backend)
+    if not options.opt:
+        return kind({}, {})
+    from distlaunch.backends.choosing import chosen_options
+
+    known = kind.options()
+    chosen = chosen_options(options.opt, known, kind.name)
+    files = {
+        option.name: str(chosen[option.name]) for option in known if option.kind == "file" and option.name in chosen
+    }
+    return kind(
+        chosen, {name: _read_text(os.path.join(facts.cwd, path), f"-o {name}={path}") for name, path in files.items()}
     )
 
 

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from distlaunch.core.model.topology import Topology
-
-name = "pytorch-ddp"
+from distlaunch.backends.base import Backend
 
 
-def job_variables(topology: Topology) -> Mapping[str, str]:
-    """Add nothing: what all workers get is already what torch reads."""
-    del topology
-    return {}
+class PytorchDdp(Backend):
+    """All that torch reads is what all workers get."""
 
-
-def default_variables(topology: Topology) -> Mapping[str, str]:
-    """Add nothing that all workers do not have."""
-    del topology
-    return {}
+    name = "pytorch-ddp"
+    about = "PyTorch's environment (env://): DDP, and every script written for torchrun"

@@ -3,22 +3,75 @@
 from __future__ import annotations
 
 import importlib
-from typing import cast
+from typing import TYPE_CHECKING
 
+from distlaunch.backends.base import Backend
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.variables import BackendVariables
+from distlaunch.core.model.text import quoted
 
-_MODULES = {"pytorch-ddp": "distlaunch.backends.pytorch_ddp"}
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+ENTRY_POINTS = "distlaunch.backends"
+"""The group of entry points by which other packages add backends; each names a class like ours."""
+
+_CLASSES = {
+    "pytorch-ddp": ("pytorch_ddp", "PytorchDdp"),
+}
 
 
 def backend_names() -> tuple[str, ...]:
-    """List the names that ``--backend`` takes."""
-    return tuple(_MODULES)
+    """List the names of our own backends."""
+    return tuple(_CLASSES)
 
 
-def find_backend(name: str) -> BackendVariables:
-    """Load a backend. Raises ConfigError that names what there is."""
-    module = _MODULES.get(name)
-    if module is None:
-        raise ConfigError(f"--backend {name}: no such backend", hint=f"there is: {', '.join(backend_names())}")
-    return cast("BackendVariables", importlib.import_module(module))
+def find_backend(name: str) -> type[Backend]:
+    """Load a backend: ours, else that of another package. Raises ConfigError that names what there is."""
+    ours = _CLASSES.get(name)
+    if ours is not None:
+        module, attribute = ours
+        found: type[Backend] = getattr(importlib.import_module(f"distlaunch.backends.{module}"), attribute)
+        return found
+    return _load(name)
+
+
+def other_backends() -> dict[str, list[EntryPoint]]:
+    """Give the backends of other packages by name; a name that several have cannot be used."""
+    from importlib.metadata import entry_points
+
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        if point not in found.setdefault(point.name, []):
+            found[point.name].append(point)
+    return found
+
+
+def _load(name: str) -> type[Backend]:
+    from difflib import get_close_matches
+
+    others = other_backends()
+    there = [*_CLASSES, *(other for other in others if other not in _CLASSES)]
+    points = others.get(name, [])
+    if not points:
+        near = get_close_matches(name, there, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"--backend {quoted(name)}: no such backend", hint=f"{hint}there is: {', '.join(there)}")
+    if len(points) > 1:
+        packages = " and ".join(sorted(f"{point.value} ({_package(point)})" for point in points))
+        raise ConfigError(f"--backend {quoted(name)}: two packages have one of that name: {packages}")
+    point = points[0]
+    try:
+        found = point.load()
+    except Exception as exc:
+        why = f"{type(exc).__name__}: {exc}"
+        raise ConfigError(f"--backend {quoted(name)}: {_package(point)} could not be loaded: {why}") from exc
+    if not (isinstance(found, type) and issubclass(found, Backend)):
+        raise ConfigError(
+            f"--backend {quoted(name)}: {point.value} of {_package(point)} is no backend",
+            hint="an entry point names a subclass of distlaunch.backends.base.Backend",
+        )
+    return found
+
+
+def _package(point: EntryPoint) -> str:
+    return "an unknown package" if point.dist is None else str(point.dist.name)

@@ -75,6 +75,8 @@ class TrainOptions(Record):
     job_id: str | None = None
     # backend
     backend: str = "pytorch-ddp"
+    opt: tuple[str, ...] = ()
+    """``NAME=VALUE``, for the backend."""
     # workers
     env: tuple[str, ...] = ()
     env_file: tuple[str, ...] = ()

@@ -71,7 +71,7 @@ def build_plan(
         role=dialect.role,
         max_restarts=options.max_restarts,
         run_dir=run_dir,
-        backend=backend.name,
+        backend=backend,
     )
     python = _interpreter(options, facts) if local else options.python or facts.python
     argv = command_line(options, python, command_target(options, facts, workdir, local=local))
@@ -80,7 +80,8 @@ def build_plan(
     bootstrap: Literal["", "direct", "setup"] = "" if not wanted else "setup" if options.setup else "direct"
     columns = v.terminal_variables(topology, facts.columns, in_front=dialect.prefix_columns)
     of_here = local and shares is None
-    notes = [*topology.notes, *((pinned_note(facts.cpus), interpreter_note(options, facts)) if of_here else ())]
+    own_notes = (pinned_note(facts.cpus), interpreter_note(options, facts)) if of_here else ()
+    notes = [*topology.notes, *backend.notes, *own_notes]
     defaults = unless_set({**v.DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)
     env = {**defaults, **job, **backend.job_variables(topology)}
     port = options.master_port or topology.master_port
@@ -108,6 +109,7 @@ def build_plan(
         max_restarts=options.max_restarts,
         bootstrap=bootstrap,
         layout=dialect.layout,
+        attempt_files=unless_set(backend.attempt_files(topology), base, given),
         notes=tuple(map(dialect.spelt, filter(None, notes))),
     )
     # With what belongs to the first attempt at once: 131,072 workers are better made once than twice.
@@ -117,7 +119,9 @@ def build_plan(
         of_node = {} if topology.here is None else {topology.here: of_this}
     else:
         of_node = dict(enumerate(shares))
-    workers = tuple(_workers(options, topology, argv, of_node, threads=threads, error_file=error_file, only=only))
+    workers = tuple(
+        _workers(options, topology, backend, argv, of_node, threads=threads, error_file=error_file, only=only)
+    )
     return _settled(plan, workers, attempt=0, master_port=port)
 
 
@@ -141,6 +145,9 @@ def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: Me
 
 def _settled(plan: LaunchPlan, workers: tuple[WorkerPlan, ...], *, attempt: int, master_port: int | None) -> LaunchPlan:
     settled = v.attempt_variables(attempt=attempt, master_addr=plan.master_addr, master_port=master_port)
+    if plan.attempt_files and plan.run_dir:
+        folder = plan.layout.attempt_dir(plan.run_dir, attempt)
+        settled.update({name: os.path.join(folder, file) for name, file in plan.attempt_files.items()})
     return replace(plan, attempt=attempt, master_port=master_port, env={**plan.env, **settled}, workers=workers)
 
 
@@ -165,6 +172,7 @@ def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
 def _workers(
     options: TrainOptions,
     topology: Topology,
+    backend: v.BackendVariables,
     argv: tuple[str, ...],
     shares: Mapping[int, CpuShare],
     *,
@@ -184,17 +192,18 @@ def _workers(
         if only is not None and node_rank != only:
             rank += node.slots
             continue
-        shared = v.node_variables(topology, node_rank)
+        shared = {**v.node_variables(topology, node_rank), **backend.node_variables(topology, node_rank)}
         share = shares.get(node_rank)
         key = share, node.slots, node.numa
         if key not in known:  # many nodes are alike
             known[key] = _bound(options, share, node, threads=threads)
         for local_rank, (cpus, more) in enumerate(known[key]):
-            env = {**shared, **v.worker_variables(node, local_rank, rank), **more}
+            own = v.worker_variables(node, local_rank, rank)
+            env = {**shared, **own, **backend.worker_variables(topology, node_rank, local_rank, rank), **more}
             if error_file is not None:
                 env[_ERROR_FILE] = error_file(rank)
-            own = _own_argv(options, argv, local_rank)
-            yield WorkerPlan(rank=rank, local_rank=local_rank, node_rank=node_rank, env=env, cpus=cpus, argv=own)
+            words = _own_argv(options, argv, local_rank, backend.worker_words(local_rank))
+            yield WorkerPlan(rank=rank, local_rank=local_rank, node_rank=node_rank, env=env, cpus=cpus, argv=words)
             rank += 1
 
 
@@ -213,14 +222,19 @@ def _bound(
     return [(cpus, {"OMP_NUM_THREADS": str(count)}) for cpus, count in zip(bound, counts, strict=True)]
 
 
-def _own_argv(options: TrainOptions, argv: tuple[str, ...], local_rank: int) -> tuple[str, ...] | None:
-    """Give a worker's own command line, if the script's arguments name its local rank; else None."""
+def _own_argv(
+    options: TrainOptions, argv: tuple[str, ...], local_rank: int, more: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    """Give a worker's own command line, if the script's arguments, or ``more`` of them, differ by rank; else None."""
     macro, first = options.dialect.rank_macro, len(argv) - len(options.script_args)
-    if macro is None or not any(macro in word for word in argv[first:]):
+    replaced = macro is not None and any(macro in word for word in argv[first:])
+    if not replaced and not more:
         return None
     if options.preload is not None:
-        raise ConfigError(f"--preload and {macro} in the arguments of the script exclude each other")
-    return (*argv[:first], *(word.replace(macro, str(local_rank)) for word in argv[first:]))
+        why = f"{macro} in the arguments of the script" if replaced else f"{more[0].partition('=')[0]} for each worker"
+        raise ConfigError(f"--preload and {why} exclude each other")
+    words = argv[first:] if macro is None else (word.replace(macro, str(local_rank)) for word in argv[first:])
+    return (*argv[:first], *words, *more)
 
 
 def working_directory(options: TrainOptions, facts: Facts, *, local: bool) -> str:

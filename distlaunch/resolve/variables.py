@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from distlaunch.core.model.topology import Node, Topology
+from distlaunch.core.model.variables import BACKEND_OPTIONS
 
 _LEAST_COLUMNS = 20
 
 
 class BackendVariables(Protocol):
-    """What planning needs of a backend: the variables that it adds."""
+    """What planning needs of a backend: the variables and words that it adds; see ``backends.base``."""
 
     @property
     def name(self) -> str:
         """The backend's name on the command line."""
+
+    @property
+    def chosen(self) -> Mapping[str, str | int | float | bool]:
+        """Its options that were given, by name."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the user should know of the options chosen."""
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Give the same values for all workers."""
@@ -23,21 +32,44 @@ class BackendVariables(Protocol):
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
         """Give values for all workers that are set only where neither environment nor user sets them."""
 
+    def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
+        """Give the same values for all workers of a node."""
+
+    def worker_variables(self, topology: Topology, node_rank: int, local_rank: int, rank: int) -> Mapping[str, str]:
+        """Give what only this worker has."""
+
+    def attempt_files(self, topology: Topology) -> Mapping[str, str]:
+        """Give by variable the name of a file in the attempt's folder; set only where nobody else sets it."""
+
+    def worker_words(self, local_rank: int) -> tuple[str, ...]:
+        """Give words that stand behind the script's own arguments."""
+
 
 def job_variables(
-    topology: Topology, *, job_id: str, run_id: str, role: str, max_restarts: int, run_dir: str, backend: str
+    topology: Topology,
+    *,
+    job_id: str,
+    run_id: str,
+    role: str,
+    max_restarts: int,
+    run_dir: str,
+    backend: BackendVariables,
 ) -> dict[str, str]:
     """Give what is the same for all workers and all attempts; what is settled at the start is missing until then."""
     world = topology.world_size
     sizes = {} if world is None else {"WORLD_SIZE": str(world), "ROLE_WORLD_SIZE": str(world)}
     ids = {"TORCHELASTIC_RUN_ID": run_id, "DISTLAUNCH_JOB_ID": job_id, "DISTLAUNCH_RUN_DIR": run_dir}
+    if backend.chosen:
+        import json
+
+        ids[BACKEND_OPTIONS] = json.dumps(dict(backend.chosen), separators=(",", ":"))
     return {
         **sizes,
         "GROUP_WORLD_SIZE": str(len(topology.nodes)),
         "ROLE_NAME": role,
         "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "DISTLAUNCH_BACKEND": backend,
+        "DISTLAUNCH_BACKEND": backend.name,
         **{name: value for name, value in ids.items() if value},
     }
 

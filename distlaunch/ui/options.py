@@ -229,6 +229,14 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         variable="DISTLAUNCH_TRAIN_BACKEND",
     ),
     _row(
+        "-o --opt",
+        "text",
+        "backend",
+        "An option of the backend, which distlaunch backends lists; may be repeated.",
+        metavar="NAME=VALUE",
+        repeatable=True,
+    ),
+    _row(
         "-x --env",
         "text",
         "workers",

@@ -55,7 +55,7 @@ def _row(
 
 
 _ROWS = (
-    _row("-o --out", "text", _EVERYWHERE, "Write the file here instead of to stdout.", "FILE", variable=False),
+    _row("--out", "text", _EVERYWHERE, "Write the file here instead of to stdout.", "FILE", variable=False),
     _row("--name", "text", _EVERYWHERE, "The job's name; otherwise the script's.", "NAME"),
     _row("--time", "text", _EVERYWHERE, "Time limit of the whole job.", "90m|12h|D-HH:MM:SS"),
     _row("--cpus", "count", _EVERYWHERE, "CPUs of each node.", "N"),

@@ -28,7 +28,7 @@ TOPOLOGIES = {
 
 @pytest.fixture(params=backend_names())
 def backend(request):
-    return find_backend(request.param)
+    return find_backend(request.param)({}, {})
 
 
 @pytest.fixture(params=TOPOLOGIES)
@@ -41,7 +41,7 @@ def test_a_backend_has_the_name_that_it_is_found_by(name):
     assert find_backend(name).name == name
 
 
-@pytest.mark.parametrize("method", ["job_variables", "default_variables"])
+@pytest.mark.parametrize("method", ["job_variables", "default_variables", "attempt_files"])
 def test_variables_are_text_and_the_same_for_the_same_topology(backend, topology, method):
     first, second = getattr(backend, method)(topology), getattr(backend, method)(topology)
     assert first == second
@@ -57,5 +57,6 @@ def test_a_backend_leaves_alone_what_all_workers_get(backend, topology):
 def test_an_unknown_backend_is_refused_with_what_there_is():
     with pytest.raises(ConfigError) as caught:
         find_backend("pytorch")
-    assert "--backend pytorch" in caught.value.message
+    assert "--backend 'pytorch'" in caught.value.message
+    assert "did you mean pytorch-ddp?" in caught.value.hint
     assert all(name in caught.value.hint for name in backend_names())

@@ -69,6 +69,8 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     """How our code comes into the workers' interpreter, if they need it there."""
     notes: tuple[str, ...] = ()
     layout: Layout = TRAIN
+    attempt_files: Mapping[str, str] = {}
+    """By variable: a file in the attempt's folder that it is to name."""
 
     @property
     def world_size(self) -> int | None:

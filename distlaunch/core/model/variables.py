@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 PROGRESS_FD = "DISTLAUNCH_PROGRESS_FD"
 """Names the descriptor on which a worker may report its progress, a line of JSON at a time."""
+BACKEND_OPTIONS = "DISTLAUNCH_BACKEND_OPTIONS"
+"""The backend's options that were chosen, as JSON, for the toolkit."""
 STACKS_FD = "DISTLAUNCH_STACKS_FD"
 """Names the descriptor on which our bootstrap has a worker show its stacks; not left in its environment."""
 
@@ -17,7 +19,7 @@ SET_FOR_WORKERS = frozenset({
     "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_ERROR_FILE", "DISTLAUNCH_JOB_ID", "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_BACKEND", "DISTLAUNCH_RUN_DIR",
-    "DISTLAUNCH_COOKIE", PROGRESS_FD, STACKS_FD, "DISTLAUNCH_BOOT", "DISTLAUNCH_WARM_FD",
+    "DISTLAUNCH_COOKIE", BACKEND_OPTIONS, PROGRESS_FD, STACKS_FD, "DISTLAUNCH_BOOT", "DISTLAUNCH_WARM_FD",
 })  # fmt: skip
 """Always ours: --env may not name them."""
 

@@ -81,7 +81,7 @@ def composer(*, environ=None, identity="laptop", facts_=None, discovered=None, t
     known = facts(environ=environ or {}, surroundings=around, hostname=identity, **(facts_ or {}))
     location, _ = locate(chosen, known)
     topology = build_topology(location.allocation, chosen, known, here=location.here)
-    backend = find_backend("pytorch-ddp")
+    backend = find_backend("pytorch-ddp")({}, {})
     return Composer(chosen, known, topology, location, backend, job_id="job-1", run_dir="/r/job-1")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.backends.base import Backend
 from distlaunch.core.errors import ConfigError, NodesError, ProtocolError
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
@@ -20,16 +21,10 @@ from distlaunch.resolve.options import TrainOptions
 from distlaunch.resolve.topology import build_topology
 
 
-class Plain:
+class Plain(Backend):
     """A backend that adds nothing."""
 
     name = "plain"
-
-    def job_variables(self, _topology):
-        return {}
-
-    def default_variables(self, _topology):
-        return {}
 
 
 @pytest.fixture
@@ -45,7 +40,7 @@ def by_hand(make_facts):
         location, _ = locate(wanted, facts)
         assert location is not None
         topology = build_topology(location.allocation, wanted, facts, here=location.here)
-        joiner = Joiner(wanted, facts, topology, location, Plain())
+        joiner = Joiner(wanted, facts, topology, location, Plain({}, {}))
         joiner.named("j", "/jobs/j")
         return joiner
 
@@ -63,7 +58,7 @@ def from_source(make_facts):
             allocation=allocation, who=allocation.source, here=allocation.node_rank, by="", name="x"
         )  # fmt: skip
         topology = build_topology(allocation, wanted, facts, here=location.here)
-        joiner = Joiner(wanted, facts, topology, location, Plain())
+        joiner = Joiner(wanted, facts, topology, location, Plain({}, {}))
         joiner.named("j", "/jobs/j")
         return joiner
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distlaunch.backends.base import Backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.planning import is_alone
@@ -24,16 +25,10 @@ from distlaunch.resolve.topology import build_topology
 CUDA = "CUDA_VISIBLE_DEVICES"
 
 
-class Plain:
+class Plain(Backend):
     """A backend that adds nothing."""
 
     name = "plain"
-
-    def job_variables(self, _topology):
-        return {}
-
-    def default_variables(self, _topology):
-        return {}
 
 
 def located(make_facts, environ=None, *, texts=None, discovered=None, identity=None, **options) -> Location | None:
@@ -196,7 +191,7 @@ def test_any_surroundings_give_a_plan_that_can_be_explained_or_an_error_of_one_l
         else:
             facts, _ = trusting(facts, location.allocation, here=location.here, who=location.who)
             topology = build_topology(location.allocation, options, facts, here=location.here)
-        plan = build_plan(options, facts, topology, Plain(), job_id="j", run_dir="/r")
+        plan = build_plan(options, facts, topology, Plain({}, {}), job_id="j", run_dir="/r")
         lines = explain(options, facts, topology, plan, location=location, lost=lost).lines()
     except ConfigError as error:
         lines = [error.message, error.hint or ""]

@@ -27,7 +27,7 @@ def plan(make_facts, *, topology=None, facts=None, backend="pytorch-ddp", **opti
         chosen,
         facts,
         topology or local_topology(chosen, facts),
-        find_backend(backend),
+        find_backend(backend)({}, {}),
         job_id="job-1",
         run_dir="/r/job-1",
     )
@@ -82,7 +82,8 @@ def test_a_worker_gets_everything_that_the_design_names(make_facts):
 def test_everything_that_cannot_be_given_is_set_but_for_what_the_agent_adds(make_facts):
     bound = bind(plan(make_facts), attempt=0, master_port=1)
     descriptors = {"DISTLAUNCH_PROGRESS_FD", "DISTLAUNCH_STACKS_FD", "DISTLAUNCH_WARM_FD"}
-    assert variables(bound).keys() >= SET_FOR_WORKERS - descriptors - {"DISTLAUNCH_COOKIE", "DISTLAUNCH_BOOT"}
+    chosen = {"DISTLAUNCH_BACKEND_OPTIONS"}  # with options alone
+    assert variables(bound).keys() >= SET_FOR_WORKERS - descriptors - chosen - {"DISTLAUNCH_COOKIE", "DISTLAUNCH_BOOT"}
 
 
 def test_ranks_are_contiguous_over_unequal_nodes_in_topology_order(make_facts):

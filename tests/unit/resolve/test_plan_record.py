@@ -20,7 +20,9 @@ def plan(make_facts, *, topology=None, facts=None, job="job-1", **options) -> La
     chosen = TrainOptions(**{"script": "train.py", "num_procs": 2, **options})
     facts = make_facts(**(facts or {}))
     topology = topology or local_topology(chosen, facts)
-    return build_plan(chosen, facts, topology, find_backend("pytorch-ddp"), job_id=job, run_dir=job and f"/r/{job}")
+    return build_plan(
+        chosen, facts, topology, find_backend("pytorch-ddp")({}, {}), job_id=job, run_dir=job and f"/r/{job}"
+    )
 
 
 def variables(planned: LaunchPlan, rank: int = 0) -> dict[str, str]:

@@ -99,7 +99,7 @@ def planned(make_facts, *, facts=None, **options):
     asked = TorchrunOptions(**{"script": "train.py", "workers": 2, **options})
     known = make_facts(**(facts or {}))
     topology = torchrun_topology(asked, known)
-    return build_plan(asked, known, topology, find_backend("pytorch-ddp"), job_id="a_1", run_dir="/r/a_1")
+    return build_plan(asked, known, topology, find_backend("pytorch-ddp")({}, {}), job_id="a_1", run_dir="/r/a_1")
 
 
 def test_the_plan_has_torchruns_files_run_id_and_role(make_facts):

@@ -134,7 +134,7 @@ def through_typer(target, words, environ):
     return seen[0][1:]
 
 
-WORDS = ["--image=x", "--image", "-o", "f", "-of", "--pvc=a:/a", "--pvc", "b:/b", "--efa=0", "--efa=2", "--cpus=4", "--help",
+WORDS = ["--image=x", "--image", "--out", "f", "--out=f", "--pvc=a:/a", "--pvc", "b:/b", "--efa=0", "--efa=2", "--cpus=4", "--help",
          "--num_nodes=2", "--token_secret=t", "--partition=p", "--runtime=r", "--nmae=x", "--", "t.py", "-x", "A=1"]  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def test_the_file_goes_to_stdout_or_where_it_is_wanted_as_utf_8_in_any_locale(tm
     shown = command(tmp_path, *words, "t.py", "😀", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert (shown.returncode, shown.stderr) == (0, b"")
     assert '- "😀"\n'.encode() in shown.stdout
-    written = command(tmp_path, *words, "-o", "job.yaml", "t.py", "😀", LC_ALL="C.UTF-8")
+    written = command(tmp_path, *words, "--out", "job.yaml", "t.py", "😀", LC_ALL="C.UTF-8")
     assert (written.returncode, written.stdout) == (0, b"")
     assert b"job.yaml is written" in written.stderr
     assert (tmp_path / "job.yaml").read_bytes() == shown.stdout
@@ -183,7 +183,7 @@ def test_the_file_goes_to_stdout_or_where_it_is_wanted_as_utf_8_in_any_locale(tm
 
 def test_an_error_is_two_lines_and_leaves_the_file_alone(tmp_path):
     (tmp_path / "job.yaml").write_text("old")
-    failed = command(tmp_path, "kubernetes", "--gpus-per-node=2", "-o", "job.yaml", "t.py")
+    failed = command(tmp_path, "kubernetes", "--gpus-per-node=2", "--out", "job.yaml", "t.py")
     assert (failed.returncode, failed.stdout) == (2, b"")
     first, second = failed.stderr.decode().splitlines()
     assert first == "distlaunch: error: --image is missing: what the pods run"

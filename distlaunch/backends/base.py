@@ -1,0 +1,92 @@
+"""Layer backends: what a backend is: the variables, words and options that one training framework needs of a launcher.
+
+A backend changes nothing else: supervision, output, reports and restarts are the same for all. One is a class of its
+own; ``distlaunch.backends`` is the entry-point group for those of other packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.topology import Topology
+
+Value = str | int | float | bool
+Kind = Literal["text", "choice", "flag", "count", "seconds", "file"]
+
+
+class BackendOption(Record):
+    """One ``-o NAME=VALUE``. Nothing is set for it where it is not given: the framework's own default holds."""
+
+    name: str
+    about: str
+    kind: Kind = "text"
+    choices: tuple[str, ...] = ()
+    metavar: str = ""
+
+
+class Requirement(Record):
+    """A module that the workers import, and the package that brings it."""
+
+    module: str
+    package: str
+    at_least: str = ""
+    """The oldest version that works; empty: any."""
+
+
+class Backend:
+    """A backend with its options chosen; a subclass says what is different from what all workers get."""
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+    """A line for ``distlaunch backends``."""
+    requires: ClassVar[tuple[Requirement, ...]] = ()
+
+    def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
+        """Take the options that the user gave, checked and converted, and the contents of the files that they name.
+
+        ``texts``: by option. Raises ConfigError for options that contradict each other, or a file that is not right.
+        """
+        del texts
+        self.chosen = chosen
+
+    @classmethod
+    def options(cls) -> tuple[BackendOption, ...]:
+        """List the options that ``-o`` takes."""
+        return ()
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the user should know of the choices made."""
+        return ()
+
+    def job_variables(self, topology: Topology) -> Mapping[str, str]:
+        """Give the same values for all workers: they win over the environment, and ``--env`` over them."""
+        del topology
+        return {}
+
+    def default_variables(self, topology: Topology) -> Mapping[str, str]:
+        """Give values for all workers that are set only where neither environment nor user sets them."""
+        del topology
+        return {}
+
+    def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
+        """Give the same values for all workers of a node."""
+        del topology, node_rank
+        return {}
+
+    def worker_variables(self, topology: Topology, node_rank: int, local_rank: int, rank: int) -> Mapping[str, str]:
+        """Give what only this worker has."""
+        del topology, node_rank, local_rank, rank
+        return {}
+
+    def attempt_files(self, topology: Topology) -> Mapping[str, str]:
+        """Give by variable the name of a file in the attempt's folder; set only where nobody else sets it."""
+        del topology
+        return {}
+
+    def worker_words(self, local_rank: int) -> tuple[str, ...]:
+        """Give words that stand behind the script's own arguments."""
+        del local_rank
+        return ()

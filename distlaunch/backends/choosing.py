@@ -1,0 +1,80 @@
+"""Layer backends: ``-o NAME=VALUE`` as a backend's own table of options understands it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+
+from distlaunch.backends.base import BackendOption, Value
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.text import quoted
+
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_MOST = 1 << 40
+
+
+def chosen_options(given: Sequence[str], options: Sequence[BackendOption], backend: str) -> dict[str, Value]:
+    """Take the words that were given apart, and convert them. Raises ConfigError that names what there is."""
+    by_name = {option.name: option for option in options}
+    chosen: dict[str, Value] = {}
+    for word in given:
+        written, equals, text = word.partition("=")
+        name = written.strip().replace("_", "-").lower()
+        option = by_name.get(name)
+        if option is None:
+            raise ConfigError(
+                f"-o {quoted(word)}: {backend} has no option {quoted(written)}", hint=_there(name, by_name)
+            )
+        if not equals:
+            if option.kind != "flag":
+                raise ConfigError(f"-o {quoted(word)}: a value is missing", hint=f"-o {name}={shape(option)}")
+            text = "1"
+        value = _converted(option, text, word)
+        if chosen.get(name, value) != value:
+            raise ConfigError(f"-o {name} is given twice: {chosen[name]} and {value}")
+        chosen[name] = value
+    return chosen
+
+
+def shape(option: BackendOption) -> str:
+    """Show what an option takes: ``full|grad``, ``N``, ``FILE``."""
+    kinds = {"flag": "on|off", "count": "N", "seconds": "SECONDS", "file": "FILE", "text": "TEXT"}
+    return "|".join(option.choices) or option.metavar or kinds[option.kind]
+
+
+def _there(name: str, by_name: Mapping[str, BackendOption]) -> str:
+    near = get_close_matches(name, by_name, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"there {'is' if len(by_name) == 1 else 'are'} {', '.join(by_name)}" if by_name else "it has none"
+
+
+def _converted(option: BackendOption, text: str, word: str) -> Value:
+    value: Value | None = text
+    match option.kind:
+        case "choice":
+            value = text if text in option.choices else None
+        case "flag":
+            value = _SWITCH.get(text.lower())
+        case "count":
+            value = int(text) if text.isascii() and text.isdigit() and len(text) < 15 and int(text) <= _MOST else None
+        case "seconds":
+            value = _seconds(text)
+        case "text" | "file":
+            value = text if text and "\0" not in text else None
+    if value is None:
+        near = get_close_matches(text, option.choices, n=1, cutoff=0.6)
+        raise ConfigError(
+            f"-o {quoted(word)}: {option.name} takes {shape(option)}", hint=f"did you mean {near[0]}?" if near else None
+        )
+    return value
+
+
+def _seconds(text: str) -> float | None:
+    unit_s = _UNITS_S.get(text[-1:])
+    number = text if unit_s is None else text[:-1]
+    digits = number.replace(".", "", 1)
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 12:
+        return None
+    return float(number) * (unit_s or 1.0)
