@@ -201,6 +201,10 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
     plan = build_plan(options, facts, topology, backend, job_id=job_id, run_dir=run_dir, local=local)
     if plan.preload and options.setup is None and local:  # which may lead to others
         _check_modules(plan, options)
+    if backend.requires and local and options.setup is options.python is None and not options.no_python:
+        from distlaunch.backends.requirements import check_installed
+
+        check_installed(type(backend), plan.argv[0], _import_path(plan, options))
     composer = explanation = None
     if location is not None and location.allocation.part == "all" and not _is_all_here(options, topology):
         from distlaunch.resolve.members import Composer
@@ -270,15 +274,20 @@ def _check_modules(plan: LaunchPlan, options: TrainOptions) -> None:
     """Refuse ``--preload`` of what is not there. Raises ConfigError."""
     from distlaunch.core.probe.modules import is_importable, nearest_module
 
-    script = os.path.join(plan.workdir, plan.argv[1])
-    first = plan.workdir if options.module else script if os.path.isdir(script) else os.path.dirname(script)
-    path = [first, *filter(None, {**plan.base_env, **plan.given_env}.get("PYTHONPATH", "").split(os.pathsep))]
+    path = _import_path(plan, options)
     for name in plan.preload:
         top = name.partition(".")[0]
         if not is_importable(top, path):
             near = nearest_module(top, path)
             hint = f"did you mean {near}?" if near else f"{plan.argv[0]} -m pip install {quoted(top)}"
             raise ConfigError(f"preload {quoted(name)}: {plan.argv[0]} has no such module", hint=hint)
+
+
+def _import_path(plan: LaunchPlan, options: TrainOptions) -> list[str]:
+    """List where a worker looks for modules first."""
+    script = os.path.join(plan.workdir, plan.argv[1])
+    first = plan.workdir if options.module else script if os.path.isdir(script) else os.path.dirname(script)
+    return [first, *filter(None, {**plan.base_env, **plan.given_env}.get("PYTHONPATH", "").split(os.pathsep))]
 
 
 def _locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[str, ...]]:

@@ -41,8 +41,9 @@ def other_backends() -> dict[str, list[EntryPoint]]:
 
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=ENTRY_POINTS):
-        if point not in found.setdefault(point.name, []):
-            found[point.name].append(point)
+        known = found.setdefault(point.name, [])
+        if all((each.value, _package(each)) != (point.value, _package(point)) for each in known):  # found by two paths
+            known.append(point)
     return found
 
 
@@ -53,7 +54,7 @@ def _load(name: str) -> type[Backend]:
     there = [*_CLASSES, *(other for other in others if other not in _CLASSES)]
     points = others.get(name, [])
     if not points:
-        near = get_close_matches(name, there, n=1, cutoff=0.5)
+        near = [other for other in there if name in other.split("-")] or get_close_matches(name, there, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(f"--backend {quoted(name)}: no such backend", hint=f"{hint}there is: {', '.join(there)}")
     if len(points) > 1:

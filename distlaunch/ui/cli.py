@@ -125,6 +125,7 @@ def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan, render: R
     _add(app, run_plan, _PlanCommand, PLAN_OPTIONS, name="plan", help_text="Print what train would do; start nothing.")
     _add_torchrun(app, environ)
     _add_render(app, environ, render)
+    _add_backends(app)
     return app
 
 
@@ -229,6 +230,19 @@ def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
     settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     text = "Run a command line of torchrun."
     app.command("torchrun", help=text, context_settings=settings, add_help_option=False)(run_torchrun)
+
+
+def _add_backends(app: typer.Typer) -> None:
+    @app.command("backends", help="List the backends, what of them is installed, and their options.")
+    def run_backends(
+        name: str = typer.Argument(None, metavar="[NAME]", help="Only this one, with its options.", show_default=False),
+        fmt: str = typer.Option("table", "--format", metavar="table|json", help="How to print it."),
+    ) -> int:
+        from distlaunch.ui.backends import backends
+
+        if fmt not in ("table", "json"):
+            raise UsageError(f"--format takes table or json, not {quoted(fmt)}")
+        return backends(name, "json" if fmt == "json" else "table")
 
 
 class _Files(TyperGroup):

@@ -1,0 +1,73 @@
+"""Layer backends: whether the modules that a backend's workers import are there, asked without importing any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from distlaunch.backends.base import Backend, Requirement
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.record import Record
+from distlaunch.core.probe.modules import is_importable
+
+
+class Found(Record):
+    """What became of one requirement."""
+
+    requirement: Requirement
+    version: str | None
+    """Installed; empty where the module is there without its package's records; None if it is missing."""
+
+    @property
+    def is_met(self) -> bool:
+        """Tell whether it is there and new enough."""
+        return self.version is not None and not self.is_too_old
+
+    @property
+    def is_too_old(self) -> bool:
+        """Tell whether it is there, and older than what works."""
+        oldest = self.requirement.at_least
+        return bool(self.version and oldest) and _release(self.version or "") < _release(oldest)
+
+
+def look_for(backend: type[Backend], path: Sequence[str] = ()) -> Iterator[Found]:
+    """Look for each of a backend's modules on ``path``, then in this interpreter."""
+    for requirement in backend.requires:
+        there: str | None = None
+        if is_importable(requirement.module, path):
+            try:
+                there = version(requirement.package)
+            except PackageNotFoundError:
+                there = ""
+        yield Found(requirement=requirement, version=there)
+
+
+def install_words(python: str, found: Found) -> str:
+    """Give the command that installs what is missing, or too old."""
+    requirement = found.requirement
+    wanted = f"{requirement.package}>={requirement.at_least}" if requirement.at_least else requirement.package
+    return f"{python} -m pip install '{wanted}'"
+
+
+def check_installed(backend: type[Backend], python: str, path: Sequence[str]) -> None:
+    """Refuse a backend whose modules the workers could not import. Raises ConfigError with the command that helps."""
+    for found in look_for(backend, path):
+        if found.is_met:
+            continue
+        requirement = found.requirement
+        why = f"{requirement.package} {found.version} is older than {requirement.at_least}"
+        said = why if found.is_too_old else f"{python} has no module {requirement.module}"
+        raise ConfigError(f"--backend {backend.name}: {said}", hint=install_words(python, found))
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """Give the numbers of a version up to what is no plain number: ``2.13.0+cpu`` is (2, 13, 0)."""
+    numbers = []
+    for part in text.partition("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+        if digits != part:
+            break
+    return tuple(numbers)

@@ -1,0 +1,131 @@
+"""``distlaunch backends``, ``-o``, and a backend that another, really installed package brings."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import PROGRAMS
+
+USAGE = 2
+
+
+@pytest.fixture(scope="module")
+def gossip(tmp_path_factory):
+    """Install the example package as a user would, into a folder of its own."""
+    folder = tmp_path_factory.mktemp("site")
+    source = tmp_path_factory.mktemp("source") / "third_party"
+    subprocess.run(["cp", "-r", PROGRAMS / "third_party", source], check=True)  # setuptools writes beside its sources
+    words = ["install", "--quiet", "--no-deps", "--target", str(folder), str(source)]
+    subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *words], check=True)
+    return str(folder)
+
+
+def shown(distlaunch, *words, **env):
+    result = distlaunch.run(["backends", *words], env=env)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_all_backends_are_listed_with_what_is_installed(distlaunch):
+    records = {each["name"]: each for each in json.loads(shown(distlaunch, "--format", "json"))}
+    assert records["pytorch-ddp"]["installed"]
+    assert records["pytorch-ddp"]["problem"] is None
+    text = shown(distlaunch)
+    assert all(f"{name} " in text for name in records)
+
+
+def test_one_backend_is_shown_with_its_options(distlaunch, gossip):
+    text = shown(distlaunch, "gossip", PYTHONPATH=gossip)
+    assert "installed: gossip-backend 1.2" in text
+    assert [line.split()[0] for line in text.splitlines() if "=" in line and "-o" not in line] == [
+        "rounds=N",
+        "topology=ring|star",
+        "loud=on|off",
+    ]
+
+
+def test_backends_of_other_packages_are_listed_and_those_that_cannot_be_used_say_why(distlaunch, gossip):
+    records = json.loads(shown(distlaunch, "--format", "json", PYTHONPATH=gossip))
+    problems = {each["name"]: each["problem"] for each in records if each["problem"]}
+    assert problems.keys() == {"pytorch-ddp", "broken", "nothing"}
+    assert "gossip-backend" in problems["pytorch-ddp"]
+    assert "ModuleNotFoundError" in problems["broken"]
+    assert "no backend" in problems["nothing"]
+
+
+def test_another_packages_backend_sets_what_its_workers_need(distlaunch, gossip):
+    script = distlaunch.work / "show.py"
+    script.write_text(
+        "import os\nnames = ['RANK', 'GOSSIP_NEIGHBOUR', 'GOSSIP_ROUNDS', 'DISTLAUNCH_BACKEND', 'DISTLAUNCH_BACKEND_OPTIONS']\n"
+        "print(*(os.environ[name] for name in names))\n"
+    )
+    words = ["--backend", "gossip", "-o", "rounds=3", "--opt", "topology=ring", "--num-procs", "2", "--device", "cpu"]
+    result = distlaunch.train(*words, script, env={"PYTHONPATH": gossip})
+    assert result.returncode == 0, result.stderr
+    told = 'gossip {"rounds":3,"topology":"ring"}'
+    assert sorted(result.stdout.splitlines()) == [f"[0] 0 1 3 {told}", f"[1] 1 0 3 {told}"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--backend", "gosip"], "did you mean gossip?"),
+        (["--backend", "ddp"], "did you mean pytorch-ddp?"),
+        (["--backend", "gossip", "-o", "round=3"], "did you mean rounds?"),
+        (["--backend", "gossip", "-o", "rounds"], "-o rounds=N"),
+        (["--backend", "gossip", "-o", "rounds=-1"], "rounds takes N"),
+        (["--backend", "gossip", "-o", "topology=rnig"], "did you mean ring?"),
+        (["--backend", "gossip", "-o", "loud=perhaps"], "loud takes on|off"),
+        (["--backend", "gossip", "-o", "rounds=1", "-o", "rounds=2"], "given twice: 1 and 2"),
+        (["--backend", "broken"], "gossip-backend could not be loaded"),
+        (["-o", "rounds=1"], "pytorch-ddp has no option 'rounds'"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_there_is(distlaunch, gossip, words, said):
+    result = distlaunch.train(*words, "--num-procs", "1", "x.py", env={"PYTHONPATH": gossip})
+    assert result.returncode == USAGE
+    assert said in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("required", "said"),
+    [
+        ('module="gossipd", package="gossip-daemon"', "-m pip install 'gossip-daemon'"),
+        ('module="gossip_backend", package="gossip-backend", at_least="1.10"', "gossip-backend 1.2 is older than 1.10"),
+    ],
+    ids=["missing", "too old"],
+)
+def test_what_is_missing_is_named_with_the_command_that_installs_it(distlaunch, gossip, tmp_path, required, said):
+    changed = tmp_path / "changed"
+    subprocess.run(["cp", "-r", gossip, changed], check=True)
+    source = changed / "gossip_backend" / "__init__.py"
+    before = 'module="gossip_backend", package="gossip-backend", at_least="1.1"'
+    assert before in source.read_text()
+    source.write_text(source.read_text().replace(before, required))
+    (distlaunch.work / "x.py").touch()
+    words = ["--backend", "gossip", "--num-procs", "1", "--device", "cpu", "x.py"]
+    result = distlaunch.train(*words, env={"PYTHONPATH": str(changed)})
+    assert result.returncode == USAGE
+    assert said in result.stderr
+    assert "pip install" in shown(distlaunch, "gossip", PYTHONPATH=str(changed))
+
+
+def test_a_name_that_two_packages_have_cannot_be_used(distlaunch, gossip, tmp_path):
+    other = tmp_path / "other"
+    subprocess.run(["cp", "-r", gossip, other], check=True)
+    found = next(other.glob("*.dist-info"))
+    found.rename(other / "chatter-1.0.dist-info")
+    metadata = other / "chatter-1.0.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text().replace("gossip-backend", "chatter"))
+    entry_points = other / "chatter-1.0.dist-info" / "entry_points.txt"
+    entry_points.write_text("[distlaunch.backends]\ngossip = gossip_backend:Gossip\n")
+    env = {"PYTHONPATH": f"{gossip}:{other}"}
+    result = distlaunch.train("--backend", "gossip", "--num-procs", "1", "x.py", env=env)
+    assert result.returncode == USAGE
+    assert "two packages" in result.stderr
+    assert "chatter" in result.stderr
