@@ -61,6 +61,11 @@ class Backend:
         """What the user should know of the choices made."""
         return ()
 
+    def notes_on(self, topology: Topology) -> Sequence[str]:
+        """Say what the user should know of the choices made, given these nodes and workers."""
+        del topology
+        return ()
+
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Give the same values for all workers: they win over the environment, and ``--env`` over them."""
         del topology
@@ -82,7 +87,11 @@ class Backend:
         return {}
 
     def attempt_files(self, topology: Topology) -> Mapping[str, str]:
-        """Give by variable the name of a file in the attempt's folder; set only where nobody else sets it."""
+        """Give by variable the name of a file, or how names begin, in the attempt's folder.
+
+        Set only where nobody else sets it. Variables with the same file are names of one thing, old and new: where one
+        of them is set, none is.
+        """
         del topology
         return {}
 

@@ -81,7 +81,7 @@ def build_plan(
     columns = v.terminal_variables(topology, facts.columns, in_front=dialect.prefix_columns)
     of_here = local and shares is None
     own_notes = (pinned_note(facts.cpus), interpreter_note(options, facts)) if of_here else ()
-    notes = [*topology.notes, *backend.notes, *own_notes]
+    notes = [*topology.notes, *backend.notes, *backend.notes_on(topology), *own_notes]
     defaults = unless_set({**v.DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)
     env = {**defaults, **job, **backend.job_variables(topology)}
     port = options.master_port or topology.master_port
@@ -109,7 +109,7 @@ def build_plan(
         max_restarts=options.max_restarts,
         bootstrap=bootstrap,
         layout=dialect.layout,
-        attempt_files=unless_set(backend.attempt_files(topology), base, given),
+        attempt_files=_unclaimed(backend.attempt_files(topology), base, given),
         notes=tuple(map(dialect.spelt, filter(None, notes))),
     )
     # With what belongs to the first attempt at once: 131,072 workers are better made once than twice.
@@ -149,6 +149,12 @@ def _settled(plan: LaunchPlan, workers: tuple[WorkerPlan, ...], *, attempt: int,
         folder = plan.layout.attempt_dir(plan.run_dir, attempt)
         settled.update({name: os.path.join(folder, file) for name, file in plan.attempt_files.items()})
     return replace(plan, attempt=attempt, master_port=master_port, env={**plan.env, **settled}, workers=workers)
+
+
+def _unclaimed(files: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str, str]:
+    """Keep the files of which no variable is set: it may have an old name and a new one."""
+    claimed = {file for name, file in files.items() if any(name in layer for layer in layers)}
+    return {name: file for name, file in files.items() if file not in claimed}
 
 
 def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:

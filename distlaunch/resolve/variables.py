@@ -26,6 +26,9 @@ class BackendVariables(Protocol):
     def notes(self) -> Sequence[str]:
         """What the user should know of the options chosen."""
 
+    def notes_on(self, topology: Topology) -> Sequence[str]:
+        """Say what the user should know of them, given these nodes and workers."""
+
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Give the same values for all workers."""
 
@@ -39,7 +42,7 @@ class BackendVariables(Protocol):
         """Give what only this worker has."""
 
     def attempt_files(self, topology: Topology) -> Mapping[str, str]:
-        """Give by variable the name of a file in the attempt's folder; set only where nobody else sets it."""
+        """Give by variable the name of a file in the attempt's folder; see ``backends.base`` for when it is set."""
 
     def worker_words(self, local_rank: int) -> tuple[str, ...]:
         """Give words that stand behind the script's own arguments."""
