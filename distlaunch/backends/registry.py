@@ -17,6 +17,7 @@ ENTRY_POINTS = "distlaunch.backends"
 
 _CLASSES = {
     "pytorch-ddp": ("pytorch_ddp", "PytorchDdp"),
+    "fsdp": ("fsdp", "Fsdp"),
 }
 
 

@@ -1,0 +1,138 @@
+"""Layer backends: fully sharded data parallel, for the toolkit's ``wrap``, Accelerate and Transformers.
+
+The toolkit reads the options by themselves; the other two, which come to the same FSDP2 by them, read what ``accelerate
+launch`` sets. Their names and values are those of Accelerate 1.15; releases before 1.6 know only FSDP1, and go by the
+sharding strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from distlaunch.backends.base import BackendOption, Requirement, Value
+from distlaunch.backends.pytorch_ddp import TorchBackend
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.topology import Topology
+
+_STRATEGIES = {"full": "FULL_SHARD", "grad": "SHARD_GRAD_OP", "hybrid": "HYBRID_SHARD"}
+_FLAGS = {"cpu-offload": "FSDP_OFFLOAD_PARAMS", "activation-checkpointing": "FSDP_ACTIVATION_CHECKPOINTING"}
+
+
+class Fsdp(TorchBackend):
+    """DDP's environment, and how the model is sharded."""
+
+    name = "fsdp"
+    about = "PyTorch's FSDP2, for scripts of the toolkit, Accelerate and Transformers"
+    requires = (Requirement(module="torch", package="torch", at_least="2.6"),)
+
+    def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
+        super().__init__(chosen, texts)
+        self._above_zero("wrap-min-params")
+        if "wrap-min-params" in chosen and "wrap-classes" in chosen:
+            raise ConfigError(
+                "-o wrap-min-params and -o wrap-classes exclude each other",
+                hint="layers are sharded by their size, or by their class",
+            )
+        for name in _class_names(chosen):
+            if not name.isidentifier():
+                raise ConfigError(
+                    f"-o wrap-classes={chosen['wrap-classes']}: {name!r} is no name of a class",
+                    hint="names without their modules, with commas between: Block,Embedding",
+                )
+
+    @classmethod
+    def options(cls) -> tuple[BackendOption, ...]:
+        """List how the model can be sharded."""
+        return (
+            BackendOption(
+                name="sharding",
+                about="full: parameters, gradients, optimizer (default); grad: all but parameters between forward and "
+                "backward; hybrid: full within a node, copies between nodes",
+                kind="choice",
+                choices=tuple(_STRATEGIES),
+            ),
+            BackendOption(
+                name="precision",
+                about="what forward and backward compute in",
+                kind="choice",
+                choices=("bf16", "fp16", "fp32"),
+            ),
+            BackendOption(name="cpu-offload", about="keep what is not at work in the host's memory", kind="flag"),
+            BackendOption(
+                name="wrap-min-params", about="shard layers of more than so many parameters each", kind="count"
+            ),
+            BackendOption(
+                name="wrap-classes", about="shard layers of these classes each (GPT2Block,...)", metavar="CLASS,..."
+            ),
+            BackendOption(
+                name="activation-checkpointing", about="compute activations again instead of keeping them", kind="flag"
+            ),
+            *super().options(),
+        )
+
+    def notes_on(self, topology: Topology) -> Sequence[str]:
+        """Say what Accelerate does on CPUs."""
+        if topology.device != "cpu":
+            return ()
+        return (
+            "CPU workers: the toolkit shards here too; Accelerate and Transformers do so on GPUs alone, and use DDP",
+        )
+
+    def job_variables(self, topology: Topology) -> Mapping[str, str]:
+        """Give what Accelerate and Transformers read. Raises ConfigError for hybrid sharding over unequal nodes."""
+        variables = {**super().job_variables(topology), "ACCELERATE_USE_FSDP": "true"}
+        sharding = self.chosen.get("sharding")
+        if sharding is not None:
+            variables["FSDP_SHARDING_STRATEGY"] = _STRATEGIES[str(sharding)]
+            variables["FSDP_RESHARD_AFTER_FORWARD"] = _switch(sharding != "grad")
+        if sharding == "hybrid":
+            variables.update(_mesh(topology))
+        if "precision" in self.chosen:
+            precision = str(self.chosen["precision"])
+            variables["ACCELERATE_MIXED_PRECISION"] = "no" if precision == "fp32" else precision
+        for name, variable in _FLAGS.items():
+            if name in self.chosen:
+                variables[variable] = _switch(bool(self.chosen[name]))
+        if "wrap-min-params" in self.chosen:
+            variables["FSDP_AUTO_WRAP_POLICY"] = "SIZE_BASED_WRAP"
+            variables["FSDP_MIN_NUM_PARAMS"] = str(self.chosen["wrap-min-params"])
+        if "wrap-classes" in self.chosen:
+            variables["FSDP_AUTO_WRAP_POLICY"] = "TRANSFORMER_BASED_WRAP"
+            variables["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(_class_names(self.chosen))
+        return variables
+
+    def default_variables(self, topology: Topology) -> Mapping[str, str]:
+        """Choose FSDP2, and layers by the classes that a Transformers model names."""
+        on_cpus = {"ACCELERATE_USE_CPU": "true"} if topology.device == "cpu" else {}
+        return {
+            **super().default_variables(topology),
+            "FSDP_VERSION": "2",
+            "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+            **on_cpus,
+        }
+
+
+def _class_names(chosen: Mapping[str, Value]) -> list[str]:
+    text = str(chosen.get("wrap-classes", ""))
+    return [name.strip() for name in text.split(",")] if text else []
+
+
+def _switch(on: bool) -> str:  # noqa: FBT001 - it is what the variable says
+    return "true" if on else "false"
+
+
+def _mesh(topology: Topology) -> dict[str, str]:
+    """Give the two sides of hybrid sharding, as far as the nodes have told how many workers they run."""
+    slots = {node.slots for node in topology.nodes}
+    if len(slots) > 1 and None not in slots:
+        told = ", ".join(f"{node.host}: {node.slots}" for node in topology.nodes[:8])
+        raise ConfigError(
+            f"-o sharding=hybrid needs as many workers on each node ({told})", hint="-o sharding=full takes any number"
+        )
+    if len(slots) != 1 or None in slots:
+        return {}
+    return {
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": str(len(topology.nodes)),
+        "PARALLELISM_CONFIG_DP_SHARD_SIZE": str(slots.pop()),
+    }
