@@ -42,6 +42,8 @@ class Backend:
     about: ClassVar[str]
     """A line for ``distlaunch backends``."""
     requires: ClassVar[tuple[Requirement, ...]] = ()
+    store: ClassVar[bool] = False
+    """Workers find each other by a store of ours on the master's port, as Horovod's do."""
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         """Take the options that the user gave, checked and converted, and the contents of the files that they name.
@@ -54,6 +56,15 @@ class Backend:
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
         """List the options that ``-o`` takes."""
+        return ()
+
+    @classmethod
+    def env_files(cls, environ: Mapping[str, str], cwd: str) -> Sequence[str]:
+        """Name files of NAME=VALUE lines that are there, and hold for all workers; ``--env-file`` ranks above them.
+
+        Raises ConfigError for one that is named and is not there.
+        """
+        del environ, cwd
         return ()
 
     @property
@@ -86,6 +97,10 @@ class Backend:
         del topology, node_rank, local_rank, rank
         return {}
 
+    def repeated(self) -> Mapping[str, str]:
+        """Give by variable which of ours has its value: of MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME."""
+        return {}
+
     def attempt_files(self, topology: Topology) -> Mapping[str, str]:
         """Give by variable the name of a file, or how names begin, in the attempt's folder.
 
@@ -96,6 +111,6 @@ class Backend:
         return {}
 
     def worker_words(self, local_rank: int) -> tuple[str, ...]:
-        """Give words that stand behind the script's own arguments."""
+        """Give words that stand before the script's own arguments, which so have the last word."""
         del local_rank
         return ()

@@ -16,8 +16,10 @@ ENTRY_POINTS = "distlaunch.backends"
 """The group of entry points by which other packages add backends; each names a class like ours."""
 
 _CLASSES = {
+    "horovod": ("horovod", "Horovod"),
     "pytorch-ddp": ("pytorch_ddp", "PytorchDdp"),
     "fsdp": ("fsdp", "Fsdp"),
+    "deepspeed": ("deepspeed", "DeepSpeed"),
 }
 
 

@@ -57,6 +57,7 @@ def start_of(
         travelled=streams.travelled,
         node_logs=streams.node_logs,
         orphan_grace_s=streams.orphan_grace_s,
+        store=plan.store and node_rank == 0,
         takes_feed=streams.travelled and node_rank == 0 and streams.stdin,
     )
 

@@ -109,6 +109,8 @@ def build_plan(
         max_restarts=options.max_restarts,
         bootstrap=bootstrap,
         layout=dialect.layout,
+        repeated=unless_set(backend.repeated(), base, given),
+        store=backend.store,
         attempt_files=_unclaimed(backend.attempt_files(topology), base, given),
         notes=tuple(map(dialect.spelt, filter(None, notes))),
     )
@@ -132,7 +134,9 @@ def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: Me
     """
     if meeting is not None:
         nodes = tuple(
-            replace(node, env={**node.env, **more}) if (more := meeting.env.get(rank)) else node
+            replace(node, env={**node.env, **more, **_repeated(plan, more)})
+            if (more := meeting.env.get(rank))
+            else node
             for rank, node in enumerate(plan.nodes)
         )
         plan = replace(plan, master_addr=meeting.address, nodes=nodes)
@@ -148,7 +152,13 @@ def _settled(plan: LaunchPlan, workers: tuple[WorkerPlan, ...], *, attempt: int,
     if plan.attempt_files and plan.run_dir:
         folder = plan.layout.attempt_dir(plan.run_dir, attempt)
         settled.update({name: os.path.join(folder, file) for name, file in plan.attempt_files.items()})
+    settled.update(_repeated(plan, settled))
     return replace(plan, attempt=attempt, master_port=master_port, env={**plan.env, **settled}, workers=workers)
+
+
+def _repeated(plan: LaunchPlan, settled: Mapping[str, str]) -> dict[str, str]:
+    """Give the backend's variables that have the value of one of these."""
+    return {name: settled[of] for name, of in plan.repeated.items() if of in settled}
 
 
 def _unclaimed(files: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str, str]:
@@ -208,7 +218,7 @@ def _workers(
             env = {**shared, **own, **backend.worker_variables(topology, node_rank, local_rank, rank), **more}
             if error_file is not None:
                 env[_ERROR_FILE] = error_file(rank)
-            words = _own_argv(options, argv, local_rank, backend.worker_words(local_rank))
+            words = _own_argv(options, argv, local_rank, backend.worker_words(int(own["LOCAL_RANK"])))
             yield WorkerPlan(rank=rank, local_rank=local_rank, node_rank=node_rank, env=env, cpus=cpus, argv=words)
             rank += 1
 
@@ -240,7 +250,7 @@ def _own_argv(
         why = f"{macro} in the arguments of the script" if replaced else f"{more[0].partition('=')[0]} for each worker"
         raise ConfigError(f"--preload and {why} exclude each other")
     words = argv[first:] if macro is None else (word.replace(macro, str(local_rank)) for word in argv[first:])
-    return (*argv[:first], *words, *more)
+    return (*argv[:first], *more, *words)
 
 
 def working_directory(options: TrainOptions, facts: Facts, *, local: bool) -> str:

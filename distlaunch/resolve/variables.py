@@ -41,11 +41,18 @@ class BackendVariables(Protocol):
     def worker_variables(self, topology: Topology, node_rank: int, local_rank: int, rank: int) -> Mapping[str, str]:
         """Give what only this worker has."""
 
+    def repeated(self) -> Mapping[str, str]:
+        """Give by variable which of ours has its value: of MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME."""
+
+    @property
+    def store(self) -> bool:
+        """Whether workers find each other by a store of ours on the master's port: Horovod's."""
+
     def attempt_files(self, topology: Topology) -> Mapping[str, str]:
         """Give by variable the name of a file in the attempt's folder; see ``backends.base`` for when it is set."""
 
     def worker_words(self, local_rank: int) -> tuple[str, ...]:
-        """Give words that stand behind the script's own arguments."""
+        """Give words that stand before the script's own arguments; ``local_rank`` is what LOCAL_RANK says."""
 
 
 def job_variables(

@@ -240,7 +240,13 @@ class Agent:
         self._start = message
         self._pids = []
         self._oom_before = oom_kills()
-        self._preparing.share()
+        try:
+            if message.store:
+                self._preparing.serve_store()
+            else:
+                self._preparing.share()
+        except OSError as exc:
+            self._send(m.Fault(text=f"the store of the workers cannot be served: {exc.strerror}"))
         bootstrap = bootstrap_environment(message, self._nofile, self._ground.boot)
         env = {**message.env, "DISTLAUNCH_COOKIE": self._cookie, **bootstrap}
         setup = w.Setup(

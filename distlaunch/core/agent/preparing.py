@@ -6,6 +6,7 @@ nodes try whether they get through to it.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import threading
@@ -20,6 +21,8 @@ from distlaunch.core.wire import messages as m
 
 if TYPE_CHECKING:
     import socket
+
+    from distlaunch.core.agent.store import Store
 
 GPU_RELEASE_S = 30.0
 """How long the driver may take to give back the memory of processes that have ended."""
@@ -49,6 +52,7 @@ class Preparing:
         self._send = send
         self._post = post
         self._listener: socket.socket | None = None
+        self._store: Store | None = None
         self._word = b""
         self._newest: m.Prepare | None = None
         """Others are of attempts that came to nothing: a wait for their sake may end later."""
@@ -129,9 +133,27 @@ class Preparing:
         if self._port is not None:
             self._port.share()
 
+    def serve_store(self) -> None:
+        """Serve a store on the port from now on, instead. Raises OSError."""
+        from distlaunch.core.agent.store import Store
+
+        self._close_listener()
+        if self._port is None:
+            return
+        listener = self._port.listener()
+        try:
+            store = Store(listener)
+            store.start()
+        except RuntimeError as exc:
+            raise OSError(errno.EAGAIN, "no thread can be started") from exc
+        self._store = store
+
     def release(self) -> None:
         """Give the port back."""
         self._close_listener()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
         if self._port is not None:
             self._port.release()
             self._port = None

@@ -69,6 +69,10 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     """How our code comes into the workers' interpreter, if they need it there."""
     notes: tuple[str, ...] = ()
     layout: Layout = TRAIN
+    repeated: Mapping[str, str] = {}
+    """By variable: which of ours has its value, once that is settled."""
+    store: bool = False
+    """Workers find each other by a store of ours on the master's port."""
     attempt_files: Mapping[str, str] = {}
     """By variable: a file in the attempt's folder that it is to name."""
 

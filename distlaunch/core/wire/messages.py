@@ -86,6 +86,8 @@ class Start(Record):
     """A folder on the node where each rank's output is filed as well; empty: none."""
     takes_feed: bool = False
     """The ``stdin_rank`` reads what ``Feed`` brings, not the agent's own stdin."""
+    store: bool = False
+    """The master's node serves Horovod's store on the port that it holds."""
     orphan_grace_s: float | None = None
     """How long the workers may take to end by TERM if agent or coordinator vanish; None: as the agent has it."""
 

@@ -1,0 +1,139 @@
+"""Layer backends: Horovod by gloo: its variables for each worker; its store is ours, on the master's port.
+
+``base_environment`` has dropped what an outer launcher set of these. Elastic Horovod is not offered: its protocol
+unpickles what comes over the network.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from distlaunch.backends.base import Backend, BackendOption, Requirement
+from distlaunch.core.model.topology import Topology
+
+_IN_URLS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_")
+_OF_OPTIONS = {
+    "fusion-threshold-mb": ("HOROVOD_FUSION_THRESHOLD", 1 << 20),
+    "cycle-time-ms": ("HOROVOD_CYCLE_TIME", 1),
+    "cache-capacity": ("HOROVOD_CACHE_CAPACITY", 1),
+    "gloo-timeout": ("HOROVOD_GLOO_TIMEOUT_SECONDS", 1),
+    "stall-check-warning": ("HOROVOD_STALL_CHECK_TIME_SECONDS", 1),
+    "stall-check-shutdown": ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 1),
+}
+"""Variables by option, and what a value is multiplied with."""
+
+
+class Horovod(Backend):
+    """Horovod 0.28 with gloo for control, gloo or NCCL for data."""
+
+    name = "horovod"
+    about = "Horovod: its variables and its store; gloo for control, NCCL or gloo for data"
+    requires = (Requirement(module="horovod", package="horovod", at_least="0.21"),)
+    store = True
+
+    @classmethod
+    def options(cls) -> tuple[BackendOption, ...]:
+        """List the options that ``-o`` takes: what horovodrun has of its own."""
+        return (
+            BackendOption(
+                name="compression", about="what wrap() compresses gradients to", kind="choice", choices=("none", "fp16")
+            ),
+            BackendOption(name="fusion-threshold-mb", about="how much is reduced at once", kind="count", metavar="MB"),
+            BackendOption(name="cycle-time-ms", about="how often tensors are collected", kind="count", metavar="MS"),
+            BackendOption(name="cache-capacity", about="responses that are kept; 0: none", kind="count"),
+            BackendOption(
+                name="gloo-timeout", about="how long gloo waits for another worker", kind="count", metavar="SECONDS"
+            ),
+            BackendOption(name="timeline", about="write Horovod's timeline of rank 0 to this file", metavar="FILE"),
+            BackendOption(name="autotune", about="tune fusion and cycle time while training", kind="flag"),
+            BackendOption(name="autotune-log", about="where it writes what it tried", metavar="FILE"),
+            BackendOption(name="stall-check", about="warn of ranks that others wait for", kind="flag"),
+            BackendOption(name="stall-check-warning", about="after so long", kind="count", metavar="SECONDS"),
+            BackendOption(
+                name="stall-check-shutdown", about="end the job after so long", kind="count", metavar="SECONDS"
+            ),
+            BackendOption(
+                name="log-level",
+                about="of Horovod itself",
+                kind="choice",
+                choices=("trace", "debug", "info", "warning", "error", "fatal"),
+            ),
+        )
+
+    def job_variables(self, topology: Topology) -> Mapping[str, str]:
+        """Name the controller, and how many workers there are."""
+        world = topology.world_size
+        chosen = self.chosen
+        variables = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+        if world is not None:
+            variables["HOROVOD_SIZE"] = str(world)
+        variables |= {
+            variable: str(int(chosen[name]) * factor)
+            for name, (variable, factor) in _OF_OPTIONS.items()
+            if name in chosen
+        }
+        texts = {
+            "timeline": "HOROVOD_TIMELINE",
+            "autotune-log": "HOROVOD_AUTOTUNE_LOG",
+            "log-level": "HOROVOD_LOG_LEVEL",
+        }
+        variables |= {variable: str(chosen[name]) for name, variable in texts.items() if name in chosen}
+        if "autotune" in chosen:
+            variables["HOROVOD_AUTOTUNE"] = "1" if chosen["autotune"] else "0"
+        if "stall-check" in chosen:
+            variables["HOROVOD_STALL_CHECK_DISABLE"] = "0" if chosen["stall-check"] else "1"
+        return variables
+
+    def default_variables(self, topology: Topology) -> Mapping[str, str]:
+        """Keep a job of one machine on its loopback interface, which is always there."""
+        return {"HOROVOD_GLOO_IFACE": "lo"} if len(topology.nodes) == 1 else {}
+
+    def repeated(self) -> Mapping[str, str]:
+        """Give where the store is, and the interface that the nodes have found for gloo."""
+        return {
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "MASTER_ADDR",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": "MASTER_PORT",
+            "HOROVOD_GLOO_IFACE": "GLOO_SOCKET_IFNAME",
+        }
+
+    def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
+        """Name the node, which has to be unlike all others, and may stand in a URL."""
+        host = topology.nodes[node_rank].host
+        unique = self._of(topology).hosts[host] == 1 and host and _IN_URLS.issuperset(host)
+        variables = {"HOROVOD_HOSTNAME": host if unique else f"node-{node_rank}"}
+        if (slots := topology.nodes[node_rank].slots) is not None:
+            variables["HOROVOD_LOCAL_SIZE"] = str(slots)
+        return variables
+
+    def worker_variables(self, topology: Topology, node_rank: int, local_rank: int, rank: int) -> Mapping[str, str]:
+        """Give the worker's place, also among the workers of all nodes that have its local rank."""
+        places = self._of(topology).cross[local_rank]
+        return {
+            "HOROVOD_RANK": str(rank),
+            "HOROVOD_LOCAL_RANK": str(local_rank),
+            "HOROVOD_CROSS_RANK": str(places[node_rank]),
+            "HOROVOD_CROSS_SIZE": str(len(places)),
+        }
+
+    def _of(self, topology: Topology) -> _Places:
+        places: _Places | None = getattr(self, "_places", None)
+        if places is None or places.topology is not topology:
+            places = self._places = _Places(topology)
+        return places
+
+
+class _Places:
+    """Which nodes have a worker of each local rank: made once a topology, asked for every worker of it."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.hosts = Counter(node.host for node in topology.nodes)
+        self.cross: list[dict[int, int]] = []
+        """By local rank: the place of each node among those that have it."""
+        for node_rank, node in enumerate(topology.nodes):
+            for local_rank in range(node.slots or 0):
+                if local_rank == len(self.cross):
+                    self.cross.append({})
+                places = self.cross[local_rank]
+                places[node_rank] = len(places)

@@ -1,0 +1,201 @@
+"""The store in which Horovod's workers find each other, as its client and others speak to it."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import random
+import socket
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distlaunch.core.agent.store import Scopes, Store
+
+BOUND_S = 60.0
+
+
+@pytest.fixture
+def port():
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    listener.setblocking(False)
+    number = listener.getsockname()[1]
+    store = Store(listener)
+    store.start()
+    yield number
+    store.close()
+
+
+def ask(port, method, path, body=None):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=BOUND_S)
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def until_there(port, path):
+    while True:
+        status, body = ask(port, "GET", path)
+        if status == 200:
+            return body
+        assert status == 404
+
+
+def test_what_was_put_is_got(port):
+    value = bytes(range(256)) * 100
+    assert ask(port, "PUT", "/global/0", value) == (200, b"")
+    assert ask(port, "GET", "/global/0") == (200, value)
+    assert ask(port, "PUT", "/global/0", b"") == (200, b"")
+    assert ask(port, "GET", "/global/0") == (200, b"")
+
+
+def test_scopes_are_apart(port):
+    ask(port, "PUT", "/local_a/0", b"a")
+    ask(port, "PUT", "/local_b/0", b"b")
+    assert ask(port, "GET", "/local_a/0") == (200, b"a")
+
+
+def test_what_is_not_there_in_time_is_not_found(port):
+    assert ask(port, "GET", "/global/7")[0] == 404
+
+
+def test_a_question_is_held_until_somebody_puts_the_answer(port):
+    got = []
+    asking = [threading.Thread(target=lambda: got.append(until_there(port, "/global/1"))) for _ in range(20)]
+    for each in asking:
+        each.start()
+    ask(port, "PUT", "/global/1", b"x")
+    for each in asking:
+        each.join(BOUND_S)
+    assert got == [b"x"] * 20
+
+
+def test_a_scope_is_forgotten_with_its_last_rank_and_no_other_is(port):
+    for rank in range(3):
+        ask(port, "PUT", f"/global/{rank}", b"old")
+    ask(port, "PUT", "/other/0", b"other")
+    for rank in (2, 0, 0):
+        assert ask(port, "DELETE", f"/global/{rank}") == (200, b"")
+    assert ask(port, "GET", "/global/1") == (200, b"old")
+    ask(port, "DELETE", "/global/1")
+    assert ask(port, "GET", "/global/1")[0] == 404
+    assert ask(port, "GET", "/other/0") == (200, b"other")
+    ask(port, "PUT", "/global/1", b"new")
+    assert ask(port, "GET", "/global/1") == (200, b"new")
+
+
+def test_many_ranks_that_all_wait_for_all(port):
+    """Sixteen ranks put theirs and get everybody's, in any order, and then do it again."""
+    ranks, failed = 16, []
+
+    def run(rank):
+        for turn in range(2):
+            ask(port, "PUT", f"/global{turn}/{rank}", b"%d.%d" % (turn, rank))
+            others = random.Random(rank).sample(range(ranks), ranks)
+            got = {other: until_there(port, f"/global{turn}/{other}") for other in others}
+            failed.extend(other for other, value in got.items() if value != b"%d.%d" % (turn, other))
+            ask(port, "DELETE", f"/global{turn}/{rank}")
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(BOUND_S)
+    assert not failed
+    assert ask(port, "GET", "/global1/0")[0] == 404
+
+
+def speak(port, data):
+    """Send bytes and give all that is answered until the other side closes, or this one has had enough."""
+    with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while more := connection.recv(65536):
+            answer += more
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (b"GET /global HTTP/1.1\r\n\r\n", b"400"),
+        (b"PUT global/0 HTTP/1.1\r\n\r\n", b"400"),
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"PATCH /a/b HTTP/1.1\r\n\r\n", b"400"),
+        (b"PUT /a/b HTTP/1.1\r\nContent-Length: many\r\n\r\n", b"400"),
+        (b"PUT /a/b HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n", b"413"),
+        (b"x" * 10_000, b"400"),
+    ],
+)
+def test_what_is_no_question_is_refused_and_others_are_served(port, said, status):
+    with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as connection:
+        connection.sendall(said)
+        assert connection.recv(65536).split(b" ")[1] == status
+    assert ask(port, "PUT", "/global/0", b"x") == (200, b"")
+
+
+def test_questions_in_one_piece_and_in_single_bytes_are_answered_alike(port):
+    words = b"PUT /s/0 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabcGET /s/0 HTTP/1.1\r\nConnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as connection:
+        for place in range(len(words)):
+            connection.sendall(words[place : place + 1])
+        slow = b""
+        while more := connection.recv(65536):
+            slow += more
+    assert slow == speak(port, words)
+    assert slow.endswith(b"\r\n\r\nabc")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pieces=st.lists(
+        st.binary(max_size=200) | st.sampled_from([b"GET /a/b HTTP/1.1\r\n\r\n", b"\r\n\r\n", b"PUT /a/b "])
+    )
+)
+def test_no_bytes_end_it(pieces):
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    number = listener.getsockname()[1]
+    store = Store(listener)
+    store.start()
+    try:
+        with socket.create_connection(("127.0.0.1", number), timeout=BOUND_S) as connection:
+            for piece in pieces:
+                try:
+                    connection.sendall(piece)
+                except OSError:
+                    break
+        assert ask(number, "PUT", "/global/0", b"x") == (200, b"")
+    finally:
+        store.close()
+
+
+def test_nothing_is_left_of_one_that_was_used_and_closed_while_others_wait():
+    before = set(os.listdir("/proc/self/fd"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    number = listener.getsockname()[1]
+    store = Store(listener)
+    store.start()
+    waiting = socket.create_connection(("127.0.0.1", number), timeout=BOUND_S)
+    waiting.sendall(b"GET /a/b HTTP/1.1\r\n\r\n")
+    ask(number, "PUT", "/global/0", b"x")
+    store.close()
+    assert waiting.recv(1) == b""
+    waiting.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_there_is_only_so_much_room():
+    scopes = Scopes()
+    value = bytes(1 << 20)
+    assert all(scopes.put("s", str(number), value) for number in range(256))
+    assert not scopes.put("s", "256", b"x")
+    assert scopes.put("s", "0", b"x")
+    assert scopes.put("s", "256", b"x")
