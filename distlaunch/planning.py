@@ -180,6 +180,8 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
         from distlaunch.resolve.meeting import check_interface
 
         check_interface(options.interface, options.named("interface"))
+    found = find_backend(options.backend).env_files(environ, _cwd())
+    options = replace(options, env_file=(*found, *options.env_file)) if found else options
     facts = read_facts(options, environ)
     backend = configured_backend(options, facts)
     location, lost = _locate(options, facts)
@@ -199,6 +201,9 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
     run_dir = job_id and os.path.join(base, job_id)
     local = location is None or location.allocation.part != "all" or topology.here is not None
     plan = build_plan(options, facts, topology, backend, job_id=job_id, run_dir=run_dir, local=local)
+    if found:
+        read = [f"the workers get the variables of {printable(path)}" for path in found]
+        plan = replace(plan, notes=(*plan.notes, *read))
     if plan.preload and options.setup is None and local:  # which may lead to others
         _check_modules(plan, options)
     if backend.requires and local and options.setup is options.python is None and not options.no_python:
@@ -237,12 +242,12 @@ def configured_backend(options: TrainOptions, facts: Facts) -> Backend:
 
     known = kind.options()
     chosen = chosen_options(options.opt, known, kind.name)
-    files = {
-        option.name: str(chosen[option.name]) for option in known if option.kind == "file" and option.name in chosen
-    }
-    return kind(
-        chosen, {name: _read_text(os.path.join(facts.cwd, path), f"-o {name}={path}") for name, path in files.items()}
-    )
+    texts: dict[str, str] = {}
+    for name in (option.name for option in known if option.kind == "file" and option.name in chosen):
+        path = os.path.join(facts.cwd, str(chosen[name]))
+        texts[name] = _read_text(path, f"-o {name}={chosen[name]}")
+        chosen[name] = path  # workers may have another directory
+    return kind(chosen, texts)
 
 
 def is_alone(location: Location, topology: Topology) -> bool:

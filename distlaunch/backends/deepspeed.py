@@ -1,0 +1,184 @@
+"""Layer backends: DeepSpeed, for its own scripts, Accelerate's and those of the Transformers Trainer.
+
+The variables are those of DeepSpeed's own launcher (0.19), and where ZeRO is chosen here those of ``accelerate launch``
+(1.15), by which Accelerate and Transformers come to DeepSpeed. A script that calls ``deepspeed.initialize`` itself
+takes its configuration from its arguments: ``-o pass-config`` adds it to them.
+"""
+
+from __future__ import annotations
+
+import json
+import os.path
+from collections.abc import Mapping, Sequence
+
+from distlaunch.backends.base import Backend, BackendOption, Requirement, Value
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import printable, quoted
+from distlaunch.core.model.topology import Topology
+
+_ENV_FILE = ".deepspeed_env"
+_ENV_FILE_NAME = "DS_ENV_FILE"
+_CONFIG_WORDS = {"deepspeed": "--deepspeed_config", "transformers": "--deepspeed"}
+_PRECISIONS = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}
+
+
+class _Setting(Record):
+    """Where an option goes: Accelerate's variable, and its place in DeepSpeed's configuration."""
+
+    variable: str
+    place: tuple[str, ...]
+
+
+_SETTINGS = {
+    "zero": _Setting(variable="ACCELERATE_DEEPSPEED_ZERO_STAGE", place=("zero_optimization", "stage")),
+    "offload-optimizer": _Setting(
+        variable="ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+        place=("zero_optimization", "offload_optimizer", "device"),
+    ),
+    "offload-param": _Setting(
+        variable="ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", place=("zero_optimization", "offload_param", "device")
+    ),
+    "gradient-accumulation": _Setting(
+        variable="ACCELERATE_GRADIENT_ACCUMULATION_STEPS", place=("gradient_accumulation_steps",)
+    ),
+}
+
+
+class DeepSpeed(Backend):
+    """What DeepSpeed's launcher sets, and how a script is told which ZeRO it is to use."""
+
+    name = "deepspeed"
+    about = "DeepSpeed, also by way of Accelerate and Transformers"
+    requires = (
+        Requirement(module="torch", package="torch"),
+        Requirement(module="deepspeed", package="deepspeed", at_least="0.10"),
+    )
+
+    def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
+        super().__init__(chosen, texts)
+        stage = chosen.get("zero")
+        for name in ("offload-optimizer", "offload-param"):
+            needed = ("3",) if name == "offload-param" else ("1", "2", "3")
+            if chosen.get(name, "none") != "none" and stage is not None and stage not in needed:
+                raise ConfigError(
+                    f"-o {name}={chosen[name]} and -o zero={stage} contradict each other",
+                    hint=f"there is something to offload with zero={' or '.join(needed)}",
+                )
+        if chosen.get("gradient-accumulation") == 0:
+            raise ConfigError("-o gradient-accumulation=0: there is no step without gradients", hint="1 adds up none")
+        if "config" in chosen:
+            self._check_config(str(chosen["config"]), texts["config"])
+        elif "pass-config" in chosen:
+            raise ConfigError(
+                f"-o pass-config={chosen['pass-config']}: there is no configuration to pass", hint="-o config=FILE"
+            )
+
+    @classmethod
+    def options(cls) -> tuple[BackendOption, ...]:
+        """List what can be chosen of DeepSpeed, and how the script is told."""
+        devices = ("none", "cpu")
+        return (
+            BackendOption(
+                name="zero",
+                about="the stage of ZeRO, for Accelerate and Transformers",
+                kind="choice",
+                choices=tuple("0123"),
+            ),
+            BackendOption(
+                name="config", about="DeepSpeed's configuration, for the same (see pass-config)", kind="file"
+            ),
+            BackendOption(
+                name="pass-config",
+                about="add it to the script's arguments: --deepspeed_config=FILE, or the Trainer's --deepspeed=FILE",
+                kind="choice",
+                choices=tuple(_CONFIG_WORDS),
+            ),
+            BackendOption(
+                name="local-rank", about="add --local_rank=N to the script's arguments, as DeepSpeed does", kind="flag"
+            ),
+            BackendOption(
+                name="offload-optimizer", about="where the optimizer's state is kept", kind="choice", choices=devices
+            ),
+            BackendOption(
+                name="offload-param", about="where parameters are kept (zero=3)", kind="choice", choices=devices
+            ),
+            BackendOption(name="gradient-accumulation", about="steps of which gradients are added up", kind="count"),
+            BackendOption(
+                name="precision",
+                about="what Accelerate computes in",
+                kind="choice",
+                choices=tuple(_PRECISIONS),
+            ),
+        )
+
+    @classmethod
+    def env_files(cls, environ: Mapping[str, str], cwd: str) -> Sequence[str]:
+        """Find ``.deepspeed_env`` (or what DS_ENV_FILE says) at home and here; the latter has the last word."""
+        name = environ.get(_ENV_FILE_NAME) or _ENV_FILE
+        places = [os.path.join(folder, name) for folder in (environ.get("HOME") or os.path.expanduser("~"), cwd)]
+        there = [path for path in dict.fromkeys(places) if os.path.isfile(path)]
+        if not there and environ.get(_ENV_FILE_NAME):
+            looked = " and ".join(dict.fromkeys(printable(os.path.dirname(path)) for path in places))
+            raise ConfigError(f"{_ENV_FILE_NAME} {quoted(name)}: there is no such file", hint=f"looked in {looked}")
+        for path in there:
+            if not os.access(path, os.R_OK):
+                raise ConfigError(f"{printable(path)}: not readable by this user")
+        return there
+
+    def job_variables(self, topology: Topology) -> Mapping[str, str]:
+        """Give the number of nodes, and if anything of ZeRO is chosen what Accelerate and Transformers read of it."""
+        variables = {"CROSS_SIZE": str(len(topology.nodes))}
+        told = {setting.variable: str(self.chosen[name]) for name, setting in _SETTINGS.items() if name in self.chosen}
+        if "config" in self.chosen:
+            told["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(self.chosen["config"])
+        if "precision" in self.chosen:
+            told["ACCELERATE_MIXED_PRECISION"] = _PRECISIONS[str(self.chosen["precision"])]
+        if told:
+            variables["ACCELERATE_USE_DEEPSPEED"] = "true"
+        return {**variables, **told}
+
+    def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
+        """Give the node's place and size, under the names that DeepSpeed has for them."""
+        return {"CROSS_RANK": str(node_rank), "LOCAL_SIZE": str(topology.nodes[node_rank].slots)}
+
+    def worker_words(self, local_rank: int) -> tuple[str, ...]:
+        """Give ``--local_rank`` and the configuration, where they are asked for."""
+        words = [f"--local_rank={local_rank}"] if self.chosen.get("local-rank") else []
+        if "pass-config" in self.chosen:
+            words.append(f"{_CONFIG_WORDS[str(self.chosen['pass-config'])]}={self.chosen['config']}")
+        return tuple(words)
+
+    def _check_config(self, path: str, text: str) -> None:
+        """Hold the file against the options, which fill in only what it calls ``auto``. Raises ConfigError."""
+        if path.endswith(".hjson"):
+            return
+        shown = printable(path)
+        try:
+            config = json.loads(text)
+        except ValueError as exc:
+            raise ConfigError(
+                f"{shown}: no JSON: {exc}", hint="DeepSpeed alone reads Hjson too: call such a file NAME.hjson"
+            ) from exc
+        except RecursionError as exc:
+            raise ConfigError(f"{shown}: no configuration of DeepSpeed, it is nested too deeply") from exc
+        if not isinstance(config, dict):
+            raise ConfigError(
+                f"{shown}: no configuration of DeepSpeed", hint='it looks like {"train_batch_size": 32, ...}'
+            )
+        for name, setting in _SETTINGS.items():
+            if name not in self.chosen:
+                continue
+            place, said = ".".join(setting.place), _looked_up(config, setting.place)
+            if said != "auto" and str(said) != str(self.chosen[name]):
+                raise ConfigError(
+                    f"-o {name}={self.chosen[name]} does not count beside {shown}, "
+                    + (f"which does not have {place}" if said is None else f"where {place} is {said}"),
+                    hint=f'leave the option out, or write "auto" for {place} there',
+                )
+
+
+def _looked_up(config: object, place: Sequence[str]) -> object:
+    for key in place:
+        config = config.get(key) if isinstance(config, dict) else None
+    return config
