@@ -1,0 +1,92 @@
+"""Layer toolkit: the order of samples, and how far a training has come in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sized
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import Sampler
+
+from distlaunch.core.errors import ConfigError
+
+
+class StatefulBatchSampler(Sampler[list[int]]):
+    """Deal the batches of an epoch out to all workers, and go on where the training stopped.
+
+    ::
+
+        batches = StatefulBatchSampler(dataset, batch_size=32, seed=0)
+        loader = DataLoader(dataset, batch_sampler=batches, num_workers=2)
+        checkpoint = Checkpoint("runs/a", model=model, sampler=batches)
+
+    ``Checkpoint.step`` advances it, so that batches which a DataLoader has fetched ahead do not count. An iteration
+    gives what is left of the epoch. The order of samples depends on seed and epoch alone; a training that goes on with
+    another number of workers sees each sample once, too. At the end of an epoch, samples that do not make up a batch
+    of all workers are left out (``drop_last``), or the first ones are taken again to fill it up.
+    Raises ConfigError if there are too few samples for one batch.
+    """
+
+    before_first: Callable[[], object] | None = None
+    """Called once before the next iteration's first batch, if that is not an epoch's first. Checkpoint's."""
+
+    def __init__(
+        self, dataset: Sized, batch_size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = True
+    ) -> None:
+        """``batch_size``: samples a worker and batch."""
+        grouped = dist.is_available() and dist.is_initialized()
+        self._rank, self._workers = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
+        self._count, self._batch = len(dataset), batch_size
+        self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
+        self.epoch = 0
+        self.position = 0
+        """How many samples of this epoch all workers together have taken."""
+        if batch_size < 1 or not self._count or (drop_last and self._count < self._all):
+            raise ConfigError(
+                f"StatefulBatchSampler: {self._count} samples are too few for batches of {batch_size} "
+                f"on {self._workers} workers"
+            )
+
+    @property
+    def _all(self) -> int:
+        return self._batch * self._workers
+
+    def __len__(self) -> int:
+        left = self._count - self.position
+        return left // self._all if self._drop_last else -(-left // self._all)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed(self._seed + self.epoch)
+        order = torch.randperm(self._count, generator=generator) if self._shuffle else torch.arange(self._count)
+        order = order[self.position :]
+        if self.before_first is not None and self.position:
+            self.before_first()
+        self.before_first = None
+        for number in range(len(self)):
+            samples = order[number * self._all : (number + 1) * self._all]
+            if missing := -len(samples) % self._workers:
+                samples = torch.cat([samples, samples[:1].expand(missing)])
+            yield samples[self._rank :: self._workers].tolist()
+
+    def advance(self, batches: int = 1) -> None:
+        """Count batches that have been trained on; behind the last of an epoch the next one begins."""
+        self.position += batches * self._all
+        if not len(self) or self.position >= self._count:
+            self.epoch += 1
+            self.position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give epoch and position, the same on all workers, and what the order depends on."""
+        return {"epoch": self.epoch, "position": self.position, "seed": self._seed, "samples": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on there. Raises ConfigError if the data set has another number of samples, or the seed is another."""
+        if (state["samples"], state["seed"]) != (self._count, self._seed):
+            raise ConfigError(
+                f"the checkpoint's sampler had {state['samples']} samples and seed {state['seed']}; "
+                f"here it has {self._count} and seed {self._seed}"
+            )
+        self.epoch, self.position = state["epoch"], state["position"]
+        if not len(self):  # more workers: what is left does not make up a batch of theirs
+            self.epoch, self.position = self.epoch + 1, 0
