@@ -1,7 +1,8 @@
 """Layer ui: the command ``distlaunch``; also ``python -m distlaunch``.
 
-``train``, ``plan``, ``render`` and ``torchrun`` start without typer, whose loading costs more than starting a worker;
-everything else, the first three's help included, is typer's. Nothing is imported before ``main`` can answer Ctrl-C.
+``train``, ``plan``, ``render``, ``torchrun`` and ``deepspeed`` start without typer, whose loading costs more than
+starting a worker; everything else, help but torchrun's included, is typer's. Nothing is imported before ``main`` can
+answer Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from distlaunch.resolve.options import TrainOptions
+
+
+_DROP_INS = ("torchrun", "deepspeed")
 
 
 def main() -> NoReturn:
@@ -48,8 +52,9 @@ def _leave(code: int) -> NoReturn:
 
 
 def _words(argv: list[str]) -> list[str]:
-    """Give the words of the command line; a link to us that is named torchrun stands for that command."""
-    return ["torchrun", *argv[1:]] if os.path.basename(argv[0]) == "torchrun" else argv[1:]
+    """Give the words of the command line; a link to us that has another launcher's name stands for that command."""
+    name = os.path.basename(argv[0])
+    return [name, *argv[1:]] if name in _DROP_INS else argv[1:]
 
 
 def run(argv: list[str], environ: Mapping[str, str]) -> int:
@@ -81,6 +86,10 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
             from distlaunch.ui.torchrun.command import torchrun
 
             return torchrun(argv[1:], environ)
+        if argv[:1] == ["deepspeed"]:
+            from distlaunch.ui.deepspeed.command import deepspeed
+
+            return deepspeed(argv[1:], environ)
     from distlaunch.ui.cli import run_app
 
     return run_app(argv, environ)

@@ -130,6 +130,12 @@ class TrainOptions(Record):
 _TRAIN = Dialect()
 
 
+class DropInOptions(TrainOptions):
+    """One command in the words of another launcher whose meaning ``train`` has options for."""
+
+    dialect: Dialect = _TRAIN
+
+
 class TorchrunOptions(TrainOptions):
     """One ``torchrun`` command: what ``train`` has an option for is in that field, the rest is here.
 

@@ -124,6 +124,7 @@ def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan, render: R
     _add(app, run_train, _TrainCommand, TRAIN_OPTIONS, name="train", help_text="Run a training job.")
     _add(app, run_plan, _PlanCommand, PLAN_OPTIONS, name="plan", help_text="Print what train would do; start nothing.")
     _add_torchrun(app, environ)
+    _add_deepspeed(app, environ)
     _add_render(app, environ, render)
     _add_backends(app)
     return app
@@ -230,6 +231,19 @@ def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
     settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     text = "Run a command line of torchrun."
     app.command("torchrun", help=text, context_settings=settings, add_help_option=False)(run_torchrun)
+
+
+def _add_deepspeed(app: typer.Typer, environ: Mapping[str, str]) -> None:
+    """Add the command whose help is typer's, as train's is, and whose words are another launcher's."""
+    from distlaunch.ui.deepspeed.command import run
+    from distlaunch.ui.deepspeed.options import OPTIONS
+
+    def run_deepspeed(**given: object) -> int:
+        return run(*_collect(given, OPTIONS), environ)
+
+    command_class = type("_DeepspeedCommand", (_TrainCommand,), {"options": OPTIONS})
+    text = "Run a command line of DeepSpeed's launcher; train's other options are taken as well."
+    _add(app, run_deepspeed, command_class, OPTIONS, name="deepspeed", help_text=text)
 
 
 def _add_backends(app: typer.Typer) -> None:

@@ -1,0 +1,179 @@
+"""Layer ui: what the words of DeepSpeed's launcher mean here: options of ours, and what is said about them."""
+
+from __future__ import annotations
+
+import os.path
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distlaunch.core.errors import UsageError
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import quoted
+from distlaunch.resolve.dialect import Dialect
+from distlaunch.resolve.options import DropInOptions
+from distlaunch.ui.deepspeed.options import LAUNCHERS, OPTIONS, OWN
+from distlaunch.ui.quick import Given, build
+
+DEFAULT_HOSTFILE = "/job/hostfile"
+"""What DeepSpeed reads if it is there and no other is named."""
+_ACCELERATOR = "DS_ACCELERATOR"
+_MEETING_PORT = 29500
+_GRACE_S = 30.0
+"""From TERM to KILL, as there."""
+_ELASTIC_RESTARTS = 100
+_LISTS = ("hosts", "hostfile", "discover")
+_NUMBERS = ("num_nodes", "num_gpus", "node_rank", "min_elastic_nodes", "max_elastic_nodes")
+_UNSET = "-1"
+"""What these are by default, and may be given as."""
+
+
+class Meaning(Record):
+    """One command, understood. ``remarks`` are to be said before the job starts."""
+
+    options: DropInOptions
+    remarks: tuple[str, ...]
+    save_pid: bool
+
+
+def understand(
+    given: Given, rest: Sequence[str], environ: Mapping[str, str], *, default_hostfile: str = DEFAULT_HOSTFILE
+) -> Meaning:
+    """Translate a command line that was taken apart. Raises UsageError or ConfigError for what cannot be done here."""
+    given = {field: texts for field, texts in given.items() if field not in _NUMBERS or texts != [_UNSET]}
+    values = build(given, rest, environ, OPTIONS)
+    own = {option.field: values.pop(option.field, None) for option in OWN}
+    own["launcher"] = (own["launcher"] or "pdsh").lower()
+    _refuse(own, values)
+    remarks: list[str] = []
+    if not any(field in values for field in _LISTS) and values.get("source", "auto") == "auto":
+        if own["launcher"] == "slurm":
+            values["source"] = "slurm"
+        elif os.path.isfile(default_hostfile):
+            values["hostfile"] = default_hostfile
+        else:
+            values["source"] = "flags"
+    _size(own, values, environ)
+    _nodes(own, values, remarks)
+    _workers(own, values)
+    if own["log_level"] in ("warning", "error", "critical"):
+        values["quiet"] = True
+    if own["enable_each_rank_log"] not in (None, "None"):
+        values.update(log_dir=own["enable_each_rank_log"], output="none")
+    values["backend"] = "deepspeed"
+    values.setdefault("grace", _GRACE_S)
+    values.setdefault("failure_grace", _GRACE_S)
+    spelling = (("--gpus-per-node", "--num_gpus"),) if own["num_gpus"] else ()
+    options = DropInOptions(**values, dialect=Dialect(spelling=spelling))
+    return Meaning(options=options, remarks=tuple(remarks), save_pid=bool(own["save_pid"]))
+
+
+def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Refuse what cannot be done here, with what stands for it, and what contradicts itself. Raises UsageError."""
+    if own["autotuning"] is not None:
+        raise UsageError(
+            "--autotuning: experiments are DeepSpeed's own launcher's", hint="deepspeed --autotuning tune ... runs them"
+        )
+    if (cores := own["bind_core_list"]) is not None:
+        raise UsageError(
+            f"--bind_core_list {quoted(cores)}: workers share the CPUs that we have ourselves",
+            hint=f"taskset -c {shlex.quote(cores)} distlaunch deepspeed --bind_cores_to_rank ...",
+        )
+    launcher = own["launcher"]
+    if launcher not in LAUNCHERS:
+        raise UsageError(f"--launcher {quoted(launcher)}: no such launcher", hint=f"there is: {', '.join(LAUNCHERS)}")
+    if launcher == "slurm" and (lists := [field for field in _LISTS if field in values]):
+        raise UsageError(
+            f"--launcher slurm: the nodes are those of the Slurm job, not --{lists[0]}'s",
+            hint="--include and --exclude choose among them",
+        )
+    if own["launcher_args"] is not None and launcher != "slurm":
+        raise UsageError(
+            f"--launcher_args {quoted(own['launcher_args'])}: nodes are reached by SSH, and not by {launcher}",
+            hint="--ssh-config FILE or --ssh-command COMMAND says how; --interface NAME by which network",
+        )
+    filters = next((name for name in ("include", "exclude") if name in values), None)
+    size = "num_gpus" if own["num_gpus"] is not None else "num_nodes" if "num_nodes" in values else None
+    if filters is not None and size is not None:
+        raise UsageError(f"--{size} and --{filters} exclude each other", hint=f"--{filters} says how many as well")
+    for name in ("min_elastic_nodes", "max_elastic_nodes"):
+        if own[name] is not None and not own["elastic_training"]:
+            raise UsageError(f"--{name} belongs to --elastic_training", hint="--num_nodes N is a fixed number")
+
+
+def _size(own: Mapping[str, Any], values: dict[str, Any], environ: Mapping[str, str]) -> None:
+    """Settle how many workers a node runs: GPUs, or CPU workers where DeepSpeed itself would use the CPU."""
+    if environ.get(_ACCELERATOR) == "cpu" and not {"gpus", "gpus_per_node"} & values.keys():
+        values.setdefault("device", "cpu")
+    count = own["num_gpus"]
+    if count is None:
+        return
+    sizes = [name for name in ("num_procs", "procs_per_node", "gpus_per_node") if name in values]
+    if sizes:
+        raise UsageError(f"--num_gpus and --{sizes[0].replace('_', '-')} exclude each other", hint="give one of them")
+    if values.get("device") == "cpu":
+        values["procs_per_node"] = count
+    elif values.get("source") == "flags":
+        values["hosts"] = f"localhost:{count}"  # GPUs if there are any, CPU workers if not
+    else:
+        values["gpus_per_node"] = count
+        values["given"]["gpus_per_node"] = "--num_gpus"
+
+
+def _nodes(own: Mapping[str, Any], values: dict[str, Any], remarks: list[str]) -> None:
+    """Settle which nodes there are and how they are reached. Raises UsageError."""
+    several = any(field in values for field in _LISTS if not str(values.get(field)).startswith("localhost:"))
+    if own["launcher"] not in ("pdsh", "slurm"):
+        remarks.append(f"--launcher {own['launcher']}: nodes are reached by SSH here")
+    if own["launcher_args"] is not None:
+        values["srun_args"] = own["launcher_args"]
+    if own["elastic_training"]:
+        _elastic(own, values)
+    rank = values.get("node_rank")
+    if not own["no_ssh"]:
+        if rank is not None:
+            remarks.append("--node_rank has no effect without --no_ssh: which node this is shows from the host names")
+            del values["node_rank"]
+    elif not several:
+        if rank:
+            raise UsageError(
+                f"--no_ssh --node_rank {rank}: nothing names the nodes", hint="--hostfile FILE lists them all"
+            )
+        values.pop("node_rank", None)
+    elif rank is None:
+        raise UsageError("--no_ssh: nothing says which of the nodes this is", hint="--node_rank N, counted from 0")
+    elif "master_addr" in values and "rendezvous" not in values:
+        host = values["master_addr"]
+        bare = f"[{host}]" if ":" in host else host
+        values["rendezvous"] = f"{bare}:{values.pop('master_port', _MEETING_PORT)}"
+    if not several:
+        values.pop("master_addr", None)  # it is this machine, as there
+
+
+def _elastic(own: Mapping[str, Any], values: dict[str, Any]) -> None:
+    most, fewest = own["max_elastic_nodes"], own["min_elastic_nodes"] or 1
+    if "num_nodes" in values:
+        raise UsageError(
+            "--elastic_training and --num_nodes exclude each other", hint="--max_elastic_nodes N is the most"
+        )
+    if most is None or fewest > most:
+        raise UsageError(
+            "--elastic_training: how many nodes there may be is not said"
+            if most is None
+            else f"--min_elastic_nodes {fewest} is more than --max_elastic_nodes {most}",
+            hint="--min_elastic_nodes N --max_elastic_nodes M, with 1 <= N <= M",
+        )
+    values["num_nodes"] = (fewest, most) if fewest < most else most
+    values.setdefault("max_restarts", _ELASTIC_RESTARTS)
+
+
+def _workers(own: Mapping[str, Any], values: dict[str, Any]) -> None:
+    if own["bind_cores_to_rank"]:
+        values["bind"] = "cores"
+    if own["venv_script"] is not None:
+        if "setup" in values:
+            raise UsageError("--venv_script and --setup exclude each other", hint="--setup '. FILE; MORE' does both")
+        values["setup"] = f". {shlex.quote(own['venv_script'])}"
+    chosen = values.get("opt", ())
+    if not own["no_local_rank"] and not any(word.replace("_", "-").startswith("local-rank") for word in chosen):
+        values["opt"] = (*chosen, "local-rank=on")
