@@ -1,5 +1,26 @@
-"""Layer toolkit: the worker side, for use in a training script: ``from distlaunch.toolkit import heartbeat``."""
+"""Layer toolkit: the worker side, for use in a training script: ``from distlaunch.toolkit import init, wrap, heartbeat``.
+
+A name is imported when it is asked for, so that ``heartbeat`` alone does not import torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from distlaunch.toolkit.progress import heartbeat
 
-__all__ = ["heartbeat"]
+if TYPE_CHECKING:
+    from distlaunch.toolkit.context import Context, init
+    from distlaunch.toolkit.wrapping import wrap
+
+__all__ = ["Context", "heartbeat", "init", "wrap"]
+
+_MODULES = {"Context": "context", "init": "context", "wrap": "wrapping"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,0 +1,60 @@
+"""Layer toolkit: Horovod: its optimizer averages the gradients; a group of torch's beside it serves all the rest."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from distlaunch.toolkit.errors import ToolkitError
+from distlaunch.toolkit.options import WrapOptions
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def rendezvous(rank: int, world_size: int) -> dist.Store:
+    """Start Horovod, and have rank 0 make a store by which the workers find each other.
+
+    ``MASTER_PORT`` is where Horovod's own store listens, so that this one's port is told by a broadcast.
+    """
+    hvd = _horovod()
+    hvd.init()
+    if (hvd.rank(), hvd.size()) != (rank, world_size):
+        raise ToolkitError(
+            f"RANK {rank} of WORLD_SIZE {world_size} is rank {hvd.rank()} of {hvd.size()} for Horovod",
+            hint="have one launcher set both: distlaunch train --backend horovod",
+        )
+    host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    own = dist.TCPStore(host, 0, world_size, is_master=True, wait_for_workers=False) if rank == 0 else None
+    port = hvd.broadcast(torch.tensor([0 if own is None else own.port]), 0, name="distlaunch.store")
+    return own or dist.TCPStore(host, int(port), world_size, is_master=False)
+
+
+def wrap_horovod(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, options: WrapOptions
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Give all workers rank 0's parameters, buffers and optimizer state, and an optimizer that averages gradients."""
+    if optimizer is None:
+        raise ToolkitError(
+            "Horovod needs the optimizer, which averages the gradients", hint="model, optimizer = wrap(model, optimizer)"
+        )
+    hvd = _horovod()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    if optimizer.state:  # for an empty one Horovod would take a step, which decays weights
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    return model, hvd.DistributedOptimizer(
+        optimizer, named_parameters=model.named_parameters(), compression=getattr(hvd.Compression, options.compression)
+    )
+
+
+def _horovod() -> Any:
+    try:
+        import horovod.torch as hvd
+    except ImportError as exc:
+        raise ToolkitError(
+            f"--backend horovod: {exc}", hint="HOROVOD_WITH_PYTORCH=1 pip install --no-build-isolation horovod"
+        ) from exc
+    return hvd

@@ -1,0 +1,89 @@
+"""Layer toolkit: make a model train with all workers: DDP, FSDP2 or Horovod, as the launcher was told."""
+
+from __future__ import annotations
+
+from typing import TypeVar, overload
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from distlaunch.toolkit.context import Context, current
+from distlaunch.toolkit.errors import ToolkitError
+from distlaunch.toolkit.options import WrapOptions, refuse_other_wrappers, wrap_options
+
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+
+
+@overload
+def wrap(model: nn.Module, optimizer: None = None, **options: object) -> nn.Module: ...
+@overload
+def wrap(model: nn.Module, optimizer: Optimizer, **options: object) -> tuple[nn.Module, Optimizer]: ...
+def wrap(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: object
+) -> nn.Module | tuple[nn.Module, torch.optim.Optimizer]:
+    """Move a model to the device, and have its gradients averaged over all workers.
+
+    Give the optimizer, too, if it is made before: FSDP2 puts other parameters in the place of the model's, and the
+    optimizer is made to train those (the same object, with what it had learnt); Horovod gives another optimizer. One
+    that is made of the wrapped model's parameters needs no more, but with Horovod. All workers start with the parameters
+    and buffers of rank 0.
+
+    ``options`` are the launcher's ``-o``, with underscores (``wrap_classes="Block"``); those that concern another
+    strategy do nothing, and the launcher's own win. Raises ToolkitError before ``init``, for options that are not
+    known, a model without parameters to train, one on the meta device, and a precision that the device has not.
+    """
+    context = current("wrap")
+    refuse_other_wrappers()
+    chosen = wrap_options(options)
+    _check(model, chosen, context)
+    _move(model, optimizer, context.device)
+    if context.strategy == "fsdp":
+        from distlaunch.toolkit.sharding import shard
+
+        shard(model, optimizer, chosen, context)
+    elif context.strategy == "horovod":
+        from distlaunch.toolkit.horovod import wrap_horovod
+
+        return wrap_horovod(model, optimizer, chosen)
+    else:
+        model = DistributedDataParallel(
+            model,
+            device_ids=None if context.device.type == "cpu" else [context.device],
+            bucket_cap_mb=chosen.bucket_mb,
+            find_unused_parameters=chosen.find_unused_parameters,
+            static_graph=chosen.static_graph,
+        )
+    return model if optimizer is None else (model, optimizer)
+
+
+def _check(model: nn.Module, options: WrapOptions, context: Context) -> None:
+    if isinstance(model, DistributedDataParallel) or "FSDPModule" in {base.__name__ for base in type(model).__mro__}:
+        raise ToolkitError(f"{type(model).__name__} is wrapped already")
+    parameters = list(model.parameters())
+    if not any(parameter.requires_grad for parameter in parameters):
+        which = "none that requires a gradient" if parameters else "none"
+        raise ToolkitError(
+            f"{type(model).__name__} has no parameters to train: {which}",
+            hint="wrap() takes the whole model, and only one that is trained",
+        )
+    if any(tensor.is_meta for tensor in [*parameters, *model.buffers()]):
+        raise ToolkitError(
+            f"{type(model).__name__} is on the meta device: it has no values that all workers could start with",
+            hint="make the model on the CPU; wrap() moves it",
+        )
+    if context.strategy != "fsdp":
+        return
+    if options.precision == "fp16" and context.device.type == "cpu":
+        raise ToolkitError("precision fp16 needs a GPU: on CPUs its gradients vanish", hint="-o precision=bf16")
+    if options.precision == "bf16" and context.device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise ToolkitError(
+            f"{torch.cuda.get_device_name(context.device)} does not compute in bf16", hint="-o precision=fp16"
+        )
+
+
+def _move(model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> None:
+    """Move the model, and what the optimizer keeps beside each parameter."""
+    model.to(device)
+    if optimizer is not None and optimizer.state and device.type != "cpu":
+        optimizer.load_state_dict(optimizer.state_dict())
