@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING
 from distlaunch.toolkit.progress import heartbeat
 
 if TYPE_CHECKING:
+    from distlaunch.toolkit.batches import StatefulBatchSampler
+    from distlaunch.toolkit.checkpoint import Checkpoint
     from distlaunch.toolkit.context import Context, init
     from distlaunch.toolkit.wrapping import wrap
 
-__all__ = ["Context", "heartbeat", "init", "wrap"]
+__all__ = ["Checkpoint", "Context", "StatefulBatchSampler", "heartbeat", "init", "wrap"]
 
-_MODULES = {"Context": "context", "init": "context", "wrap": "wrapping"}
+_MODULES = {
+    "Checkpoint": "checkpoint",
+    "Context": "context",
+    "StatefulBatchSampler": "batches",
+    "init": "context",
+    "wrap": "wrapping",
+}
 
 
 def __getattr__(name: str) -> object:
