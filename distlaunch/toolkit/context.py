@@ -61,7 +61,7 @@ class Context(Record):
         """Wait for the other workers, at most 10 s, and end the group. Python's end does that by itself."""
         _end(clean=True)
 
-    def __enter__(self) -> Context:
+    def __enter__(self) -> Context:  # noqa: PYI034 - Self is Python 3.11's
         return self
 
     def __exit__(
@@ -80,9 +80,9 @@ def init(
     """Choose and set the device, form the process group and seed the random generators. Again: the same context.
 
     ``device``: ``cpu``, ``cuda``, …; by default what is there, an accelerator before the CPU. ``backend``: by default
-    the device's own (nccl, gloo), with gloo for tensors on the CPU. ``collective_timeout``: seconds, else the launcher's
-    ``-o collective-timeout``, else torch's. ``seed``: ``random``, numpy and torch get it on rank 0, and on every other
-    rank one made of it and the rank; None leaves them alone.
+    the device's own (nccl, gloo), with gloo for tensors on the CPU. ``collective_timeout``: seconds after which a
+    collective is given up; the launcher's ``-o collective-timeout`` wins. ``seed``: ``random``, numpy and torch get it
+    on rank 0, and on every other rank one made of it and the rank; None leaves them alone.
 
     At Python's end the group is ended: after an exception at once, else when all workers have come so far, or after
     10 s. Raises ToolkitError for an environment that is not whole, and a device that is not there.
@@ -91,7 +91,9 @@ def init(
     if _current is not None and _owner == os.getpid():
         return _current
     if dist.is_initialized():
-        raise ToolkitError("init() comes too late: there is a process group", hint="init() makes it: drop the other one")
+        raise ToolkitError(
+            "init() comes too late: there is a process group", hint="init() makes it: drop the other one"
+        )
     place = _place(os.environ)
     chosen = choose_device(device, place["LOCAL_RANK"], shared=backend == "gloo", environ=os.environ)
     if backend is None:
@@ -178,7 +180,7 @@ def _form(place: Mapping[str, int], backend: str, timeout: timedelta | None, str
         dist.init_process_group(backend, timeout=timeout)
         return
     else:
-        store = dist.HashStore()
+        store = dist.HashStore()  # type: ignore[attr-defined] # it is documented there
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
 
 
@@ -204,7 +206,7 @@ def _at_exit() -> None:
 
 def _end(*, clean: bool) -> None:
     """End the group. After an exception the others are somewhere else: neither waiting nor ending it would return."""
-    global _current  # noqa: PLW0603 - as in init
+    global _current
     if _current is None or _owner != os.getpid():
         return
     context, _current = _current, None

@@ -22,9 +22,10 @@ def choose_device(asked: str | None, local_rank: int, *, shared: bool, environ: 
         if there is None and "DISTLAUNCH_JOB_ID" in environ:
             _refuse_idle_devices(environ)
         asked = there or "cpu"
-    elif asked != "cpu" and asked != there:
+    elif asked not in {"cpu", there}:
+        seen = f"only {there}" if there else "no accelerator"
         raise ToolkitError(
-            f"init(device={asked!r}): torch {torch.__version__} sees {f'only {there}' if there else 'no accelerator'} here",
+            f"init(device={asked!r}): torch {torch.__version__} sees {seen} here",
             hint="leave device out to take what is there",
         )
     if asked == "cpu":
@@ -46,7 +47,7 @@ def _accelerator() -> str | None:
 
 
 def _refuse_idle_devices(environ: Mapping[str, str]) -> None:
-    """The launcher gave devices to this worker: to train on the CPU beside them is not what is wanted."""
+    """Raise ToolkitError where the launcher gave devices to this worker: it is not meant to train on the CPU."""
     for name in sorted(DEVICE_MASKS):
         if environ.get(name, "") not in _NONE_VISIBLE:
             raise ToolkitError(

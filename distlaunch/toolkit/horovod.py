@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def rendezvous(rank: int, world_size: int) -> dist.Store:
+def rendezvous(rank: int, world_size: int) -> Any:
     """Start Horovod, and have rank 0 make a store by which the workers find each other.
 
     ``MASTER_PORT`` is where Horovod's own store listens, so that this one's port is told by a broadcast.
@@ -28,9 +29,10 @@ def rendezvous(rank: int, world_size: int) -> dist.Store:
             hint="have one launcher set both: distlaunch train --backend horovod",
         )
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    own = dist.TCPStore(host, 0, world_size, is_master=True, wait_for_workers=False) if rank == 0 else None
+    tcp_store: Any = dist.TCPStore  # type: ignore[attr-defined] # it is documented there
+    own = tcp_store(host, 0, world_size, is_master=True, wait_for_workers=False) if rank == 0 else None
     port = hvd.broadcast(torch.tensor([0 if own is None else own.port]), 0, name="distlaunch.store")
-    return own or dist.TCPStore(host, int(port), world_size, is_master=False)
+    return own or tcp_store(host, int(port), world_size, is_master=False)
 
 
 def wrap_horovod(
@@ -39,7 +41,8 @@ def wrap_horovod(
     """Give all workers rank 0's parameters, buffers and optimizer state, and an optimizer that averages gradients."""
     if optimizer is None:
         raise ToolkitError(
-            "Horovod needs the optimizer, which averages the gradients", hint="model, optimizer = wrap(model, optimizer)"
+            "Horovod needs the optimizer, which averages the gradients",
+            hint="model, optimizer = wrap(model, optimizer)",
         )
     hvd = _horovod()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -52,9 +55,8 @@ def wrap_horovod(
 
 def _horovod() -> Any:
     try:
-        import horovod.torch as hvd
+        return import_module("horovod.torch")
     except ImportError as exc:
         raise ToolkitError(
             f"--backend horovod: {exc}", hint="HOROVOD_WITH_PYTORCH=1 pip install --no-build-isolation horovod"
         ) from exc
-    return hvd

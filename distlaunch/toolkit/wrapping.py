@@ -24,10 +24,9 @@ def wrap(
 ) -> nn.Module | tuple[nn.Module, torch.optim.Optimizer]:
     """Move a model to the device, and have its gradients averaged over all workers.
 
-    Give the optimizer, too, if it is made before: FSDP2 puts other parameters in the place of the model's, and the
-    optimizer is made to train those (the same object, with what it had learnt); Horovod gives another optimizer. One
-    that is made of the wrapped model's parameters needs no more, but with Horovod. All workers start with the parameters
-    and buffers of rank 0.
+    Give the optimizer, too: FSDP2 puts other parameters in the place of the model's, and the optimizer is made to train
+    those (the same object, with what it has learnt); Horovod gives another optimizer. Without Horovod, one may as well
+    be made of the wrapped model's parameters. All workers start with the parameters and buffers of rank 0.
 
     ``options`` are the launcher's ``-o``, with underscores (``wrap_classes="Block"``); those that concern another
     strategy do nothing, and the launcher's own win. Raises ToolkitError before ``init``, for options that are not

@@ -32,6 +32,7 @@ class Block(nn.Module):
         self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return as many features as came in."""
         return x + nn.functional.relu(self.linear(self.norm(x)))
 
 
