@@ -75,7 +75,7 @@ class Fsdp(TorchBackend):
         if topology.device != "cpu":
             return ()
         return (
-            "CPU workers: the toolkit shards here too; Accelerate and Transformers do so on GPUs alone, and use DDP",
+            "on CPUs the toolkit shards; Accelerate and Transformers do so on GPUs alone, and train with DDP here",
         )
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
@@ -86,7 +86,9 @@ class Fsdp(TorchBackend):
             variables["FSDP_SHARDING_STRATEGY"] = _STRATEGIES[str(sharding)]
             variables["FSDP_RESHARD_AFTER_FORWARD"] = _switch(sharding != "grad")
         if sharding == "hybrid":
-            variables.update(_mesh(topology))
+            mesh = _mesh(topology)
+            if topology.device != "cpu":  # where Accelerate takes none
+                variables.update(mesh)
         if "precision" in self.chosen:
             precision = str(self.chosen["precision"])
             variables["ACCELERATE_MIXED_PRECISION"] = "no" if precision == "fp32" else precision

@@ -19,6 +19,7 @@ _CLASSES = {
     "horovod": ("horovod", "Horovod"),
     "pytorch-ddp": ("pytorch_ddp", "PytorchDdp"),
     "fsdp": ("fsdp", "Fsdp"),
+    "accelerate": ("accelerate", "Accelerate"),
     "deepspeed": ("deepspeed", "DeepSpeed"),
 }
 

@@ -1,0 +1,234 @@
+r"""Layer backends: a strict reader of configuration files: JSON, and of YAML what ``accelerate config`` writes.
+
+PyYAML need not be where a job is launched from, and does not tell on which line a key stands. What is read means what
+PyYAML makes of it (YAML 1.1: ``no`` is false); anchors, tags, block scalars and nested flow collections are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import printable, quoted
+
+_KEY = re.compile(r"""(?P<key>[A-Za-z_][\w.\-]*|'[^'"\\]+'|"[^'"\\]+")[ \t]*:(?=[ \t]|$)[ \t]*""")
+_WORDS: Mapping[str, bool | None] = {
+    **{form: True for word in ("yes", "true", "on") for form in (word, word.title(), word.upper())},
+    **{form: False for word in ("no", "false", "off") for form in (word, word.title(), word.upper())},
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+}
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*|0[0-7_]+|0b[01_]+|0x[0-9a-fA-F_]+)")
+_FLOAT = re.compile(
+    r"[-+]?[0-9][0-9_]*\.[0-9_]*([eE][-+][0-9]+)?|\.[0-9][0-9_]*([eE][-+][0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+_BLANK = " \t"
+_ESCAPES = {
+    "0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "e": "\x1b",
+    " ": " ", '"': '"', "/": "/", "\\": "\\", "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
+}  # fmt: skip
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U000[0-9a-fA-F]{5}|U0010[0-9a-fA-F]{4}|.)", re.DOTALL)
+_QUOTED = {"'": re.compile(r"'((?:[^']|'')*)'(?!')"), '"': re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)}
+
+
+class Document(Record):
+    """What a file says: a mapping of text, numbers, switches, None, lists and mappings of these."""
+
+    path: str
+    values: Mapping[str, Any]
+    lines: Mapping[tuple[str, ...], int]
+    """By the keys that lead there, the line (from 1); empty for JSON."""
+
+    def where(self, *keys: str) -> str:
+        """Name the place of a key for a message: ``FILE:LINE``."""
+        line = self.lines.get(keys)
+        return printable(self.path if line is None else f"{self.path}:{line}")
+
+
+def read_document(text: str, path: str) -> Document:
+    """Read a file's text. Raises ConfigError with file and line for what is not understood."""
+    text = text.removeprefix("\ufeff")
+    if text.lstrip().startswith("{"):
+        try:
+            values = json.loads(text, object_pairs_hook=_without_twins)
+        except json.JSONDecodeError as exc:
+            raise ConfigError(f"{printable(path)}:{exc.lineno}: no JSON: {exc.msg}") from exc
+        except (ValueError, RecursionError) as exc:
+            raise ConfigError(f"{printable(path)}: {exc}") from exc
+        return Document(path=path, values=values, lines={})
+    return _Reader(text, path).document()
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        twin = next(key for key in values if sum(key == other for other, _ in pairs) > 1)
+        raise ValueError(f"{quoted(twin)} is given twice")
+    return values
+
+
+class _Reader:
+    """Goes down the lines once."""
+
+    def __init__(self, text: str, path: str) -> None:
+        self._path = path
+        self._lines = text.split("\n")
+        self._at = 0
+        self._found: dict[tuple[str, ...], int] = {}
+
+    def document(self) -> Document:
+        if self._next() is not None and self._lines[self._at].rstrip(_BLANK) == "---":
+            self._at += 1
+        indent = self._next()
+        values = {} if indent is None else self._mapping(indent, ())
+        if self._next() is not None and self._lines[self._at].rstrip(_BLANK) != "...":
+            raise self._error("less indented than what it follows" if values else "expected 'name: value'")
+        return Document(path=self._path, values=values, lines=self._found)
+
+    def _next(self) -> int | None:
+        """Go on to the next line that says something, and give its indentation; None at the end."""
+        while self._at < len(self._lines):
+            line = self._lines[self._at]
+            content = line.lstrip(" ")
+            if content.strip(_BLANK) and not content.startswith("#"):
+                if content.startswith("\t"):
+                    raise self._error("indented by a tab, YAML takes spaces")
+                return len(line) - len(content)
+            self._at += 1
+        return None
+
+    def _mapping(self, indent: int, above: tuple[str, ...]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        while self._next() == indent:
+            line = self._lines[self._at]
+            match = _KEY.match(line, indent)
+            if match is None:
+                if line.rstrip(_BLANK) in ("...", "---"):
+                    break
+                raise self._error("expected 'name: value'")
+            key = match["key"].strip("'\"")
+            keys = (*above, key)
+            if key in values:
+                raise self._error(f"{quoted(key)} is given twice, first on line {self._found[keys]}")
+            self._found[keys] = self._at + 1
+            values[key] = self._value(match.end(), indent, keys)
+        indent_now = self._next()
+        if indent_now is not None and indent_now > indent:
+            raise self._error("more indented than what it follows")
+        return values
+
+    def _value(self, start: int, indent: int, keys: tuple[str, ...]) -> Any:
+        rest = self._lines[self._at][start:]
+        if rest.strip(_BLANK) and not rest.startswith("#"):
+            return self._scalar(start, indent)
+        self._at += 1
+        below = self._next()
+        if below is not None and below >= indent and re.match(r"-(\s|$)", self._lines[self._at][below:]):
+            return self._sequence(below)
+        return self._mapping(below, keys) if below is not None and below > indent else None
+
+    def _sequence(self, indent: int) -> list[Any]:
+        values = []
+        while self._next() == indent and re.match(r"- +(?=\S)", self._lines[self._at][indent:]):
+            start = len(self._lines[self._at]) - len(self._lines[self._at][indent + 1 :].lstrip(" "))
+            if _KEY.match(self._lines[self._at], start):
+                raise self._error("a list of mappings is not read here")
+            values.append(self._scalar(start, indent))
+        return values
+
+    def _scalar(self, start: int, indent: int) -> Any:
+        """Read a value that begins here, and go on behind it: it may be folded over several lines."""
+        rest = self._lines[self._at][start:]
+        first = rest[0]
+        if first in _QUOTED:
+            return self._quoted(start, first)
+        if first in "[{":
+            return self._flow(_uncommented(rest))
+        if first in "|>&*!%@`,]}" or rest.rstrip(_BLANK) == "-" or rest.startswith(("? ", "- ")):
+            raise self._error(f"{quoted(first)} begins what is not read of YAML here", hint="quote the value")
+        words = _uncommented(rest)
+        if _has_colon(words):
+            raise self._error("a second ':' in one line", hint="quote the value")
+        is_open = words == rest.strip(_BLANK)  # a comment ends it
+        last = self._at
+        self._at += 1
+        while is_open and (below := self._next()) is not None and below > indent:
+            line = self._lines[self._at].strip(_BLANK)
+            more = _uncommented(line)
+            if _has_colon(more):
+                raise self._error("more indented than what it follows")
+            words += "\n" * (self._at - last) + more
+            is_open, last = more == line, self._at
+            self._at += 1
+        return _resolved(_folded(words))
+
+    def _quoted(self, start: int, quote: str) -> str:
+        begun = self._at
+        text = self._lines[self._at][start:]
+        while (match := _QUOTED[quote].match(text)) is None:
+            self._at += 1
+            if self._at == len(self._lines):
+                self._at = begun
+                raise self._error(f"the quote {quote} is not closed")
+            text += "\n" + self._lines[self._at]
+        behind = text[match.end() :].strip(_BLANK)
+        if behind and not (behind.startswith("#") and text[match.end()] in " \t"):
+            raise self._error(f"{quoted(behind)} stands behind a quoted value")
+        self._at += 1
+        if quote == "'":
+            return _folded(match[1]).replace("''", "'")
+        joined = re.sub(r"\\(\n[ \t]*|.)", lambda found: "" if found[1][0] == "\n" else found[0], match[1])
+        return _ESCAPE.sub(self._unescaped, _folded(joined))
+
+    def _unescaped(self, match: re.Match[str]) -> str:
+        code = match[1]
+        if code[0] in "xuU" and len(code) > 1:
+            return chr(int(code[1:], 16))
+        if code not in _ESCAPES:
+            raise self._error(f"{match[0]} is no escape of YAML")
+        return _ESCAPES[code]
+
+    def _flow(self, text: str) -> Any:
+        if text == "{}":
+            value: Any = {}
+        elif text.startswith("[") and text.endswith("]") and not re.search(r"[\[\]{}'\"]|: ", text[1:-1]):
+            inner = text[1:-1].strip(_BLANK)
+            value = [_resolved(word.strip(_BLANK)) for word in inner.split(",")] if inner else []
+        else:
+            raise self._error("only {} and [A, B] without quotes are read in one line", hint="a line for each value")
+        self._at += 1
+        return value
+
+    def _error(self, why: str, *, hint: str | None = None) -> ConfigError:
+        return ConfigError(f"{printable(self._path)}:{self._at + 1}: {why}", hint=hint)
+
+
+def _uncommented(text: str) -> str:
+    return re.split(r"[ \t]#", text, maxsplit=1)[0].strip(_BLANK)
+
+
+def _has_colon(text: str) -> bool:
+    return ": " in text or text.endswith(":")
+
+
+def _folded(text: str) -> str:
+    """Join lines as YAML folds them: by a space, or by a newline for each empty line between."""
+    joined = re.sub(r"[ \t]*\n[ \t]*", "\n", text)
+    return re.sub(r"\n+", lambda found: "\n" * (len(found[0]) - 1) or " ", joined)
+
+
+def _resolved(text: str) -> Any:
+    """Give a plain scalar its type, as YAML 1.1 has it."""
+    if text in _WORDS:
+        return _WORDS[text]
+    number = text.replace("_", "").lower()
+    if _INTEGER.fullmatch(text):
+        sign, digits = (-1, number[1:]) if number[0] == "-" else (1, number.lstrip("+"))
+        base = 8 if digits.isdigit() and digits[0] == "0" else 0
+        return sign * int(digits, base)
+    if _FLOAT.fullmatch(text):
+        return float(number.replace(".inf", "inf").replace(".nan", "nan"))
+    return text

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import math
+import string
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from distlaunch.backends.config_text import read_document
+from distlaunch.core.errors import ConfigError
+
+KEYS = st.text(string.ascii_letters + "_", min_size=1, max_size=12).filter(
+    lambda key: yaml.safe_load(f"{key}: 1") == {key: 1}
+)
+TEXTS = st.one_of(
+    st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")), max_size=200),
+    st.lists(
+        st.sampled_from(["Block", "a.b", "it's", '"x"', "#", "-", ":", "é", "\\", "C:", "{", "no"]), max_size=60
+    ).map(" ".join),
+    st.sampled_from(
+        ["no", "NO", "0", "1e8", "0.5", "null", "~", "", "all", "0,1", "10.0.0.1", "a\nb", "a\n\n b\n", " x "]
+    ),
+)
+SCALARS = st.one_of(TEXTS, st.integers(-(2**40), 2**40), st.booleans(), st.none(), st.floats(allow_nan=False))
+TREES = st.dictionaries(
+    KEYS, st.one_of(SCALARS, st.dictionaries(KEYS, SCALARS, max_size=4), st.lists(SCALARS, max_size=4)), max_size=6
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(TREES, st.booleans())
+@example({"key": "word " * 40 + "it's: #"}, True)
+@example({"key": "é" + "word " * 40}, False)
+def test_what_pyyaml_writes_is_read_back(values, unicode):
+    text = yaml.safe_dump(values, allow_unicode=unicode)
+    assert read_document(text, "c.yaml").values == yaml.safe_load(text) == values
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "no",
+        "NO",
+        "off",
+        "yes",
+        "On",
+        "true",
+        "FALSE",
+        "~",
+        "null",
+        "Null",
+        "0",
+        "7",
+        "-3",
+        "+4",
+        "0x1F",
+        "0b101",
+        "017",
+        "1_000",
+        "1.5",
+        "-.5",
+        "1.",
+        "1e8",
+        "1.0e+8",
+        "1.e-3",
+        ".inf",
+        "-.inf",
+        ".nan",
+        "fp16",
+        "all",
+        "0,1",
+        "10.0.0.1",
+        "a:b",
+        "http://x",
+        "1.2.3",
+        "TRANSFORMER_BASED_WRAP",
+        "nO",
+        "-",
+        "08",
+        "_1",
+        "0o17",
+        "-x",
+    ],
+)
+def test_a_word_means_what_pyyaml_makes_of_it(value):
+    text = f"key: {value}\nlast: 1\n"
+    read, theirs = None, None
+    try:
+        theirs = yaml.safe_load(text)["key"]
+    except yaml.YAMLError:
+        with pytest.raises(ConfigError):
+            read_document(text, "c.yaml")
+        return
+    read = read_document(text, "c.yaml").values["key"]
+    assert type(read) is type(theirs)
+    assert read == theirs or (math.isnan(read) and math.isnan(theirs))
+
+
+BY_HAND = """\
+# what we use on the small machine
+
+compute_environment: LOCAL_MACHINE   # here
+fsdp_config:
+    fsdp_version: 2
+    # between
+    fsdp_transformer_layer_cls_to_wrap: Block,
+       Layer
+    'quoted key': it's
+empty:
+deepspeed_config: {}
+commands:
+- one
+-   "two: 2"
+hosts: [a, 1, no]
+none: []
+last: 'a # b'  # c
+"""
+
+
+def test_what_people_write_by_hand_is_read():
+    document = read_document("---\n" + BY_HAND + "...\n", "c.yaml")
+    assert document.values == yaml.safe_load(BY_HAND)
+    assert document.where("fsdp_config", "fsdp_version") == "c.yaml:6"
+    assert document.where("nothing") == "c.yaml"
+
+
+def test_nothing_at_all_is_an_empty_document():
+    assert read_document("", "c.yaml").values == read_document("# only this\n\n", "c.yaml").values == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ("a: 1\nb\n", 2, "expected 'name: value'"),
+        ("a: 1\na: 2\n", 2, "'a' is given twice, first on line 1"),
+        ("a:\n  b: 1\n    c: 2\n", 3, "more indented"),
+        ("a:\n    b: 1\n  c: 2\n", 3, "indented"),
+        ("  a: 1\nb: 2\n", 2, "indented"),
+        ("a:\n\tb: 1\n", 2, "tab"),
+        ("a: &x 1\n", 1, "'&' begins what is not read"),
+        ("a: |\n  text\n", 1, "'|' begins what is not read"),
+        ("a: !!str 1\n", 1, "'!' begins"),
+        ("x: 1\na: {b: 1}\n", 2, "only {} and [A, B]"),
+        ("a: b: c\n", 1, "a second ':'"),
+        ("a: 'open\nb: 1\n", 1, "quote ' is not closed"),
+        ("a: 'x' y\n", 1, "'y' stands behind"),
+        ('a: "\\q"\n', 2, "no escape"),
+        ("a:\n- b: 1\n", 2, "list of mappings"),
+        ("- a\n- b\n", 1, "expected 'name: value'"),
+        ("a: 1\n---\nb: 2\n", 2, "indented"),
+        ("a:1\n", 1, "expected 'name: value'"),
+        ('{"a": 1,\n "b" 2}', 2, "no JSON"),
+        ('{"a": {"b": 1, "b": 2}}', None, "'b' is given twice"),
+    ],
+)
+def test_what_is_not_understood_is_named_with_its_line(text, line, why):
+    with pytest.raises(ConfigError) as caught:
+        read_document(text, "dir/c.yaml")
+    assert why in caught.value.message
+    assert caught.value.message.startswith("dir/c.yaml" if line is None else f"dir/c.yaml:{line}: ")
+
+
+@given(st.text(max_size=200))
+@settings(deadline=None, max_examples=300)
+def test_whatever_stands_there_is_read_or_refused(text):
+    try:
+        read_document(text, "c.yaml")
+    except ConfigError as exc:
+        refused = exc.message
+    else:
+        return
+    assert refused.startswith("c.yaml")
+
+
+@settings(deadline=None)
+@given(TREES)
+def test_json_is_read_too(values):
+    assert read_document(json.dumps(values), "c.json").values == values
