@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.backends.choosing import chosen_options
 from distlaunch.backends.registry import backend_names, find_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
@@ -49,9 +50,56 @@ def test_variables_are_text_and_the_same_for_the_same_topology(backend, topology
     assert all(name and "=" not in name for name in first)
 
 
+@pytest.mark.parametrize("method", ["notes_on", "worker_words"])
+def test_notes_and_words_are_text_of_one_line(backend, topology, method):
+    texts = [*getattr(backend, method)(topology if method == "notes_on" else 1), *backend.notes]
+    assert all(type(text) is str and text and text.isprintable() for text in texts)
+
+
+def test_nodes_and_workers_get_text(backend, topology):
+    for node_rank, node in enumerate(topology.nodes):
+        of_node = backend.node_variables(topology, node_rank)
+        of_worker = backend.worker_variables(topology, node_rank, node.slots - 1, 0)
+        assert all(type(text) is str for pair in (*of_node.items(), *of_worker.items()) for text in pair)
+
+
 def test_a_backend_leaves_alone_what_all_workers_get(backend, topology):
-    added = {**backend.job_variables(topology), **backend.default_variables(topology)}
+    added = {
+        **backend.job_variables(topology),
+        **backend.default_variables(topology),
+        **backend.attempt_files(topology),
+        **backend.node_variables(topology, 0),
+        **backend.worker_variables(topology, 0, 0, 0),
+    }
     assert not added.keys() & SET_FOR_WORKERS
+
+
+def test_files_of_an_attempt_are_names_within_its_folder(backend, topology):
+    assert all(
+        file and "/" not in file and file not in (".", "..") for file in backend.attempt_files(topology).values()
+    )
+
+
+@pytest.mark.parametrize("name", backend_names())
+def test_options_are_described_and_take_what_they_say(name):
+    kind = find_backend(name)
+    options = kind.options()
+    assert kind.about
+    assert kind.about.isprintable()
+    assert len({option.name for option in options}) == len(options)
+    for option in options:
+        assert option.about.isprintable()
+        assert option.name == option.name.lower().replace("_", "-").strip()
+        assert bool(option.choices) == (option.kind == "choice")
+        for value in option.choices or VALUES[option.kind]:
+            (converted,) = chosen_options([f"{option.name}={value}"], options, name).values()
+            assert converted == VALUES[option.kind].get(value, value)
+
+
+VALUES = {
+    "text": {"x": "x"}, "choice": {}, "flag": {"on": True, "no": False}, "count": {"3": 3},
+    "seconds": {"1.5m": 90.0}, "file": {"a.json": "a.json"},
+}  # fmt: skip
 
 
 def test_an_unknown_backend_is_refused_with_what_there_is():

@@ -3,6 +3,7 @@
 Accelerate itself shards on GPUs alone, so its plugin and its sharding are called here as ``prepare`` calls them.
 """
 
+import json
 from types import SimpleNamespace
 
 import torch
@@ -70,7 +71,7 @@ told = {
     "type": str(accelerator.distributed_type),
     "sharded": sharded,
 }
-print("told", told)
+print("told", json.dumps(told))
 print(f"done {accelerator.process_index} 5 {total:.4f}")
 dist.monitored_barrier()
 accelerator.end_training()

@@ -1,6 +1,8 @@
 """Train a tiny transformer with the Hugging Face Trainer, all made on the spot."""
 
+import json
 import os
+import sys
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -23,7 +25,7 @@ model = GPT2LMHeadModel(
 )
 arguments = TrainingArguments(
     output_dir="out",
-    use_cpu=True,
+    use_cpu="auto" not in sys.argv,
     per_device_train_batch_size=4,
     max_steps=4,
     report_to=[],
@@ -37,6 +39,7 @@ result = trainer.train()
 assert arguments.world_size == 2
 assert arguments.process_index == int(os.environ["RANK"])
 assert torch.distributed.is_initialized()
+print("told", json.dumps({"precision": trainer.accelerator.mixed_precision, "processes": trainer.accelerator.num_processes}))
 total = sum(parameter.sum() for parameter in model.parameters()).item()
 print(f"done {arguments.process_index} {result.global_step} {total:.6f}")
 torch.distributed.destroy_process_group()

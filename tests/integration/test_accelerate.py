@@ -1,0 +1,83 @@
+"""A real script of Accelerate under the backend: processes, precision and losses are what was asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parents[1] / "programs" / "frameworks"
+CONFIG = """\
+compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: MULTI_CPU
+downcast_bf16: 'no'
+mixed_precision: {precision}
+num_machines: 1
+num_processes: {processes}
+use_cpu: true
+"""
+
+
+def told(result) -> list[dict]:
+    """Give what each worker has told, and see that all has gone well."""
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = [line for rank in (0, 1) if (result.run_dir / "attempt-0" / f"rank-{rank}.log").exists()
+             for line in result.lines_of(rank)]  # fmt: skip
+    return [json.loads(line.removeprefix("told ")) for line in lines if line.startswith("told ")]
+
+
+def train(distlaunch, *words: str, workers: int = 2):
+    command = ["train", "--num-procs", str(workers), "--format", "plain", "--backend", "accelerate", *words]
+    return distlaunch.run([*command, PROGRAMS / "accelerate_digits.py"], timeout=110)
+
+
+@pytest.mark.timeout(240)
+def test_two_workers_have_the_losses_of_one_at_the_same_global_batch(distlaunch):
+    (alone,) = told(train(distlaunch, workers=1))
+    both = told(train(distlaunch))
+    assert alone["processes"] == 1
+    assert [worker["processes"] for worker in both] == [2, 2]
+    assert [worker["precision"] for worker in both] == ["no", "no"]
+    assert both[0]["losses"] == both[1]["losses"] == pytest.approx(alone["losses"], rel=1e-4, abs=1e-6)
+    assert alone["losses"][-1] < alone["losses"][0] / 2
+
+
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_a_configuration_decides_precision_and_the_launcher_how_many(distlaunch, form):
+    text = CONFIG.format(precision="bf16", processes=8)
+    if form == "json":
+        text = json.dumps({"distributed_type": "MULTI_CPU", "mixed_precision": "bf16", "num_processes": 8})
+    (distlaunch.work / f"conf.{form}").write_text(text)
+    result = train(distlaunch, "-o", f"config=conf.{form}")
+    workers = told(result)
+    assert [(worker["processes"], worker["precision"], worker["type"]) for worker in workers] == [
+        (2, "bf16", "MULTI_CPU")
+    ] * 2
+    assert f"conf.{form} says num_processes: 8; here it is 2 workers on 1 node" in result.stderr
+
+
+def test_an_option_wins_over_the_configuration(distlaunch):
+    (distlaunch.work / "conf.yaml").write_text(CONFIG.format(precision="bf16", processes=2))
+    result = train(distlaunch, "-o", "config=conf.yaml", "-o", "mixed-precision=no")
+    assert {worker["precision"] for worker in told(result)} == {"no"}
+    assert "num_processes" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (CONFIG.format(precision="bf61", processes=2), "conf.yaml:5: mixed_precision 'bf61'"),
+        ("distributed_type: MULTI_CPU\n  use_cpu: true\n", "conf.yaml:2: more indented than what it follows"),
+        (None, "-o config=conf.yaml: No such file or directory"),
+    ],
+)
+def test_a_configuration_that_is_not_right_ends_it_before_anything_starts(distlaunch, text, why):
+    if text is not None:
+        (distlaunch.work / "conf.yaml").write_text(text)
+    result = train(distlaunch, "-o", "config=conf.yaml")
+    assert result.returncode == 2
+    assert result.stderr.startswith("distlaunch: error: ")
+    assert why in result.stderr
+    assert result.run_dir is None

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.backends.accelerate import Accelerate
+from distlaunch.backends.choosing import chosen_options
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.topology import Node, Topology
+
+CPUS = Topology(nodes=(Node(host="a", slots=2),), device="cpu")
+GPUS = Topology(nodes=(Node(host="a", slots=2, devices=("0", "1")),), device="cuda")
+ELASTIC = Topology(nodes=(Node(host="a", slots=None), Node(host="b", slots=2)), device="auto", bounds=(1, 4))
+
+
+def made(text: str | None, *words: str) -> Accelerate:
+    files = [] if text is None else ["config=conf/a.yaml"]
+    return Accelerate(chosen_options([*files, *words], Accelerate.options(), Accelerate.name), {"config": text or ""})
+
+
+def test_without_a_file_only_what_is_asked_for_is_set():
+    assert made(None).job_variables(GPUS) == {}
+    assert made(None).job_variables(CPUS) == {"ACCELERATE_USE_CPU": "true"}
+    words = ["mixed-precision=bf16", "dynamo-backend=inductor", "dynamo-mode=max-autotune", "debug"]
+    assert made(None, *words, "gradient-accumulation-steps=4", "nccl-debug=warn").job_variables(GPUS) == {
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
+        "ACCELERATE_DYNAMO_MODE": "max-autotune",
+        "ACCELERATE_DEBUG_MODE": "true",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+        "NCCL_DEBUG": "WARN",
+    }
+
+
+def test_options_win_over_the_file():
+    text = "distributed_type: MULTI_GPU\nmixed_precision: fp16\ndebug: true\ndynamo_config:\n  dynamo_backend: TVM\n"
+    assert made(text).job_variables(GPUS)["ACCELERATE_DYNAMO_BACKEND"] == "TVM"
+    variables = made(text, "mixed-precision=no", "dynamo-backend=no", "debug=off").job_variables(GPUS)
+    assert variables["ACCELERATE_MIXED_PRECISION"] == "no"
+    assert variables["ACCELERATE_DYNAMO_BACKEND"] == "NO"
+    assert variables["ACCELERATE_DEBUG_MODE"] == "false"
+
+
+def test_words_without_quotes_that_yaml_takes_for_false_are_what_they_look_like():
+    variables = made("distributed_type: NO\nmixed_precision: no\ndynamo_config: {}\n").job_variables(GPUS)
+    assert variables["ACCELERATE_MIXED_PRECISION"] == "no"
+
+
+def test_deepspeed_is_not_told_to_use_cpus_as_accelerate_leaves_it_out_then():
+    text = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 1\n  offload_param_nvme_path: /nvme\n"
+    variables = made(text).job_variables(CPUS)
+    assert "ACCELERATE_USE_CPU" not in variables
+    assert variables["ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH"] == "/nvme", "launch forgets it"
+
+
+FITTING = """\
+distributed_type: MULTI_GPU
+num_processes: 2
+num_machines: 1
+gpu_ids: 0, 1
+"""
+
+
+def test_a_file_that_fits_is_not_talked_about():
+    assert made(FITTING).notes == made(FITTING).notes_on(GPUS) == ()
+    assert made(FITTING.replace("0, 1", "all")).notes_on(GPUS) == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        ("num_processes: 8", "conf/a.yaml says num_processes: 8; here it is 2 workers on 1 node"),
+        ("num_processes: 16\nnum_machines: 2", "says num_processes: 16 and num_machines: 2; here it is 2 workers"),
+        ("gpu_ids: 0,3", "conf/a.yaml:2: gpu_ids: 0,3 is not used: --gpus"),
+        (
+            "num_machines: 2\nmain_process_ip: 10.0.0.1",
+            "conf/a.yaml:3: main_process_ip: 10.0.0.1 is not used: --master-addr",
+        ),
+        ("main_process_port: 29500", "conf/a.yaml:2: main_process_port: 29500 is not used"),
+        ("use_cpu: true", "is for CPUs: these workers' GPUs are idle"),
+        ("mpirun_config:\n  mpirun_hostfile: hosts", "conf/a.yaml:3: mpirun_hostfile is not used: --hostfile"),
+        ("deepspeed_config:\n  deepspeed_inclusion_filter: a", "conf/a.yaml:3: deepspeed_inclusion_filter is not used"),
+        ("enable_cpu_affinity: true", "--bind numa"),
+    ],
+)
+def test_what_the_file_says_of_nodes_and_devices_is_compared(line, note):
+    notes = made(f"distributed_type: MULTI_GPU\n{line}\n").notes_on(GPUS)
+    assert any(note in told for told in notes), notes
+
+
+def test_sizes_are_not_compared_where_they_may_change():
+    assert made("distributed_type: NO\nnum_processes: 8\nnum_machines: 7\n").notes_on(ELASTIC) == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "note"), [("MULTI_GPU", "these workers run on CPUs"), ("FSDP", "does FSDP on GPUs alone")]
+)
+def test_a_file_for_gpus_is_told_of_where_workers_run_on_cpus(kind, note):
+    (told,) = made(f"distributed_type: {kind}\n").notes_on(CPUS)
+    assert note in told
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "hint"),
+    [
+        ("num_processes: 2\n", "conf/a.yaml: distributed_type is missing", "MULTI_GPU"),
+        ("distributed_type: MULTI_GPUS\n", "conf/a.yaml:1: 'MULTI_GPUS'", "did you mean MULTI_GPU?"),
+        ("distributed_type: XLA\n", "TPUs are not started", None),
+        ("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n", "accelerate launch alone", "LOCAL_MACHINE"),
+        ("distributed_type: NO\nmixed_precision: bf-16\n", "conf/a.yaml:2: mixed_precision 'bf-16'", "bf16"),
+        ("distributed_type: NO\nnum_proceses: 2\n", "conf/a.yaml:2: 'num_proceses' is not known", "num_processes?"),
+        ("distributed_type: FSDP\nfsdp_config:\n  fsdp_versoin: 2\n", "conf/a.yaml:3: 'fsdp_versoin'", "fsdp_version?"),
+        ("distributed_type: FSDP\nfsdp_config: on\n", "conf/a.yaml:2: fsdp_config takes names and values", None),
+        (
+            "distributed_type: NO\ndynamo_config:\n  dynamo_backend: inductr\n",
+            "conf/a.yaml:3: dynamo_backend",
+            "inductor?",
+        ),
+        (
+            "distributed_type: FSDP\nfsdp_config:\n  fsdp_sync_module_states: false\n",
+            "conf/a.yaml:3: fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states",
+            "rank 0",
+        ),
+        (
+            "distributed_type: NO\nmixed_precision: fp8\nfp8_config:\n  override_linear_precision: [true]\n",
+            "conf/a.yaml:4: override_linear_precision takes three",
+            None,
+        ),
+        ("distributed_type: NO\nfoo\n", "conf/a.yaml:2: expected 'name: value'", None),
+        ("", "conf/a.yaml: distributed_type is missing", None),
+    ],
+)
+def test_a_file_that_is_not_right_is_refused_with_its_line(text, why, hint):
+    with pytest.raises(ConfigError) as caught:
+        made(text)
+    assert why in caught.value.message
+    assert hint is None or hint in caught.value.hint
+
+
+def test_a_number_that_is_none_is_refused_when_it_is_compared():
+    with pytest.raises(ConfigError, match=r"conf/a\.yaml:2: num_processes takes a whole number, not 'two'"):
+        made("distributed_type: NO\nnum_processes: two\n").notes_on(GPUS)
+
+
+def test_keys_of_a_newer_accelerate_are_told_of_and_left_out():
+    backend = made("distributed_type: NO\nquantum_config:\n  x: 1\n")
+    assert backend.notes == ("conf/a.yaml:2: 'quantum_config' is not known, and not passed on",)
+    assert "quantum" not in str(backend.job_variables(GPUS)).lower()
