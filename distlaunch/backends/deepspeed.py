@@ -126,17 +126,18 @@ class DeepSpeed(Backend):
                 raise ConfigError(f"{printable(path)}: not readable by this user")
         return there
 
+    def notes_on(self, topology: Topology) -> Sequence[str]:
+        """Say what Accelerate does not do on CPUs."""
+        own_script = self.chosen.get("pass-config") == "deepspeed"
+        if topology.device != "cpu" or topology.world_size == 1 or own_script or not self._told():
+            return ()
+        return ("on CPUs Accelerate and Transformers come to DeepSpeed with one worker alone",)
+
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Give the number of nodes, and if anything of ZeRO is chosen what Accelerate and Transformers read of it."""
-        variables = {"CROSS_SIZE": str(len(topology.nodes))}
-        told = {setting.variable: str(self.chosen[name]) for name, setting in _SETTINGS.items() if name in self.chosen}
-        if "config" in self.chosen:
-            told["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(self.chosen["config"])
-        if "precision" in self.chosen:
-            told["ACCELERATE_MIXED_PRECISION"] = _PRECISIONS[str(self.chosen["precision"])]
-        if told:
-            variables["ACCELERATE_USE_DEEPSPEED"] = "true"
-        return {**variables, **told}
+        told = self._told()
+        used = {"ACCELERATE_USE_DEEPSPEED": "true"} if told else {}
+        return {"CROSS_SIZE": str(len(topology.nodes)), **used, **told}
 
     def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
         """Give the node's place and size, under the names that DeepSpeed has for them."""
@@ -148,6 +149,15 @@ class DeepSpeed(Backend):
         if "pass-config" in self.chosen:
             words.append(f"{_CONFIG_WORDS[str(self.chosen['pass-config'])]}={self.chosen['config']}")
         return tuple(words)
+
+    def _told(self) -> dict[str, str]:
+        """Give what Accelerate and Transformers are told of the choices."""
+        told = {setting.variable: str(self.chosen[name]) for name, setting in _SETTINGS.items() if name in self.chosen}
+        if "config" in self.chosen:
+            told["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(self.chosen["config"])
+        if "precision" in self.chosen:
+            told["ACCELERATE_MIXED_PRECISION"] = _PRECISIONS[str(self.chosen["precision"])]
+        return told
 
     def _check_config(self, path: str, text: str) -> None:
         """Hold the file against the options, which fill in only what it calls ``auto``. Raises ConfigError."""

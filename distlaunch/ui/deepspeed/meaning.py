@@ -108,9 +108,8 @@ def _size(own: Mapping[str, Any], values: dict[str, Any], environ: Mapping[str, 
     count = own["num_gpus"]
     if count is None:
         return
-    sizes = [name for name in ("num_procs", "procs_per_node", "gpus_per_node") if name in values]
-    if sizes:
-        raise UsageError(f"--num_gpus and --{sizes[0].replace('_', '-')} exclude each other", hint="give one of them")
+    if "gpus_per_node" in values:
+        raise UsageError("--num_gpus and --gpus-per-node exclude each other", hint="give one of them")
     if values.get("device") == "cpu":
         values["procs_per_node"] = count
     elif values.get("source") == "flags":

@@ -1,0 +1,124 @@
+"""What DeepSpeed's options become, and which of them contradict each other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from distlaunch.backends.choosing import chosen_options
+from distlaunch.backends.deepspeed import DeepSpeed
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.topology import Node, Topology
+
+TWO_NODES = Topology(nodes=(Node(host="a", slots=1), Node(host="b", slots=2)), device="cuda")
+CONFIG = {"train_batch_size": 8, "gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 2}}
+
+
+def configured(*words: str, config: object = CONFIG) -> DeepSpeed:
+    text = config if isinstance(config, str) else json.dumps(config)
+    return DeepSpeed(chosen_options(words, DeepSpeed.options(), "deepspeed"), {"config": text})
+
+
+def refused(*words: str, config: object = CONFIG) -> str:
+    with pytest.raises(ConfigError) as caught:
+        configured(*words, config=config)
+    return caught.value.message
+
+
+def test_without_options_only_the_launchers_own_variables_are_set():
+    backend = configured()
+    assert backend.job_variables(TWO_NODES) == {"CROSS_SIZE": "2"}
+    assert backend.node_variables(TWO_NODES, 1) == {"CROSS_RANK": "1", "LOCAL_SIZE": "2"}
+    assert backend.worker_words(1) == ()
+    assert backend.notes_on(TWO_NODES) == ()
+
+
+def test_what_is_chosen_of_zero_reaches_accelerate_and_transformers():
+    backend = configured("zero=3", "offload-param=cpu", "gradient-accumulation=4", "precision=bf16")
+    assert backend.job_variables(TWO_NODES) == {
+        "CROSS_SIZE": "2",
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "cpu",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+    }
+
+
+@pytest.mark.parametrize(("to", "word"), [("deepspeed", "--deepspeed_config"), ("transformers", "--deepspeed")])
+def test_the_configuration_reaches_the_arguments_of_a_script_where_that_is_asked_for(to, word):
+    assert configured("config=/c/ds.json", "local-rank").worker_words(2) == ("--local_rank=2",)
+    words = configured("config=/c/ds.json", f"pass-config={to}", "local-rank=on").worker_words(2)
+    assert words == ("--local_rank=2", f"{word}=/c/ds.json")
+
+
+def test_an_option_fills_in_what_the_configuration_calls_auto_and_contradicts_all_else():
+    configured("config=ds.json", "gradient-accumulation=4", "zero=2")
+    assert "where zero_optimization.stage is 2" in refused("config=ds.json", "zero=3")
+    assert "does not have zero_optimization.offload_param.device" in refused("config=ds.json", "offload-param=cpu")
+    assert "does not have zero_optimization.stage" in refused(
+        "config=ds.json", "zero=3", config={"zero_optimization": 3}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{'a': 1}", "ds.json: no JSON: Expecting"), ("[1]", "no configuration"), ("[" * 100_000, "nested too deeply")],
+    ids=["single quotes", "a list", "deep"],
+)
+def test_a_configuration_that_is_none_is_refused(text, said):
+    assert said in refused("config=ds.json", config=text)
+
+
+def test_hjson_is_left_to_deepspeed():
+    configured("config=ds.hjson", config="{train_batch_size: 8 # per step\n}")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["zero=0", "offload-optimizer=cpu"], "-o offload-optimizer=cpu and -o zero=0 contradict each other"),
+        (["zero=2", "offload-param=cpu"], "-o offload-param=cpu and -o zero=2 contradict each other"),
+        (["gradient-accumulation=0"], "-o gradient-accumulation=0"),
+        (["pass-config=deepspeed"], "there is no configuration to pass"),
+        (["zero=4"], "zero takes 0|1|2|3"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(words, said):
+    assert said in refused(*words)
+
+
+def test_that_accelerate_leaves_deepspeed_alone_on_cpus_is_said_where_it_matters():
+    cpus = Topology(nodes=(Node(host="a", slots=2),), device="cpu")
+    assert "one worker alone" in configured("zero=2").notes_on(cpus)[0]
+    assert configured("zero=2").notes_on(Topology(nodes=(Node(host="a", slots=1),), device="cpu")) == ()
+    assert configured("config=d", "pass-config=deepspeed").notes_on(cpus) == ()
+
+
+# --- .deepspeed_env
+
+
+def test_the_file_at_home_comes_before_the_one_here_which_so_has_the_last_word(tmp_path):
+    home, here = tmp_path / "home", tmp_path / "here"
+    for folder in (home, here):
+        folder.mkdir()
+        (folder / ".deepspeed_env").write_text("A=1\n")
+    environ = {"HOME": str(home)}
+    assert DeepSpeed.env_files(environ, str(here)) == [f"{home}/.deepspeed_env", f"{here}/.deepspeed_env"]
+    assert DeepSpeed.env_files(environ, str(home)) == [f"{home}/.deepspeed_env"]
+    assert DeepSpeed.env_files(environ, str(tmp_path)) == [f"{home}/.deepspeed_env"]
+    assert DeepSpeed.env_files({"HOME": "/nowhere"}, str(tmp_path)) == []
+
+
+def test_a_file_that_ds_env_file_names_is_read_instead_and_has_to_be_there(tmp_path):
+    (tmp_path / ".deepspeed_env").write_text("A=1\n")
+    (tmp_path / "mine").write_text("A=2\n")
+    environ = {"HOME": "/nowhere", "DS_ENV_FILE": "mine"}
+    assert DeepSpeed.env_files(environ, str(tmp_path)) == [f"{tmp_path}/mine"]
+    assert DeepSpeed.env_files({"DS_ENV_FILE": f"{tmp_path}/mine"}, "/") == [f"{tmp_path}/mine"]
+    with pytest.raises(ConfigError) as caught:
+        DeepSpeed.env_files({"HOME": "/nowhere", "DS_ENV_FILE": "other"}, str(tmp_path))
+    assert caught.value.message == "DS_ENV_FILE 'other': there is no such file"
+    assert caught.value.hint == f"looked in /nowhere and {tmp_path}"

@@ -1,0 +1,173 @@
+"""What the words of DeepSpeed's launcher mean here."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.ui.deepspeed.meaning import Meaning, understand
+from distlaunch.ui.deepspeed.options import OPTIONS
+from distlaunch.ui.quick import scan
+
+NO_FILE = "/nowhere/hostfile"
+
+
+def meaning(*words: str, default_hostfile: str = NO_FILE, **environ: str) -> Meaning:
+    return understand(*scan([*words, "s.py", "a"], OPTIONS), environ, default_hostfile=default_hostfile)
+
+
+def options(*words: str, **environ: str):
+    return meaning(*words, **environ).options
+
+
+def refused(*words: str, **environ: str) -> ConfigError:
+    with pytest.raises(UsageError) as caught:
+        meaning(*words, **environ)
+    return caught.value
+
+
+def test_a_plain_command_is_this_machine_and_gives_local_rank():
+    found = options()
+    assert (found.backend, found.script, found.script_args, found.opt) == (
+        "deepspeed",
+        "s.py",
+        ("a",),
+        ("local-rank=on",),
+    )
+    assert (found.source, found.hosts, found.hostfile, found.quiet) == ("flags", None, None, False)
+    assert (found.grace, found.failure_grace) == (30.0, 30.0)
+
+
+def test_its_host_file_is_read_where_it_is_there_and_no_other_is_named(tmp_path):
+    there = tmp_path / "hostfile"
+    there.write_text("a slots=2\n")
+    assert meaning(default_hostfile=str(there)).options.hostfile == str(there)
+    assert meaning("-H", "mine", default_hostfile=str(there)).options.hostfile == "mine"
+    assert meaning("--hosts", "a:1", default_hostfile=str(there)).options.hostfile is None
+    assert meaning("--launcher", "slurm", default_hostfile=str(there)).options.hostfile is None
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        (["-i", "a:0,2"], "include", "a:0,2"),
+        (["--exclude=b"], "exclude", "b"),
+        (["--num_nodes", "2"], "num_nodes", 2),
+        (["--master_addr", "h", "-H", "f"], "master_addr", "h"),
+        (["--master_addr", "h"], "master_addr", None),  # there, too, one machine is its own master
+        (["--master_port=29501"], "master_port", 29501),
+        (["--module"], "module", True),
+        (["--no_python"], "no_python", True),
+        (["--no_local_rank"], "opt", ()),
+        (["-o", "local-rank=off"], "opt", ("local-rank=off",)),
+        (["-o", "zero=3"], "opt", ("zero=3", "local-rank=on")),
+        (["--ssh_port", "2222"], "ssh_port", 2222),
+        (["--bind_cores_to_rank"], "bind", "cores"),
+        (["--venv_script", "a b"], "setup", ". 'a b'"),
+        (["--enable_each_rank_log", "logs"], "log_dir", "logs"),
+        (["--enable_each_rank_log", "logs"], "output", "none"),
+        (["--enable_each_rank_log", "None"], "log_dir", None),
+        (["--log_level", "warning"], "quiet", True),
+        (["--log_level", "info"], "quiet", False),
+        (["-q"], "quiet", True),
+        (["--launcher", "SLURM"], "source", "slurm"),
+        (["--launcher", "slurm", "--launcher_args=--comment=x"], "srun_args", "--comment=x"),
+        (["--max-restarts", "3"], "max_restarts", 3),
+        (["--num_nodes=-1"], "num_nodes", None),
+    ],
+    ids=str,
+)
+def test_a_word_becomes_an_option_of_train(words, field, value):
+    assert getattr(options(*words), field) == value
+
+
+@pytest.mark.parametrize("flag", ["--num_gpus", "--num_accelerators", "--num-gpus"])
+def test_a_number_of_gpus_is_each_nodes(flag):
+    assert options(flag, "2").hosts == "localhost:2"
+    assert options(flag, "2", "-H", "f").gpus_per_node == 2
+    assert options(flag, "2", DS_ACCELERATOR="cpu").procs_per_node == 2
+    assert options(flag, "2", "-H", "f", DS_ACCELERATOR="cpu").procs_per_node == 2
+    assert options(flag, "-1").hosts is None
+
+
+def test_ds_accelerator_says_what_workers_compute_on_unless_gpus_are_asked_for():
+    assert options(DS_ACCELERATOR="cpu").device == "cpu"
+    assert options("--gpus", "1", DS_ACCELERATOR="cpu").device == "auto"
+
+
+# --- nodes
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--master_addr", "h"], (1, "h:29500", "h", None)),
+        (["--master_addr", "h", "--master_port", "5"], (1, "h:5", "h", None)),
+        (["--master_addr", "fd00::1"], (1, "[fd00::1]:29500", "fd00::1", None)),
+        ([], (1, None, None, None)),
+    ],
+    ids=str,
+)
+def test_without_ssh_a_launcher_on_each_node_meets_the_others_at_the_masters_address(words, expected):
+    found = options("-H", "f", "--no_ssh", "--node_rank", "1", *words)
+    assert (found.node_rank, found.rendezvous, found.master_addr, found.master_port) == expected
+
+
+def test_a_node_rank_is_of_use_without_ssh_alone():
+    assert meaning("-H", "f", "--node_rank", "1").options.node_rank is None
+    assert "no effect without --no_ssh" in meaning("--node_rank", "0").remarks[0]
+    assert refused("-H", "f", "--no_ssh").message == "--no_ssh: nothing says which of the nodes this is"
+    assert refused("--no_ssh", "--node_rank", "1").message == "--no_ssh --node_rank 1: nothing names the nodes"
+    assert options("--no_ssh", "--node_rank", "0").node_rank is None
+
+
+def test_launchers_that_are_not_ours_are_named_and_ssh_stands_for_them():
+    assert meaning("-H", "f", "--launcher", "OpenMPI").remarks == ("--launcher openmpi: nodes are reached by SSH here",)
+    assert meaning("-H", "f", "--launcher", "pdsh", "--force_multi", "--no_ssh_check").remarks == ()
+    assert "there is: pdsh, openmpi" in refused("--launcher", "ssh").hint
+    assert "not --hostfile's" in refused("-H", "f", "--launcher", "slurm").message
+    assert (
+        "nodes are reached by SSH, and not by openmpi" in refused("--launcher=openmpi", "--launcher_args=-x A").message
+    )
+
+
+def test_elastic_training_is_a_range_of_nodes_and_restarts():
+    words = ["-H", "f", "--elastic_training", "--max_elastic_nodes", "4"]
+    assert (options(*words).num_nodes, options(*words).max_restarts) == ((1, 4), 100)
+    assert options(*words, "--min_elastic_nodes", "4").num_nodes == 4
+    assert options(*words, "--max_restarts", "2").max_restarts == 2
+    assert "is more than" in refused(*words, "--min_elastic_nodes", "5").message
+    assert "not said" in refused("--elastic_training").message
+    assert "exclude each other" in refused(*words, "--num_nodes", "2").message
+    assert "belongs to --elastic_training" in refused("--max_elastic_nodes", "2").message
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        (["--autotuning", "tune"], "--autotuning", "deepspeed --autotuning tune"),
+        (["--bind_core_list", "0-3"], "--bind_core_list '0-3'", "taskset -c 0-3 distlaunch deepspeed"),
+        (["--num_gpus", "2", "-i", "a:0"], "--num_gpus and --include exclude each other", "--include says"),
+        (["--num_nodes", "2", "-e", "a"], "--num_nodes and --exclude exclude each other", "--exclude says"),
+        (["--num_gpus", "2", "--num-procs", "2"], "--num-gpus and --num-procs exclude each other", "per GPU"),
+        (
+            ["--num_gpus", "2", "--gpus-per-node", "2"],
+            "--num_gpus and --gpus-per-node exclude each other",
+            "one of them",
+        ),
+        (["--venv_script", "a", "--setup", "b"], "--venv_script and --setup exclude each other", "does both"),
+        (["--num_gpu", "2"], "unknown option '--num-gpu'", "did you mean --num-gpus?"),
+        (["--module", "--no_python"], "-m and --no-python exclude each other", "needs Python"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_refused_with_what_stands_for_it(words, said, hint):
+    error = refused(*words)
+    assert said in error.message
+    assert hint in error.hint
+
+
+def test_errors_about_sizes_speak_of_the_word_that_was_typed():
+    dialect = options("--num_gpus", "2", "-H", "f").dialect
+    assert dialect.spelt("--gpus-per-node 2: a has only 1 slot") == "--num_gpus 2: a has only 1 slot"
+    assert options("-H", "f").dialect.spelt("--gpus-per-node 2") == "--gpus-per-node 2"
