@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from distlaunch.backends.base import Backend, BackendOption, Value
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Topology
+from distlaunch.core.model.variables import FLIGHT_RECORDER
 
 _TRACES = "nccl_trace_rank_"
 """How the recorder's files begin; the rank follows. ``torchfrtrace`` reads a folder of them."""
 _BUFFER_NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-_FILE_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """From torch 2.8 on, and before."""
-_PIPE_NAME = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 
 
 class TorchBackend(Backend):
@@ -68,8 +67,8 @@ class TorchBackend(Backend):
         """Say where the recorder writes, and where the pipes are that make it write."""
         if topology.device == "cpu":
             return {}
-        pipes = {_PIPE_NAME: "nccl_dump_rank_"} if self.chosen.get("dump-pipe") else {}
-        return {**dict.fromkeys(_FILE_NAMES, _TRACES), **pipes}
+        pipes = {FLIGHT_RECORDER[2]: "nccl_dump_rank_"} if self.chosen.get("dump-pipe") else {}
+        return {**dict.fromkeys(FLIGHT_RECORDER[:2], _TRACES), **pipes}
 
     def _above_zero(self, *names: str) -> None:
         for name in names:

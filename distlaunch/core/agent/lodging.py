@@ -125,7 +125,7 @@ def settled(start: m.Start, environ: Mapping[str, str], *, moved_to: str | None)
     ``moved_to``: the folder that stands for the job's; None if that is here.
     """
     from distlaunch.core.model.record import replace
-    from distlaunch.core.model.variables import without_outer_launchers
+    from distlaunch.core.model.variables import FLIGHT_RECORDER, without_outer_launchers
 
     own = {
         name: value
@@ -150,6 +150,8 @@ def settled(start: m.Start, environ: Mapping[str, str], *, moved_to: str | None)
         )
         for spec in start.workers
     )
+    # What torch would write into the job's folder goes to its own default place, where it stays.
+    env = {name: value for name, value in env.items() if name not in FLIGHT_RECORDER or moved(value) == value}
     env["DISTLAUNCH_RUN_DIR"] = moved_to
     return replace(start, env=env, workers=workers, preload_log=moved(start.preload_log))
 

@@ -11,6 +11,8 @@ PROGRESS_FD = "DISTLAUNCH_PROGRESS_FD"
 """Names the descriptor on which a worker may report its progress, a line of JSON at a time."""
 BACKEND_OPTIONS = "DISTLAUNCH_BACKEND_OPTIONS"
 """The backend's options that were chosen, as JSON, for the toolkit."""
+FLIGHT_RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+"""Where NCCL's flight recorder writes, from torch 2.8 on and before, and pipes that have it write: how names begin."""
 STACKS_FD = "DISTLAUNCH_STACKS_FD"
 """Names the descriptor on which our bootstrap has a worker show its stacks; not left in its environment."""
 

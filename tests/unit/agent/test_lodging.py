@@ -53,6 +53,20 @@ def test_what_would_be_in_a_run_directory_that_is_not_there_is_moved():
     assert there.preload_log == "/tmp/mine/attempt-0/preload.log"
 
 
+def test_torchs_recorder_keeps_its_own_place_where_the_run_directory_is_not():
+    inside, outside = f"{RUN_DIR}/attempt-0/trace_", "/scratch/trace_"
+    env = {
+        "DISTLAUNCH_RUN_DIR": RUN_DIR,
+        "TORCH_FR_DUMP_TEMP_FILE": inside,
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": outside,
+        "MINE": inside,
+    }
+    there = settled(start(env=env), {}, moved_to="/tmp/mine")
+    assert "TORCH_FR_DUMP_TEMP_FILE" not in there.env
+    assert (there.env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"], there.env["MINE"]) == (outside, inside)
+    assert settled(start(env=env), {}, moved_to=None).env["TORCH_FR_DUMP_TEMP_FILE"] == inside
+
+
 @pytest.mark.parametrize("path", ["/runs/job-10/rank-0.error.json", "/elsewhere/x", ""])
 def test_what_lies_elsewhere_stays_there(path):
     spec = m.WorkerSpec(rank=0, local_rank=0, argv=None, env={}, cpus=None, error_file=path)

@@ -178,6 +178,25 @@ def test_every_attempt_has_its_own_number_port_and_error_files(make_facts):
     assert bind(moved, attempt=0, master_port=1).workers[0].env["TORCHELASTIC_ERROR_FILE"].startswith("/elsewhere/")
 
 
+def test_each_attempt_has_the_backends_files_in_its_own_folder(make_facts):
+    on_gpus = Topology(nodes=(Node(host="a", slots=2),), device="cuda")
+    names = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+    planned = plan(make_facts, topology=on_gpus)
+    for attempt in (0, 1):
+        env = bind(planned, attempt=attempt, master_port=1).env
+        assert {env[name] for name in names} == {f"/r/job-1/attempt-{attempt}/nccl_trace_rank_"}
+
+
+@pytest.mark.parametrize("options", [{"facts": {"environ": {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine"}}},
+                                     {"env": ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/mine",)}])  # fmt: skip
+def test_a_file_that_has_an_old_name_and_a_new_one_is_left_alone_if_either_is_set(make_facts, options):
+    planned = plan(make_facts, topology=Topology(nodes=(Node(host="a", slots=1),), device="cuda"), **options)
+    bound = bind(planned, attempt=0, master_port=1)
+    assert "TORCH_FR_DUMP_TEMP_FILE" not in bound.env
+    assert {**bound.base_env, **bound.given_env}["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/mine"
+    assert "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in bound.env
+
+
 # --- the command
 
 
