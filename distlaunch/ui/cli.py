@@ -235,10 +235,11 @@ def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
 
 def _add_deepspeed(app: typer.Typer, environ: Mapping[str, str]) -> None:
     """Add the command whose help is typer's, as train's is, and whose words are another launcher's."""
-    from distlaunch.ui.deepspeed.command import run
     from distlaunch.ui.deepspeed.options import OPTIONS
 
     def run_deepspeed(**given: object) -> int:
+        from distlaunch.ui.deepspeed.command import run
+
         return run(*_collect(given, OPTIONS), environ)
 
     command_class = type("_DeepspeedCommand", (_TrainCommand,), {"options": OPTIONS})
