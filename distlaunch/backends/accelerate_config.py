@@ -173,6 +173,11 @@ class Config(Record):
             variables.update(self._parallelism())
         if self.document.values.get("debug"):
             variables["ACCELERATE_DEBUG_MODE"] = "true"
+        for name, value in variables.items():
+            if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+                raise ConfigError(
+                    f"{self.document.where()}: {name} would be {quoted(value)}, which no variable can hold"
+                )
         return variables
 
     def section(self, name: str) -> Mapping[str, Any]:

@@ -25,6 +25,9 @@ _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*|0[0-7_]+|0b[01_]+|0x[0-9a-fA-F_]+)"
 _FLOAT = re.compile(
     r"[-+]?[0-9][0-9_]*\.[0-9_]*([eE][-+][0-9]+)?|\.[0-9][0-9_]*([eE][-+][0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
+_MOST_LEVELS = 20
+_MOST_LINES = 1000
+"""Of one quoted value."""
 _BLANK = " \t"
 _ESCAPES = {
     "0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "e": "\x1b",
@@ -102,6 +105,8 @@ class _Reader:
 
     def _mapping(self, indent: int, above: tuple[str, ...]) -> dict[str, Any]:
         values: dict[str, Any] = {}
+        if len(above) > _MOST_LEVELS:
+            raise self._error("nested too deeply")
         while self._next() == indent:
             line = self._lines[self._at]
             match = _KEY.match(line, indent)
@@ -170,7 +175,7 @@ class _Reader:
         text = self._lines[self._at][start:]
         while (match := _QUOTED[quote].match(text)) is None:
             self._at += 1
-            if self._at == len(self._lines):
+            if self._at == len(self._lines) or self._at - begun > _MOST_LINES:
                 self._at = begun
                 raise self._error(f"the quote {quote} is not closed")
             text += "\n" + self._lines[self._at]
@@ -225,10 +230,13 @@ def _resolved(text: str) -> Any:
     if text in _WORDS:
         return _WORDS[text]
     number = text.replace("_", "").lower()
-    if _INTEGER.fullmatch(text):
-        sign, digits = (-1, number[1:]) if number[0] == "-" else (1, number.lstrip("+"))
-        base = 8 if digits.isdigit() and digits[0] == "0" else 0
-        return sign * int(digits, base)
-    if _FLOAT.fullmatch(text):
-        return float(number.replace(".inf", "inf").replace(".nan", "nan"))
+    try:
+        if _INTEGER.fullmatch(text):
+            digits = number.lstrip("+-")
+            value = int(digits, 8 if digits.isdigit() and digits[0] == "0" else 0)
+            return -value if number[0] == "-" else value
+        if _FLOAT.fullmatch(text):
+            return float(number.replace(".inf", "inf").replace(".nan", "nan"))
+    except ValueError:  # 0x_, or thousands of digits
+        pass
     return text

@@ -127,6 +127,16 @@ def test_a_file_for_gpus_is_told_of_where_workers_run_on_cpus(kind, note):
         ),
         ("distributed_type: NO\nfoo\n", "conf/a.yaml:2: expected 'name: value'", None),
         ("", "conf/a.yaml: distributed_type is missing", None),
+        (
+            'distributed_type: FSDP\nfsdp_config:\n  fsdp_ignored_modules: "a\\0"\n',
+            "FSDP_IGNORED_MODULES would be 'a\\x00', which no variable can hold",
+            None,
+        ),
+        (
+            '{"distributed_type": "FSDP", "fsdp_config": {"fsdp_ignored_modules": "\\ud800"}}',
+            "no variable can hold",
+            None,
+        ),
     ],
 )
 def test_a_file_that_is_not_right_is_refused_with_its_line(text, why, hint):

@@ -151,6 +151,8 @@ def test_nothing_at_all_is_an_empty_document():
         ("a:\n- b: 1\n", 2, "list of mappings"),
         ("- a\n- b\n", 1, "expected 'name: value'"),
         ("a: 1\n---\nb: 2\n", 2, "indented"),
+        ("a: 'x\n" + "y\n" * 5000, 1, "quote ' is not closed"),
+        ("".join(" " * level + "a:\n" for level in range(3000)), 22, "nested too deeply"),
         ("a:1\n", 1, "expected 'name: value'"),
         ('{"a": 1,\n "b" 2}', 2, "no JSON"),
         ('{"a": {"b": 1, "b": 2}}', None, "'b' is given twice"),
@@ -161,6 +163,11 @@ def test_what_is_not_understood_is_named_with_its_line(text, line, why):
         read_document(text, "dir/c.yaml")
     assert why in caught.value.message
     assert caught.value.message.startswith("dir/c.yaml" if line is None else f"dir/c.yaml:{line}: ")
+
+
+@pytest.mark.parametrize("word", ["0x_", "0b_", "9" * 5000])
+def test_what_looks_like_a_number_and_is_none_is_text(word):
+    assert read_document(f"a: {word}\n", "c.yaml").values == {"a": word}
 
 
 @given(st.text(max_size=200))
