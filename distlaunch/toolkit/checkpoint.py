@@ -14,9 +14,11 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint_group import end_process_group, new_groups
@@ -33,7 +35,7 @@ MOST_STEPS = 1000
 
 
 class Stopped(SystemExit):
-    """The job was told to stop (TERM), and all workers have saved. Uncaught, it ends Python with 143 and no traceback."""
+    """The job was told to stop (TERM), and all workers have saved. Uncaught, Python ends with 143, and no traceback."""
 
 
 class Checkpoint:
@@ -118,7 +120,9 @@ class Checkpoint:
             self._saved_steps = steps_of(name)
             return self._saved_steps
         if damaged:
-            raise CheckpointError("no checkpoint is whole; choose another directory to begin anew. " + "; ".join(damaged))
+            raise CheckpointError(
+                "no checkpoint is whole; choose another directory to begin anew. " + "; ".join(damaged)
+            )
         return 0
 
     def _verified(self, name: str) -> tuple[Nested, str | None]:
@@ -145,7 +149,7 @@ class Checkpoint:
         problems = [found for found in self._group.all(problem) if found is not None]
         if problems:
             raise ConfigError(problem or problems[0])
-        dcp.load(
+        load(
             state,
             storage_reader=reader,
             planner=DefaultLoadPlanner(),
@@ -178,16 +182,16 @@ class Checkpoint:
         steps = step + 1
         if hasattr(self._sampler, "advance"):
             self._sampler.advance(batches)
-        save = self._every is not None and steps % self._every == 0
+        due = self._every is not None and steps % self._every == 0
         stop = False
-        if save or self._group.size == 1 or not self._asked or steps >= self._ask_at:
+        if due or self._group.size == 1 or not self._asked or steps >= self._ask_at:
             asked, stop = self._ask(steps)
-            save = save or asked or stop
-        if save and steps != self._saved_steps:
+            due = due or asked or stop
+        if due and steps != self._saved_steps:
             self.save(step, background=self._background and not stop)
         if stop:
             self._stop(f"saved {self._store.where(name_of(steps))}")
-        return save
+        return due
 
     def _ask(self, steps: int) -> tuple[bool, bool]:
         """Agree with all workers on whether to save now, and whether to stop then."""
@@ -197,7 +201,7 @@ class Checkpoint:
         due = self._every_s is not None and self._group.rank == 0 and now - self._saved_at >= self._every_s
         failed = self._pending is not None and self._pending.done() and self._pending.exception() is not None
         try:
-            save, stop, failing, step_us = self._group.largest(
+            asked, stop, failing, step_us = self._group.largest(
                 [int(self._requests.save or due), int(self._requests.stop), int(failed), step_us]
             )
         except RuntimeError:
@@ -208,9 +212,9 @@ class Checkpoint:
         self._asked, self._asked_at = steps, now
         if failing:
             self.wait()
-        if save:
+        if asked:
             self._requests.save = False
-        return bool(save), bool(stop)
+        return bool(asked), bool(stop)
 
     def save(self, step: int, *, background: bool = False) -> None:
         """Save the state after this step, on all workers. In the background: what goes wrong is raised later."""
@@ -219,6 +223,7 @@ class Checkpoint:
                 f"checkpoints in {self._store.root}: there are some already, up to {self._names[0]}: "
                 "call resume() before the first step, or choose another directory"
             )
+        self._resumed = True
         self.wait()
         steps = step + 1
         name = name_of(steps)
@@ -243,9 +248,19 @@ class Checkpoint:
 
     def _write(self, state: Nested, writer: Any, folder: str, steps: int) -> None:
         """Write, in a thread and with all workers: each its part, then rank 0 the manifest and the name."""
+        try:
+            error = self._written(state, writer, folder, steps)
+        except RuntimeError as failure:  # of gloo's: the last checkpoint is whole, and this one is nobody's
+            error = f"another worker has ended ({str(failure)[:200]})"
+        if error is not None:
+            where = self._store.where(name_of(steps))
+            kept = f"{self._names[0]} is whole and kept" if self._names else "there is none before it"
+            raise CheckpointError(f"checkpoint {where} not written: {error}; {kept}")
+
+    def _written(self, state: Nested, writer: Any, folder: str, steps: int) -> str | None:
         name, group, error = name_of(steps), self._writing, None
         try:
-            dcp.save(
+            save(
                 state,
                 storage_writer=writer,
                 planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),  # others' buffers differ under DDP
@@ -268,13 +283,13 @@ class Checkpoint:
                 self._store.remove(folder)
         error = group.first(error)
         if error is not None:
-            kept = f"{self._names[0]} is whole and kept" if self._names else "there is none before it"
-            raise CheckpointError(f"checkpoint {self._store.where(name)} not written: {error}; {kept}")
+            return str(error)
         self._names = [name, *self._names]
         old, self._names = self._names[self._keep :], self._names[: self._keep]
         if group.rank == 0:
             for each in old:
                 self._store.remove(each)
+        return None
 
     def _commit(self, folder: str, steps: int, files: dict[str, list[int]]) -> None:
         self._store.check_claim()

@@ -25,7 +25,7 @@ class Bucket(Store):
         self.root = root
         scheme = root.partition("://")[0]
         try:
-            from fsspec.core import url_to_fs
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
             self._fs, self._path = url_to_fs(root)
         except ImportError as error:
@@ -109,14 +109,14 @@ class Bucket(Store):
     def writer(self, folder: str) -> FileSystemWriter:
         """Write through fsspec."""
         writer = FileSystemWriter(folder, sync_files=False)
-        writer.fs = _Objects(self._fs)
+        writer.fs = _Objects(self._fs)  # type: ignore[assignment]
         writer.path = f"{self._path}/{folder}"
         return writer
 
     def reader(self, folder: str) -> FileSystemReader:
         """Read through fsspec."""
         reader = FileSystemReader(folder)
-        reader.fs = _Objects(self._fs)
+        reader.fs = _Objects(self._fs)  # type: ignore[assignment]
         reader.path = f"{self._path}/{folder}"
         return reader
 

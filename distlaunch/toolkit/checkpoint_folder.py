@@ -182,5 +182,3 @@ def _sync(directory: str) -> None:
             raise
     finally:
         os.close(descriptor)
-
-

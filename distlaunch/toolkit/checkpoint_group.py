@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -45,7 +46,7 @@ class Group:
             return [value]
         values: list[T | None] = [None] * self.size
         dist.all_gather_object(values, value, group=self.handle)
-        return [found for found in values if found is not None or value is None]
+        return cast("list[T]", values)
 
     def first(self, value: T) -> T:
         """Give rank 0's value to all."""
@@ -56,7 +57,7 @@ class Group:
         return values[0]
 
     def end(self) -> None:
-        """Wait for each other, for a bounded time, and give the group up: gloo's threads abort where a process ends early."""
+        """Wait for each other, at most ``END_S``, and give the group up: its threads can abort a Python that ends."""
         if self.handle is not None:
             with suppress(RuntimeError, ValueError):  # another worker, or the whole process group, is gone
                 dist.monitored_barrier(self.handle, timeout=timedelta(seconds=END_S))
@@ -65,16 +66,15 @@ class Group:
 
 
 def new_groups() -> tuple[Group, Group]:
-    """Form the two groups; every worker has to call this. Raises ConfigError if the job's own group is not there yet."""
+    """Form the two groups; every worker has to call this. Raises ConfigError if the job has no group of its own yet."""
     if not dist.is_initialized():
         if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")  # it is meant so
             return Group(None), Group(None)
         raise ConfigError(
             f"Checkpoint: WORLD_SIZE is {os.environ['WORLD_SIZE']}, and there is no process group yet: "
             "call distlaunch.toolkit.init(), or torch.distributed.init_process_group(), before"
         )
-    if dist.get_world_size() == 1:
-        return Group(None), Group(None)
     return Group(dist.new_group(backend="gloo")), Group(dist.new_group(backend="gloo"))
 
 

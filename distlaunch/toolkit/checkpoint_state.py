@@ -22,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from distlaunch.core.errors import ConfigError
 
 Nested = dict[str, Any]
+_WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module"}
+"""What DDP, torch.compile and activation checkpointing put into names."""
 SHOWN = 5
 """How many differences an error shows."""
 
@@ -49,7 +51,10 @@ class Trained:
 
     def state(self, rank: int) -> Nested:
         """Give what this worker adds to a checkpoint; tensors are the live ones."""
-        own: Nested = {"random": random_states(), "parts": {name: part.state_dict() for name, part in self.parts.items()}}
+        own: Nested = {
+            "random": random_states(),
+            "parts": {name: part.state_dict() for name, part in self.parts.items()},
+        }
         stream = io.BytesIO()
         torch.save(own, stream)
         state: Nested = {f"worker-{rank}": torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)}
@@ -59,7 +64,7 @@ class Trained:
 
     def _canonical(self) -> tuple[Nested, Nested]:
         model, optimizer = get_state_dict(self.model, self.optimizers)
-        return dict(model), dict(optimizer)
+        return dict(model), {"state": {}, "param_groups": [], **optimizer}
 
     def template(self, metadata: Metadata, rank: int, world_size: int) -> Nested:
         """Give the entries to be read, as they are here. Raises ConfigError if the checkpoint is of something else."""
@@ -69,30 +74,27 @@ class Trained:
             raise ConfigError(f"is of another model: {listing(differing, 'parameter')}")
         if differing := self._differing_states(optimizer, there):
             raise ConfigError(f"is of another optimizer: {listing(differing, 'entry')}")
-        state: Nested = {"model": model, "optimizer": optimizer}
-        for name in {f"worker-{rank if rank < world_size else 0}"}:
-            size = there[name].size  # type: ignore[union-attr]
-            state[name] = torch.empty(size, dtype=torch.uint8)
-        return state
+        own = f"worker-{rank if rank < world_size else 0}"
+        size = there[own].size  # type: ignore[union-attr]
+        return {"model": model, "optimizer": optimizer, own: torch.empty(size, dtype=torch.uint8)}
 
     @staticmethod
     def _differing_states(optimizer: Nested, there: Mapping[str, Any]) -> list[str]:
         """List entries that only one side has; of the template drop what the checkpoint need not have.
 
-        A parameter that has had no gradient yet has no state; hyperparameters that a newer torch has added keep their values.
+        A parameter that has had no gradient yet has no state; what a newer torch adds to groups keeps its value.
         """
         differing: list[str] = []
-        states = optimizer.get("state", {})
+        states = optimizer["state"]
         known = {name for name in there if name.startswith("optimizer.state.")}
         read: set[str] = set()
         for parameter in list(states):
             keys = {f"optimizer.state.{parameter}.{entry}" for entry in states[parameter]}
-            if not keys & known:
+            if known and not keys & known:
                 del states[parameter]
-            differing += [f"{_short(key)} is only here" for key in sorted(keys - known) if keys & known]
+                continue
+            differing += [f"{_short(key)} is only here" for key in sorted(keys - known)]
             read |= keys & known
-        if not states and known:
-            read = set()
         whole = {key.rpartition(".")[0] for key in read}
         for key in sorted(known - read):
             if key.rpartition(".")[0] in whole or not whole:
@@ -111,9 +113,12 @@ class Trained:
 
         Return what of this worker's own the checkpoint had nothing for.
         """
-        stepped = set(state["optimizer"].get("state", {}))
+        stepped = set(state["optimizer"]["state"])
         set_state_dict(
-            self.model, self.optimizers, model_state_dict=state["model"], optim_state_dict=self._filled(state["optimizer"])
+            self.model,
+            self.optimizers,
+            model_state_dict=state["model"],
+            optim_state_dict=self._filled(state["optimizer"]),
         )
         self._forget_states(stepped)
         (data,) = (value for name, value in state.items() if name.startswith("worker-"))
@@ -136,7 +141,7 @@ class Trained:
         if not (made := set(now["state"]) - stepped):
             return
         for name, parameter in self.model.named_parameters():
-            if any(name == known or name.endswith(f".{known}") for known in made):
+            if name in made or ".".join(part for part in name.split(".") if part not in _WRAPPERS) in made:
                 for optimizer in self.optimizers:
                     optimizer.state.pop(parameter, None)
 
@@ -154,9 +159,8 @@ def random_states() -> Nested:
     if "numpy" in sys.modules:
         import numpy as np
 
-        name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 - the global one
-        states["numpy"] = (name, torch.from_numpy(keys.copy()), position, has_gauss, gauss)  # type: ignore[union-attr]
-    if torch.cuda.is_initialized():
+        states["numpy"] = np.random.get_state()  # noqa: NPY002 - the global one
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state()
     return states
 
@@ -168,8 +172,7 @@ def set_random_states(states: Nested) -> None:
     if "numpy" in states:
         import numpy as np
 
-        name, keys, *rest = states["numpy"]
-        np.random.set_state((name, keys.numpy(), *rest))  # noqa: NPY002 - the global one
+        np.random.set_state(states["numpy"])  # noqa: NPY002 - the global one
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
 
@@ -182,13 +185,11 @@ def differing_parameters(model: Mapping[str, Any], there: Mapping[str, Any]) -> 
     for name, value in model.items():
         if name not in saved:
             differing.append(f"{name} {_shape(value)} is only here".replace("  ", " "))
-        elif isinstance(value, torch.Tensor) and isinstance(saved[name], TensorStorageMetadata):
-            if value.size() != saved[name].size:
-                differing.append(f"{name} is {list(value.size())} here and {list(saved[name].size)} in the checkpoint")
-    for name, entry in saved.items():
-        if name not in model:
-            size = f"{list(entry.size)} " if isinstance(entry, TensorStorageMetadata) else ""
-            differing.append(f"{name} {size}is only in the checkpoint")
+        elif isinstance(entry := saved[name], TensorStorageMetadata) and _shape(value) != str(list(entry.size)):
+            differing.append(f"{name} is {_shape(value)} here and {list(entry.size)} in the checkpoint")
+    for name in saved.keys() - model.keys():
+        size = f" {list(entry.size)}" if isinstance(entry := saved[name], TensorStorageMetadata) else ""
+        differing.append(f"{name}{size} is only in the checkpoint")
     return differing
 
 

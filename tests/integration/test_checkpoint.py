@@ -1,0 +1,161 @@
+"""Checkpoints of real jobs: kills, signals, other numbers of workers, FSDP in DDP's place, two jobs in one directory."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "tests" / "programs" / "frameworks" / "checkpointed.py"
+pytestmark = pytest.mark.timeout(300)
+
+
+def names(where: Path) -> list[str]:
+    return sorted(name for name in os.listdir(where) if name.startswith("step-"))
+
+
+def found(pattern: str, text: str) -> list[str]:
+    return re.findall(pattern, text)
+
+
+def ends(result) -> set[str]:
+    """Give what every rank prints of its end: state, loss, random draws."""
+    assert result.returncode == 0, result.stderr
+    return set(found(r"(rank \d+: loss .*|state after 40 .*)", result.stdout))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> set[str]:
+    """Train 40 steps of two workers in one go, and without any checkpoint."""
+    where = tmp_path_factory.mktemp("uninterrupted")
+    env = {"PATH": os.environ["PATH"], "HOME": str(where), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "distlaunch", "train", "--num-procs", "2", PROGRAM, where / "c", "--steps", "40"]
+    return ends(subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False))
+
+
+def test_a_job_whose_worker_is_killed_goes_on_and_is_the_uninterrupted_one_bit_for_bit(
+    distlaunch, tmp_path, uninterrupted
+):
+    result = distlaunch.train(
+        *("--num-procs", "2", "--max-restarts", "1", "--min-uptime", "0"),
+        *(PROGRAM, tmp_path / "c", "--steps", "40", "--every", "7", "--at", "31"),
+        timeout=180,
+    )
+    assert ends(result) == uninterrupted
+    assert len(uninterrupted) == 3
+    (start,) = found(r"starts at (\d+), attempt 1, epoch 1", result.stdout) or found(
+        r"starts at (\d+), attempt 1", result.stdout
+    )
+    assert int(start) in {21, 28}, "the save after 28 steps may have been cut off by the kill"
+    assert names(tmp_path / "c") == ["step-000000021", "step-000000028", "step-000000035"]
+
+
+def test_a_signal_to_one_worker_saves_all_of_them_together(distlaunch, tmp_path, uninterrupted):
+    first = distlaunch.train("--num-procs", "2", PROGRAM, tmp_path / "c", "--at", "3", "--signal", "TERM", timeout=180)
+    assert first.returncode == 143
+    stops = found(r"rank (\d) stopped in step (\d+) with 143", first.stdout)
+    assert sorted(rank for rank, _ in stops) == ["0", "1"]
+    step = int(stops[0][1])
+    assert {int(each) for _, each in stops} == {step}
+    assert names(tmp_path / "c") == [f"step-{step + 1:09d}"]
+    assert f"told to stop by SIGTERM: saved {tmp_path}/c/step-{step + 1:09d}" in first.stderr
+    steps = max(40, step + 2)
+    second = distlaunch.train(
+        *("--num-procs", "2", PROGRAM, tmp_path / "c"),
+        *("--steps", str(steps), "--at", str(step + 1), "--signal", "USR1"),
+        timeout=180,
+    )
+    assert second.returncode == 0, second.stderr
+    assert f"starts at {step + 1}, attempt 0" in second.stdout
+    if steps == 40:
+        assert ends(second) == uninterrupted
+    saved = names(tmp_path / "c")
+    assert len(saved) == 2, "USR1 has saved once more, and the training went on"
+
+
+def test_term_at_the_launcher_saves_within_the_grace(distlaunch, tmp_path):
+    running = distlaunch.start(["train", "--num-procs", "2", PROGRAM, tmp_path / "c", "--steps", "1000000"])
+    while "state after 0 steps" not in running.stdout:
+        assert running.process.poll() is None, running.stderr
+        select_briefly()
+    running.send_signal(signal.SIGTERM)
+    result = running.wait(120)
+    assert result.returncode == 143
+    (stopped,) = set(found(r"stopped in step (\d+) with 143", result.stdout))
+    assert names(tmp_path / "c") == [f"step-{int(stopped) + 1:09d}"]
+
+
+def select_briefly() -> None:
+    signal.sigtimedwait([], 0.05)
+
+
+def test_other_numbers_of_workers_and_fsdp_read_each_others_checkpoints(distlaunch, tmp_path):
+    """A chain: DDP 2, FSDP 4, FSDP 2, DDP 1; each has exactly the state that the one before it left."""
+    steps, left = 0, None
+    for wrap, workers in (("ddp", 2), ("fsdp", 4), ("fsdp", 2), ("ddp", 1)):
+        steps += 4
+        words = (PROGRAM, tmp_path / "c", "--wrap", wrap, "--steps", str(steps), "--every", "4")
+        result = distlaunch.train("--num-procs", str(workers), *words, timeout=180)
+        assert result.returncode == 0, result.stderr
+        states = dict(found(r"state after (\d+) steps: (\w+)", result.stdout))
+        if left is not None:
+            assert states[str(steps - 4)] == left, f"{wrap} with {workers} workers"
+        left = states[str(steps)]
+
+
+def test_another_model_ends_the_job_with_the_names_that_differ(distlaunch, tmp_path):
+    assert distlaunch.train("--num-procs", "2", PROGRAM, tmp_path / "c", "--steps", "1", "--every", "1").returncode == 0
+    other = distlaunch.train("--num-procs", "2", PROGRAM, tmp_path / "c", "--hidden", "32", "--steps", "2", timeout=120)
+    assert other.returncode != 0
+    assert (
+        "step-000000001 is of another model: 6 parameters differ: 0.weight is [32, 64] here and [64, 64]"
+        in other.stderr
+    )
+
+
+def test_a_second_job_in_the_directory_is_refused_while_the_first_one_runs(distlaunch, tmp_path):
+    first = distlaunch.start(["train", "--num-procs", "1", PROGRAM, tmp_path / "c", "--steps", "1000000"])
+    while "state after 0 steps" not in first.stdout:
+        assert first.process.poll() is None, first.stderr
+        select_briefly()
+    second = distlaunch.train("--num-procs", "2", PROGRAM, tmp_path / "c", timeout=120)
+    assert second.returncode != 0
+    assert f"checkpoints in {tmp_path}/c: in use by job " in second.stderr
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(120).returncode == 143
+
+
+def test_through_fsspec_two_workers_save_and_go_on(distlaunch, tmp_path):
+    """``local://`` has fsspec write files, in the way of an object store: the manifest last, no rename."""
+    pytest.importorskip("fsspec")
+    url = f"local://{tmp_path}/c"
+    left = None
+    for steps in (4, 8):
+        result = distlaunch.train("--num-procs", "2", PROGRAM, url, "--steps", str(steps), "--every", "2", timeout=120)
+        assert result.returncode == 0, result.stderr
+        states = dict(found(r"state after (\d+) steps: (\w+)", result.stdout))
+        assert left is None or states["4"] == left
+        left = states[str(steps)]
+    assert names(tmp_path / "c") == ["step-000000004", "step-000000006", "step-000000008"]
+
+
+def test_kills_at_any_instant_of_a_save_leave_the_last_whole_one(tmp_path):
+    """The soak in short; in full: ``scripts/checkpoint-soak --kills 100``."""
+    soak = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "checkpoint-soak", "--kills", "8", "--seed", "7"],
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert soak.returncode == 0, soak.stdout + soak.stderr
+    assert "8 kills" in soak.stdout

@@ -1,0 +1,109 @@
+"""The batches of an epoch: each sample once, whatever the number of workers, and on from where the training stopped."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+from distlaunch.core.errors import ConfigError  # noqa: E402
+from distlaunch.toolkit.batches import StatefulBatchSampler  # noqa: E402
+
+
+def sampler(rank, workers, samples, batch_size, **options):
+    made = StatefulBatchSampler(range(samples), 1, **{"drop_last": False, **options})
+    made._rank, made._workers, made._batch = rank, workers, batch_size
+    return made
+
+
+def taken(workers, samples, batch_size, batches, state=None):
+    """Take so many batches on all workers; return the samples and the state then."""
+    everyone = [sampler(rank, workers, samples, batch_size) for rank in range(workers)]
+    found = []
+    for one in everyone:
+        if state is not None:
+            one.load_state_dict(state)
+        for _, samples_of_batch in zip(range(batches), one, strict=False):
+            found += samples_of_batch
+            one.advance()
+    assert len({str(one.state_dict()) for one in everyone}) == 1, "the state is the same on all workers"
+    return found, everyone[0].state_dict()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    before=st.integers(1, 5),
+    after=st.integers(1, 5),
+    batch=st.integers(1, 4),
+    samples=st.integers(1, 60),
+    cut=st.data(),
+)
+def test_a_change_of_workers_within_an_epoch_loses_and_repeats_no_sample(before, after, batch, samples, cut):
+    number = -(-samples // (before * batch))
+    stop = cut.draw(st.integers(0, number - 1))
+    first, state = taken(before, samples, batch, stop)
+    second, end = taken(after, samples, batch, 1000, state)
+    assert set(first) | set(second) == set(range(samples))
+    assert len(first) == len(set(first))
+    assert not set(first) & set(second)
+    assert len(second) - len(set(second)) < after, "only the last batch is filled up"
+    assert (end["epoch"], end["position"]) == (1, 0)
+
+
+def test_batches_fetched_ahead_do_not_count():
+    data = TensorDataset(torch.arange(40))
+    batches = StatefulBatchSampler(data, 4, seed=5)
+    whole = [batch[0].tolist() for batch in DataLoader(data, batch_sampler=batches)]
+    assert len(whole) == 10
+    loader = iter(DataLoader(data, batch_sampler=batches, num_workers=2))
+    for expected in whole[:3]:
+        assert next(loader)[0].tolist() == expected
+        batches.advance()
+    del loader
+    other = StatefulBatchSampler(data, 4, seed=5)
+    other.load_state_dict(batches.state_dict())
+    assert len(other) == 7
+    assert [batch[0].tolist() for batch in DataLoader(data, batch_sampler=other)] == whole[3:]
+
+
+def test_each_epoch_has_an_order_of_its_own_that_only_the_seed_decides():
+    one, same, other = (StatefulBatchSampler(range(64), 8, seed=seed) for seed in (1, 1, 2))
+    first = list(one)
+    assert first == list(same)
+    assert first != list(other)
+    one.advance(8)
+    assert one.epoch == 1
+    assert list(one) != first
+    assert sorted(sum(one, [])) == list(range(64))
+    assert list(StatefulBatchSampler(range(4), 2, shuffle=False)) == [[0, 1], [2, 3]]
+
+
+def test_the_hook_is_called_once_and_only_within_an_epoch():
+    calls = []
+    batches = StatefulBatchSampler(range(8), 2)
+    batches.before_first = lambda: calls.append(batches.position)
+    list(batches)
+    assert calls == []
+    batches.before_first = lambda: calls.append(batches.position)
+    batches.advance()
+    list(batches)
+    list(batches)
+    assert calls == [2]
+
+
+def test_other_data_or_another_seed_is_refused():
+    state = StatefulBatchSampler(range(8), 2, seed=1).state_dict()
+    with pytest.raises(ConfigError, match="had 8 samples and seed 1; here it has 9 and seed 1"):
+        StatefulBatchSampler(range(9), 2, seed=1).load_state_dict(state)
+    with pytest.raises(ConfigError, match="seed 1; here it has 8 and seed 2"):
+        StatefulBatchSampler(range(8), 2, seed=2).load_state_dict(state)
+
+
+@pytest.mark.parametrize(("samples", "batch", "drop_last"), [(0, 1, False), (3, 4, True), (3, 0, False)])
+def test_too_few_samples_are_refused(samples, batch, drop_last):
+    with pytest.raises(ConfigError, match=f"{samples} samples are too few"):
+        StatefulBatchSampler(range(samples), batch, drop_last=drop_last)

@@ -1,0 +1,401 @@
+"""Checkpoints of one worker: what is whole, what is damaged, what stays, what is refused, and signals."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from distlaunch.core.errors import ConfigError  # noqa: E402
+from distlaunch.toolkit.batches import StatefulBatchSampler  # noqa: E402
+from distlaunch.toolkit.checkpoint import Checkpoint, Stopped  # noqa: E402
+from distlaunch.toolkit.checkpoint_folder import Folder  # noqa: E402
+from distlaunch.toolkit.checkpoint_store import CheckpointError  # noqa: E402
+
+
+class Training:
+    """A model of few parameters that trains on random numbers."""
+
+    def __init__(self, *, hidden: int = 4, optimizer=torch.optim.AdamW, unused: bool = False) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, hidden), nn.BatchNorm1d(hidden), nn.Linear(hidden, 2))
+        if unused:
+            self.model.register_module("unused", nn.Linear(2, 2))
+        self.optimizer = optimizer(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        inputs = torch.randn(5, 3) + random.random() + float(np.random.rand())
+        self.model[2](self.model[1](self.model[0](inputs))).square().sum().backward()
+        self.optimizer.step()
+        self.scheduler.step()
+
+    def values(self) -> list[float]:
+        states = [entry.tolist() for state in self.optimizer.state.values() for entry in state.values()]
+        return [*(value.tolist() for value in self.model.state_dict().values()), *states, self.scheduler.last_epoch]
+
+
+@contextmanager
+def checkpoints(where, training, **options):
+    checkpoint = Checkpoint(
+        where, model=training.model, optimizer=training.optimizer, scheduler=training.scheduler, **options
+    )
+    try:
+        yield checkpoint
+    finally:
+        checkpoint.close()
+
+
+def train(where, steps, *, training=None, **options):
+    """Train up to so many steps, with a checkpoint after each; return the training and where it began."""
+    training = Training() if training is None else training
+    with checkpoints(where, training, **{"every": 1, **options}) as checkpoint:
+        start = checkpoint.resume()
+        for step in range(start, steps):
+            training.step()
+            checkpoint.step(step)
+    return training, start
+
+
+@pytest.fixture(autouse=True, scope="module")
+def torch_has_set_its_variables(tmp_path_factory):
+    """A first step of an optimizer has torch set TORCHINDUCTOR_CACHE_DIR."""
+    before = dict(os.environ)
+    train(tmp_path_factory.mktemp("first"), 1)
+    yield
+    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+
+
+def names(where):
+    return sorted(name for name in os.listdir(where) if name.startswith("step-"))
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_training_that_goes_on_is_the_one_that_never_stopped_bit_for_bit(tmp_path, background):
+    random.seed(1)
+    np.random.seed(1)
+    whole, start = train(tmp_path / "whole", 7, background=background)
+    assert start == 0
+    drawn = random.random(), float(np.random.rand()), torch.rand(1)
+    random.seed(1)
+    np.random.seed(1)
+    train(tmp_path / "cut", 4)
+    random.seed(99)
+    np.random.seed(99)
+    resumed, start = train(tmp_path / "cut", 7)
+    assert start == 4
+    assert resumed.values() == whole.values()
+    assert (random.random(), float(np.random.rand()), torch.rand(1)) == drawn
+
+
+def test_saving_changes_nothing_of_a_training(tmp_path):
+    saved, _ = train(tmp_path, 5)
+    plain = Training()
+    random.seed(3)
+    np.random.seed(3)
+    state = random.getstate(), np.random.get_state()[1].tolist()
+    with checkpoints(tmp_path / "other", plain) as checkpoint:
+        before = plain.values(), torch.get_rng_state().tolist()
+        checkpoint.save(0)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == state
+    assert torch.get_rng_state().tolist() == before[1]
+    assert plain.values()[:5] == before[0][:5]
+
+
+def test_older_ones_go_when_the_new_one_is_whole_and_not_before(tmp_path, monkeypatch):
+    train(tmp_path, 5, keep=2)
+    assert names(tmp_path) == ["step-000000004", "step-000000005"]
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: _no_space() if names(tmp_path) else real(descriptor))
+    with pytest.raises(CheckpointError):
+        train(tmp_path, 6, keep=1)
+    assert names(tmp_path) == ["step-000000004", "step-000000005"]
+
+
+def _no_space():
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("harm", "text"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), "bytes, not"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-9] + bytes(9)), "CRC-32"),
+        (lambda file: file.unlink(), "No such file"),
+    ],
+    ids=["cut", "changed", "missing"],
+)
+@pytest.mark.parametrize("file", ["__0_0.distcp", ".metadata", "manifest.json"])
+def test_a_damaged_newest_one_is_skipped_with_a_warning_that_names_it(tmp_path, caplog, file, harm, text):
+    values = train(tmp_path, 2)[0].values()
+    train(tmp_path, 3)
+    harm(tmp_path / "step-000000003" / file)
+    resumed, start = train(tmp_path, 2)
+    assert start == 2
+    assert resumed.values() == values
+    warned = [record.getMessage() for record in caplog.records if record.name == "distlaunch.checkpoint"]
+    assert len(warned) == 1
+    assert f"{tmp_path}/step-000000003 is damaged: " in warned[0]
+    assert file in warned[0] or "manifest" in warned[0]
+    assert (text in warned[0]) or file == "manifest.json"
+    assert names(tmp_path) == ["step-000000001", "step-000000002"], "the damaged one is set aside"
+    assert [name for name in os.listdir(tmp_path) if name.startswith("aside-step-000000003-")]
+    train(tmp_path, 3)
+    assert names(tmp_path) == ["step-000000001", "step-000000002", "step-000000003"]
+
+
+def test_where_none_is_whole_the_training_does_not_begin_anew_by_itself(tmp_path):
+    train(tmp_path, 2)
+    for name in names(tmp_path):
+        (tmp_path / name / ".metadata").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"no checkpoint is whole.*step-000000002 is damaged.*step-000000001"):
+        train(tmp_path, 3)
+    assert names(tmp_path) == ["step-000000001", "step-000000002"]
+
+
+def test_what_a_kill_left_half_written_is_swept(tmp_path):
+    train(tmp_path, 2)
+    shutil.copytree(tmp_path / "step-000000002", tmp_path / ".saving-step-000000003-0a0b0c0d")
+    shutil.copytree(tmp_path / "step-000000002", tmp_path / ".removing-step-000000001-0a0b0c0d")
+    assert train(tmp_path, 2)[1] == 2
+    assert sorted(os.listdir(tmp_path)) == [".lock", "step-000000001", "step-000000002"]
+
+
+def test_an_older_one_can_be_resumed_and_the_newer_ones_are_set_aside(tmp_path):
+    train(tmp_path, 3)
+    training = Training()
+    with checkpoints(tmp_path, training, every=1) as checkpoint:
+        assert checkpoint.resume(steps=1) == 1
+        training.step()
+        checkpoint.step(1)
+    assert names(tmp_path) == ["step-000000001", "step-000000002"]
+    with checkpoints(tmp_path, training) as checkpoint, pytest.raises(ConfigError, match="none after 9 steps.*2, 1"):
+        checkpoint.resume(steps=9)
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_full_disk_keeps_the_last_whole_one_and_says_so(tmp_path, background):
+    """A limit on the size of files stands in for the disk: the write itself fails, within torch's writer."""
+    train(tmp_path, 1)
+    program = f"""
+import resource, sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+from test_checkpoint import Training, checkpoints
+training = Training(hidden=4)
+with checkpoints({str(tmp_path)!r}, training, every=1, background={background}) as checkpoint:
+    checkpoint.resume()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    training.step()
+    checkpoint.step(1)
+    checkpoint.wait()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert ended.returncode == 1, ended.stderr
+    last = ended.stderr.strip().splitlines()[-1]
+    assert f"checkpoint {tmp_path}/step-000000002 not written: rank 0: [Errno 27] File too large" in last
+    assert "step-000000001 is whole and kept" in last
+    assert sorted(os.listdir(tmp_path)) == [".lock", "step-000000001"], "and the room is given back"
+    assert train(tmp_path, 3)[1] == 1
+
+
+@pytest.mark.parametrize("where", ["manifest.json", ".metadata.tmp", "__0_0.distcp"])
+def test_a_disk_that_fills_up_in_any_file_is_told_alike(tmp_path, monkeypatch, where):
+    train(tmp_path, 1)
+    real = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: _no_space() if os.readlink(f"/proc/self/fd/{fd}").endswith(where) else real(fd)
+    )
+    with pytest.raises(CheckpointError, match=r"No space left on device.*step-000000001 is whole and kept"):
+        train(tmp_path, 2)
+    monkeypatch.undo()
+    assert train(tmp_path, 2)[1] == 1
+
+
+def test_another_model_is_refused_and_the_error_names_what_differs(tmp_path):
+    train(tmp_path, 1)
+    with pytest.raises(ConfigError) as refused:
+        train(tmp_path, 2, training=Training(hidden=6))
+    text = str(refused.value)
+    assert f"{tmp_path}/step-000000001 is of another model: 7 parameters differ: " in text
+    assert "0.weight is [6, 3] here and [4, 3] in the checkpoint" in text
+    assert text.endswith("; and 2 more")
+    with pytest.raises(ConfigError, match=r"2 parameters differ: unused.weight \[2, 2\] is only here; unused.bias"):
+        train(tmp_path, 2, training=Training(unused=True))
+    train(tmp_path / "more", 1, training=Training(unused=True))
+    with pytest.raises(ConfigError, match=r"unused.(weight|bias) \[2(, 2)?\] is only in the checkpoint"):
+        train(tmp_path / "more", 2)
+
+
+@pytest.mark.parametrize(
+    ("saved", "read", "text"),
+    [
+        (torch.optim.AdamW, torch.optim.SGD, "exp_avg is only in the checkpoint"),
+        (torch.optim.SGD, torch.optim.AdamW, "exp_avg is only here"),
+        (torch.optim.AdamW, torch.optim.Adagrad, "is only "),
+    ],
+)
+def test_another_optimizer_is_refused(tmp_path, saved, read, text):
+    train(tmp_path, 1, training=Training(optimizer=saved))
+    with pytest.raises(ConfigError, match=text) as refused:
+        train(tmp_path, 2, training=Training(optimizer=read))
+    assert "is of another optimizer: " in str(refused.value)
+
+
+def test_parameters_without_a_gradient_have_no_state_before_or_after(tmp_path):
+    whole, _ = train(tmp_path / "whole", 4, training=Training(unused=True))
+    train(tmp_path / "cut", 2, training=Training(unused=True))
+    resumed, start = train(tmp_path / "cut", 4, training=Training(unused=True))
+    assert start == 2
+    assert len(resumed.optimizer.state) == len(whole.optimizer.state) == 6
+    assert len(resumed.values()) == len(whole.values())
+
+
+def test_a_directory_with_checkpoints_is_not_trained_over_without_resume(tmp_path):
+    train(tmp_path, 2)
+    training = Training()
+    with checkpoints(tmp_path, training, every=1) as checkpoint, pytest.raises(ConfigError, match="call resume"):
+        checkpoint.step(0)
+    assert names(tmp_path) == ["step-000000001", "step-000000002"]
+
+
+def test_two_in_one_directory_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("distlaunch.toolkit.checkpoint_folder._WAIT_S", 0.0)
+    training = Training()
+    with checkpoints(tmp_path, training), pytest.raises(ConfigError, match="has another Checkpoint there"):
+        Checkpoint(tmp_path, model=training.model)
+    holder = (
+        "import sys; from distlaunch.toolkit.checkpoint_folder import Folder; Folder(sys.argv[1]).claim(); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DISTLAUNCH_JOB_ID": "the-other"},
+    ) as process:
+        assert process.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match=f"in use by job the-other, process {process.pid} on "):
+            Checkpoint(tmp_path, model=training.model)
+        process.kill()
+    with checkpoints(tmp_path, training) as checkpoint:
+        assert checkpoint.resume() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"keep": 0}, "keep is 0"),
+        ({"every": -1}, "every is -1"),
+        ({"every_s": 0.0}, "every_s is 0.0"),
+        ({"scaler": 3}, r"scaler \(int\) has no state_dict"),
+    ],
+)
+def test_bad_options_are_refused(tmp_path, options, text):
+    with pytest.raises(ConfigError, match=text):
+        Checkpoint(tmp_path, model=nn.Linear(1, 1), **options)
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=f"checkpoints in {tmp_path}/file/a: Not a directory"):
+        Checkpoint(tmp_path / "file" / "a", model=nn.Linear(1, 1))
+
+
+def test_several_workers_need_a_process_group_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2, and there is no process group yet: call .*init\(\)"):
+        Checkpoint(tmp_path, model=nn.Linear(1, 1))
+
+
+def test_usr1_saves_and_goes_on_and_term_saves_and_ends(tmp_path, caplog):
+    heard = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+    try:
+        training = Training()
+        caplog.set_level(logging.WARNING)
+        with checkpoints(tmp_path, training) as checkpoint:
+            for step in range(9):
+                training.step()
+                if step == 3:
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                assert checkpoint.step(step) == (step == 3)
+            assert heard == [signal.SIGUSR1], "the script's own handler is called as well"
+            training.step()
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(Stopped) as stopped:
+                checkpoint.step(9)
+        assert stopped.value.code == 143
+        assert names(tmp_path) == ["step-000000004", "step-000000010"]
+        assert f"told to stop by SIGTERM: saved {tmp_path}/step-000000010" in caplog.text
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_seconds_may_say_when_one_is_due(tmp_path):
+    training = Training()
+    with checkpoints(tmp_path, training, every_s=1e-9) as checkpoint:
+        assert checkpoint.step(0)
+    assert names(tmp_path) == ["step-000000001"]
+
+
+def test_a_distributed_sampler_keeps_its_epoch(tmp_path):
+    from torch.utils.data.distributed import DistributedSampler
+
+    sampler = DistributedSampler(range(9), num_replicas=3, rank=0)
+    sampler.set_epoch(4)
+    with checkpoints(tmp_path, Training(), sampler=sampler) as checkpoint:
+        checkpoint.save(0)
+    sampler.set_epoch(0)
+    with checkpoints(tmp_path, Training(), sampler=sampler) as checkpoint:
+        assert checkpoint.resume() == 1
+    assert sampler.epoch == 4
+
+
+def test_a_part_that_the_checkpoint_lacks_is_said_and_keeps_what_it_is(tmp_path, caplog):
+    train(tmp_path, 1)
+    with checkpoints(tmp_path, Training(), sampler=StatefulBatchSampler(range(9), 2)) as checkpoint:
+        checkpoint.resume()
+    assert f"{tmp_path}/step-000000001 has nothing for sampler" in caplog.text
+
+
+def test_the_manifest_says_what_is_in_it(tmp_path):
+    train(tmp_path, 2)
+    manifest = json.loads((tmp_path / "step-000000002" / "manifest.json").read_text())
+    assert (manifest["format"], manifest["steps"], manifest["world_size"]) == (1, 2, 1)
+    assert manifest["files"].keys() == {"__0_0.distcp", ".metadata"}
+    for file, (size, _) in manifest["files"].items():
+        assert (tmp_path / "step-000000002" / file).stat().st_size == size
+
+
+def test_a_mark_of_another_directory_is_not_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr("distlaunch.toolkit.checkpoint_folder._WAIT_S", 0.0)
+    one, other = Folder(str(tmp_path / "one")), Folder(str(tmp_path / "other"))
+    one.claim()
+    other.claim()
+    assert one.sees(one.mark())
+    assert not other.sees(one.mark())
+    one.release()
+    other.release()
