@@ -65,7 +65,7 @@ class Context(Record):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         _end(clean=error is None or (isinstance(error, SystemExit) and not error.code))
 

@@ -39,8 +39,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, options: Wr
         for tensor in (*model.parameters(), *model.buffers()):
             whole = tensor.contiguous()
             dist.broadcast(whole, 0)
-            if whole is not tensor:
-                tensor.copy_(whole)
+            tensor.data = whole  # FSDP2 takes no other strides
     if options.activation_checkpointing:
         parts = _recompute(model, parts)
     precision = _PRECISIONS.get(options.precision)
@@ -104,7 +103,7 @@ def follow(optimizer: torch.optim.Optimizer, replaced: Sequence[tuple[nn.Paramet
         if state is None:
             continue
         optimizer.state[new] = {
-            key: distribute_tensor(value, new.device_mesh, new.placements)
+            key: distribute_tensor(value, new.device_mesh, new.placements, src_data_rank=None).clone()
             if isinstance(value, torch.Tensor) and isinstance(new, DTensor) and value.shape == old.shape and value.dim()
             else value
             for key, value in state.items()

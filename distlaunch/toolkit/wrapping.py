@@ -61,9 +61,9 @@ def _check(model: nn.Module, options: WrapOptions, context: Context) -> None:
         raise ToolkitError(f"{type(model).__name__} is wrapped already")
     parameters = list(model.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
-        which = "none that requires a gradient" if parameters else "none"
+        which = "parameters that require a gradient" if parameters else "parameters"
         raise ToolkitError(
-            f"{type(model).__name__} has no parameters to train: {which}",
+            f"{type(model).__name__} has no {which}",
             hint="wrap() takes the whole model, and only one that is trained",
         )
     if any(tensor.is_meta for tensor in [*parameters, *model.buffers()]):

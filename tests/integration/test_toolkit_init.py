@@ -1,0 +1,69 @@
+"""What `init` finds under launchers and without one, and how the group ends: together, alone, or not at all."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = Path(__file__).parents[1] / "programs" / "toolkit" / "place.py"
+
+
+def drawn(text: str) -> list[tuple[str, ...]]:
+    return [tuple(line.split()[-4:]) for line in text.splitlines() if "drawn" in line]
+
+
+def test_a_plain_script_is_a_world_of_one_whose_collectives_work(clean_env, tmp_path):
+    argv = [sys.executable, PROGRAM, "end"]
+    done = subprocess.run(argv, capture_output=True, text=True, env=clean_env, cwd=tmp_path, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "rank 0 of 1, local 0 of 1, cpu gloo ddp attempt 0, sum 1"
+    assert drawn(done.stdout)[0][0] == "7", "a single worker has the seed as it was given"
+
+
+def test_workers_of_a_job_share_sums_and_no_random_numbers(distlaunch):
+    done = distlaunch.train("--num-procs", "2", PROGRAM, "end", timeout=100)
+    assert done.returncode == 0, done.stderr
+    first, second = done.lines_of(0), done.lines_of(1)
+    assert first[0] == "rank 0 of 2, local 0 of 2, cpu gloo ddp attempt 0, sum 3"
+    assert second[0] == "rank 1 of 2, local 1 of 2, cpu gloo ddp attempt 0, sum 3"
+    (zero,), (one,) = drawn(first[1]), drawn(second[1])
+    assert zero[0] == "7"
+    assert all(a != b for a, b in zip(zero, one, strict=True)), (zero, one)
+    again = distlaunch.train("--num-procs", "2", PROGRAM, "end", timeout=100)
+    assert [again.lines_of(rank)[1] for rank in (0, 1)] == [first[1], second[1]], "the same seeds each time"
+
+
+def test_torchrun_is_as_good_a_launcher(clean_env, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    env = {**clean_env, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*torchrun, PROGRAM, "end"], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"rank \d of 2, local \d of 2, cpu gloo ddp attempt 0, sum 3", done.stdout)) == 2
+
+
+def test_a_worker_that_raises_waits_for_nobody(distlaunch):
+    done = distlaunch.train("--num-procs", "2", PROGRAM, "raise", timeout=100)
+    assert done.returncode == 1, done.stderr
+    assert "KeyError: 'asked to fail'" in done.stderr
+    assert "rank 1 of 2 failed: exit code 1" in done.stderr
+
+
+def test_a_block_that_ends_with_a_code_waits_for_nobody(distlaunch):
+    done = distlaunch.train("--num-procs", "2", PROGRAM, "exit", timeout=100)
+    assert done.returncode == 3, done.stderr
+
+
+def test_a_worker_that_ends_before_a_late_one_does_not_wait_for_ever(distlaunch):
+    done = distlaunch.train("--num-procs", "2", PROGRAM, "late", timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.lines_of(1)[-1] == "rank 0 has ended"
+
+
+def test_a_collective_is_given_up_after_the_launchers_timeout(distlaunch):
+    done = distlaunch.train("--num-procs", "2", "-o", "collective-timeout=2", PROGRAM, "hang", timeout=100)
+    assert done.returncode == 1, done.stderr
+    assert "rank 0 of 2 failed" in done.stderr

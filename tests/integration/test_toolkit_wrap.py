@@ -1,0 +1,89 @@
+"""`wrap` under each backend: the losses of one process at the same global batch, whatever the model's shape."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "scripts" / "examples" / "digits_toolkit.py"
+SHARDED = Path(__file__).parents[1] / "programs" / "toolkit" / "sharded.py"
+GLOBAL_BATCH, EPOCHS = 64, 3
+STEPS_PER_EPOCH = 22
+
+
+def losses(lines: list[str]) -> list[float]:
+    return [float(line.split()[-1]) for line in lines if re.match(r"step +\d+  loss ", line)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> list[float]:
+    """Give the losses of a plain `python digits_toolkit.py`."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, "--batch-size", str(GLOBAL_BATCH), "--epochs", str(EPOCHS)],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path_factory.mktemp("home"))},
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) >= 0.95, "it learns to tell the digits"
+    return losses(done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [
+        (2, ()),
+        (4, ()),
+        (2, ("--backend", "fsdp")),
+        (4, ("--backend", "fsdp")),
+        (2, ("-o", "static-graph", "-o", "bucket-mb=1")),
+        (2, ("--backend", "fsdp", "-o", "wrap-classes=Block", "-o", "sharding=grad")),
+        (2, ("--backend", "fsdp", "-o", "wrap-min-params=4000", "-o", "activation-checkpointing")),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else " ".join(value[1::2]) or "ddp",
+)
+def test_the_loss_curve_is_that_of_one_process_at_the_same_global_batch(distlaunch, alone, words, workers):
+    size = ("--batch-size", str(GLOBAL_BATCH // workers), "--epochs", str(EPOCHS))
+    done = distlaunch.train("--num-procs", str(workers), *words, EXAMPLE, *size, timeout=110)
+    assert done.returncode == 0, done.stderr
+    found = losses(done.lines_of(0))
+    assert len(found) == len(alone) == EPOCHS * STEPS_PER_EPOCH
+    assert found == pytest.approx(alone, rel=1e-3, abs=1e-4)
+
+
+def parts_by_case(lines: list[str]) -> dict[str, str]:
+    return dict(re.findall(r"^(\w+(?: size)?): (.*)$", "\n".join(lines), re.MULTILINE))
+
+
+BLOCKS = "whole blocks.0 blocks.1 blocks.2"
+CASES = {
+    "listed": BLOCKS,
+    "grad": BLOCKS,
+    "hybrid": BLOCKS,
+    "classes": BLOCKS,
+    "by size": "whole blocks.0.linear blocks.1.linear blocks.2.linear",  # first and last are one parameter
+    "attending": "whole attention inner.0 inner.2",
+    "again": BLOCKS,
+    "offloaded": BLOCKS,
+    "language": "whole inner.transformer.h.0 inner.transformer.h.1",
+    "learnt": BLOCKS,
+    "conv": "whole",
+    "bf16": BLOCKS,
+}
+
+
+def test_fsdp_trains_models_of_many_shapes_with_the_optimizer_that_was_made_before(distlaunch):
+    done = distlaunch.train("--num-procs", "2", "--backend", "fsdp", SHARDED, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert parts_by_case(done.lines_of(0)) == CASES
+
+
+def test_ddp_trains_the_same_models_and_ignores_what_concerns_sharding(distlaunch):
+    done = distlaunch.train("--num-procs", "2", SHARDED, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert parts_by_case(done.lines_of(0)).keys() == CASES.keys() - {"bf16"} | {"unused", "static"}

@@ -1,0 +1,61 @@
+"""Make the mistakes that a script can make, one after the other, and print what the toolkit says."""
+
+import os
+
+import torch
+from torch import nn
+
+from distlaunch.toolkit import init, wrap
+from distlaunch.toolkit.errors import ToolkitError
+
+
+def refused(call, **variables):
+    os.environ.update(variables)
+    try:
+        call()
+    except ToolkitError as exc:
+        print(exc)
+    else:
+        raise AssertionError(f"not refused: {variables}")
+    for name in variables:
+        del os.environ[name]
+
+
+model = nn.Linear(2, 2)
+fsdp = {"DISTLAUNCH_BACKEND": "fsdp"}
+refused(lambda: wrap(model))
+refused(init, RANK="0")
+refused(init, RANK="3", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+refused(init, RANK="one", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+refused(init, OMPI_COMM_WORLD_SIZE="4")
+refused(init, SLURM_STEP_NUM_TASKS="4")
+refused(lambda: init(device="cuda"))
+refused(init, CUDA_VISIBLE_DEVICES="0,1", DISTLAUNCH_JOB_ID="j")
+refused(init, DISTLAUNCH_BACKEND_OPTIONS="{")
+refused(init, DISTLAUNCH_BACKEND_OPTIONS="[1]")
+refused(init, DISTLAUNCH_BACKEND_OPTIONS='{"colective-timeout": 3}')
+refused(init, DISTLAUNCH_BACKEND_OPTIONS='{"collective-timeout": 0}')
+refused(init, DISTLAUNCH_BACKEND="horovod")
+
+os.environ.update(fsdp)
+context = init()
+refused(lambda: wrap(model, wrap_class="Block"))
+refused(lambda: wrap(model, collective_timeout=3.0))
+refused(lambda: wrap(model, sharding="ful"))
+refused(lambda: wrap(model, bucket_mb=True))
+refused(lambda: wrap(model), DISTLAUNCH_BACKEND_OPTIONS='{"cpu-offload": "yes"}')
+refused(lambda: wrap(nn.ReLU()))
+refused(lambda: wrap(nn.Linear(2, 2).requires_grad_(False)))
+refused(lambda: wrap(nn.Linear(2, 2, device="meta")))
+refused(lambda: wrap(model), DISTLAUNCH_BACKEND_OPTIONS='{"precision": "fp16"}', DISTLAUNCH_JOB_ID="j")
+refused(lambda: wrap(nn.Sequential(model), wrap_classes="Block, Linear"))
+refused(lambda: wrap(nn.Sequential(model), activation_checkpointing=True))
+wrap(model)
+refused(lambda: wrap(model))
+os.environ["DISTLAUNCH_BACKEND"] = "deepspeed"
+refused(lambda: wrap(nn.Linear(2, 2)))
+context.close()
+refused(lambda: wrap(nn.Linear(2, 2)))
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+refused(init)
+torch.distributed.destroy_process_group()

@@ -1,0 +1,44 @@
+"""Which device a worker gets, with GPUs that are only said to be there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from distlaunch.toolkit import devices
+from distlaunch.toolkit.devices import choose_device
+from distlaunch.toolkit.errors import ToolkitError
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    def there(count: int) -> None:
+        monkeypatch.setattr(devices, "_accelerator", lambda: "cuda" if count else None)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return there
+
+
+def test_each_worker_gets_the_gpu_of_its_local_rank(gpus):
+    gpus(2)
+    found = [choose_device(None, rank, shared=False, environ={}) for rank in (0, 1)]
+    assert found == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert choose_device("cuda", 1, shared=False, environ={}) == torch.device("cuda", 1)
+    assert choose_device("cpu", 1, shared=False, environ={}) == torch.device("cpu")
+
+
+def test_more_workers_than_gpus_share_them_only_when_that_is_asked_for(gpus):
+    gpus(2)
+    with pytest.raises(ToolkitError, match="local rank 2 has no device: torch sees 2 of cuda here"):
+        choose_device(None, 2, shared=False, environ={})
+    assert choose_device(None, 3, shared=True, environ={}) == torch.device("cuda", 1)
+
+
+def test_without_gpus_it_is_the_cpu_unless_the_launcher_gave_some(gpus):
+    gpus(0)
+    job = {"DISTLAUNCH_JOB_ID": "j"}
+    assert choose_device(None, 3, shared=False, environ=job | {"CUDA_VISIBLE_DEVICES": "-1"}) == torch.device("cpu")
+    assert choose_device(None, 3, shared=False, environ={"CUDA_VISIBLE_DEVICES": "0"}) == torch.device("cpu")
+    with pytest.raises(ToolkitError, match="CUDA_VISIBLE_DEVICES=0, but torch"):
+        choose_device(None, 3, shared=False, environ=job | {"CUDA_VISIBLE_DEVICES": "0"})
+    assert choose_device("cpu", 3, shared=False, environ=job | {"CUDA_VISIBLE_DEVICES": "0"}) == torch.device("cpu")

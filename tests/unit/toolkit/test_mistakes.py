@@ -1,0 +1,67 @@
+"""What a script, or its environment, asks in vain: each is told in one line what, and what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+PROGRAM = Path(__file__).parents[2] / "programs" / "toolkit" / "mistakes.py"
+TORCH = torch.__version__
+
+SAID = [
+    "wrap() needs a process group (hint: call distlaunch.toolkit.init() before it)",
+    "RANK is set, but not WORLD_SIZE and MASTER_ADDR and MASTER_PORT (hint: a launcher sets all of them; without it, unset RANK)",
+    "RANK is 3, but WORLD_SIZE 2",
+    "RANK is 'one' (hint: a whole number is expected)",
+    "mpirun has started 4 workers (OMPI_COMM_WORLD_SIZE), and none has a RANK (hint: distlaunch train in its place, or have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set)",
+    "srun has started 4 workers (SLURM_STEP_NUM_TASKS), and none has a RANK (hint: distlaunch train in its place, or have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set)",
+    f"init(device='cuda'): torch {TORCH} sees no accelerator here (hint: leave device out to take what is there)",
+    f"CUDA_VISIBLE_DEVICES=0,1, but torch {TORCH} sees no accelerator (hint: is that torch built for it, and is the driver new enough? init(device='cpu') trains without)",
+    "DISTLAUNCH_BACKEND_OPTIONS is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+    'DISTLAUNCH_BACKEND_OPTIONS is no JSON object: \'[1]\' (hint: {"sharding": "full"})',
+    "DISTLAUNCH_BACKEND_OPTIONS: colective-timeout: no such option (hint: did you mean collective-timeout?)",
+    "DISTLAUNCH_BACKEND_OPTIONS: collective-timeout is '0' (hint: it takes seconds, above 0)",
+    "--backend horovod: No module named 'horovod' (hint: HOROVOD_WITH_PYTORCH=1 pip install --no-build-isolation horovod)",
+    "wrap() takes no 'wrap_class' (hint: did you mean wrap_classes?)",
+    "wrap() takes no 'collective_timeout' (hint: there are find_unused_parameters, bucket_mb, static_graph, sharding, "
+    "precision, cpu_offload, wrap_min_params, wrap_classes, activation_checkpointing, compression)",
+    "wrap(sharding=...) is 'ful' (hint: it takes full, grad, hybrid)",
+    "wrap(bucket_mb=...) is 'True' (hint: it takes a whole number above 0)",
+    "DISTLAUNCH_BACKEND_OPTIONS: cpu-offload is 'yes' (hint: it takes true or false)",
+    "ReLU has no parameters (hint: wrap() takes the whole model, and only one that is trained)",
+    "Linear has no parameters that require a gradient (hint: wrap() takes the whole model, and only one that is trained)",
+    "Linear is on the meta device: it has no values that all workers could start with (hint: make the model on the CPU; wrap() moves it)",
+    "precision fp16 needs a GPU: on CPUs its gradients vanish (hint: -o precision=bf16)",
+    "wrap-classes: Sequential has no Block (hint: it has Linear)",
+    "activation-checkpointing: which parts of Sequential are to be computed again is not known (hint: name their classes: -o wrap-classes=Block)",
+    "FSDPLinear is wrapped already",
+    "wrap() does not wrap models for --backend deepspeed (hint: deepspeed.initialize(model=model, optimizer=optimizer), or --backend pytorch-ddp or fsdp)",
+    "wrap() needs a process group (hint: call distlaunch.toolkit.init() before it)",
+    "init() comes too late: there is a process group (hint: init() makes it: drop the other one)",
+]
+
+
+def test_each_mistake_is_told_in_a_line(clean_env):
+    done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, env=clean_env, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == SAID
+
+
+def test_heartbeat_alone_does_not_import_torch(clean_env):
+    program = (
+        "import sys\n"
+        "from distlaunch.toolkit import heartbeat\n"
+        "heartbeat(step=1)\n"
+        "print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean_env, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_name_that_the_toolkit_has_not_is_an_attribute_error(clean_env):
+    program = "import distlaunch.toolkit as t\nprint(all(hasattr(t, name) for name in t.__all__), hasattr(t, 'rank'))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean_env, timeout=60)
+    assert done.stdout == "True False\n", done.stderr
