@@ -18,6 +18,12 @@ PROGRAM = ROOT / "tests" / "programs" / "frameworks" / "checkpointed.py"
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.fixture(autouse=True)
+def this_tree(distlaunch) -> None:
+    """Have launcher and workers import the package beside these tests, whatever is installed."""
+    distlaunch.env["PYTHONPATH"] = str(ROOT)
+
+
 def names(where: Path) -> list[str]:
     return sorted(name for name in os.listdir(where) if name.startswith("step-"))
 

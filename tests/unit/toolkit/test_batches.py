@@ -78,7 +78,7 @@ def test_each_epoch_has_an_order_of_its_own_that_only_the_seed_decides():
     one.advance(8)
     assert one.epoch == 1
     assert list(one) != first
-    assert sorted(sum(one, [])) == list(range(64))
+    assert sorted(sample for batch in one for sample in batch) == list(range(64))
     assert list(StatefulBatchSampler(range(4), 2, shuffle=False)) == [[0, 1], [2, 3]]
 
 
