@@ -92,9 +92,11 @@ class Folder(Store):
 
     def sees(self, mark: str) -> bool:
         """Look until the lock file shows the mark, for some seconds."""
+        if self._lock >= 0:  # to open and close the file again would undo the lock
+            return self._holder().get("mark") == mark
         deadline = time.monotonic() + _WAIT_S
         while True:
-            with suppress(OSError, ValueError), open(f"{self.root}/{_LOCK}", "rb") as file:
+            with suppress(OSError, ValueError, KeyError), open(f"{self.root}/{_LOCK}", "rb") as file:
                 if json.loads(file.read())["mark"] == mark:
                     return True
             if time.monotonic() > deadline:

@@ -164,4 +164,4 @@ def test_kills_at_any_instant_of_a_save_leave_the_last_whole_one(tmp_path):
         check=False,
     )
     assert soak.returncode == 0, soak.stdout + soak.stderr
-    assert "8 kills" in soak.stdout
+    assert "8 kills, " in soak.stdout
