@@ -1,10 +1,10 @@
 """Layer core.agent: the store in which Horovod's workers find each other, on the master's port, in a thread.
 
-What its client speaks: HTTP, ``/<scope>/<key>``. PUT stores a value; GET gives it, or 404 as long as it is not there,
-and is then tried again after 10 ms; DELETE ``/<scope>/<rank>`` says that a rank needs the scope no more, and with the
-last of them the scope is forgotten, so that whoever initialises again sees no old addresses. A scope has as many ranks
-as keys: each stores one. A GET for what is not there yet is held for a while, as n ranks that wait for each other would
-ask n² times every 10 ms.
+What its client speaks: HTTP, ``/<scope>/<rank>``. PUT stores a rank's addresses; GET gives them, or 404 as long as they
+are not there, and is then tried again after 10 ms; DELETE says that the rank has shut down. Ranks shut down and
+initialise again at their own pace, so a fast one must not see what a slow one has stored before: a rank's turn is how
+often it has shut down, and as soon as one has stored something in the next turn, nothing of the last one is given out.
+A GET for what is not there yet is held for a while, as n ranks that wait for each other would ask n² times every 10 ms.
 """
 
 from __future__ import annotations
@@ -22,43 +22,58 @@ _HEAD_BYTES = 8192
 _VALUE_BYTES = 1 << 20
 _ALL_BYTES = 256 << 20
 _MOST_CONNECTIONS = 8192
+_MOST_RANKS = 1 << 20
+"""Over all scopes: each worker is in three."""
 _IDLE_S = 60.0
 _CHUNK = 65536
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 413: "Payload Too Large", 507: "Insufficient Storage"}
 
 
-class Scopes:
-    """Values by scope and key, and who is done with them."""
+class _Scope:
+    """What the ranks of one scope have stored."""
 
     def __init__(self) -> None:
-        self._values: dict[str, dict[str, bytes]] = {}
-        self._done: dict[str, set[str]] = {}
-        self._size = 0
+        self.values: dict[str, bytes] = {}
+        self.turns: dict[str, int] = {}
+        """How often each rank has shut down; of one that has not, nothing."""
+        self.turn = 0
+        """The newest turn in which something was stored."""
 
-    def put(self, scope: str, key: str, value: bytes) -> bool:
+
+class Scopes:
+    """Values by scope and rank, of the newest turn."""
+
+    def __init__(self) -> None:
+        self._scopes: dict[str, _Scope] = {}
+        self._size = 0
+        self._ranks = 0
+
+    def put(self, scope: str, rank: str, value: bytes) -> bool:
         """Store a value; False if there is no room for it."""
-        values = self._values.setdefault(scope, {})
-        size = self._size + len(value) - len(values.get(key, b""))
-        if size > _ALL_BYTES:
+        found = self._scopes.get(scope) or _Scope()
+        size = self._size + len(value) - len(found.values.get(rank, b""))
+        if size > _ALL_BYTES or (rank not in found.values and self._ranks >= _MOST_RANKS):
             return False
-        values[key] = value
+        self._ranks += rank not in found.values
+        self._scopes[scope] = found
+        found.values[rank] = value
+        found.turn = max(found.turn, found.turns.get(rank, 0))
         self._size = size
         return True
 
-    def get(self, scope: str, key: str) -> bytes | None:
-        """Give a value; None if it is not there."""
-        return self._values.get(scope, {}).get(key)
+    def get(self, scope: str, rank: str) -> bytes | None:
+        """Give a value; None if it is not there, or its rank has yet to shut down when others are up again."""
+        found = self._scopes.get(scope)
+        return found.values.get(rank) if found is not None and found.turns.get(rank, 0) == found.turn else None
 
     def finish(self, scope: str, rank: str) -> None:
-        """Take in that a rank needs the scope no more; forget it with the last one."""
-        values = self._values.get(scope)
-        if values is None:
+        """Take in that a rank has shut down."""
+        found = self._scopes.get(scope)
+        if found is None or rank not in found.values:
             return
-        done = self._done.setdefault(scope, set())
-        done.add(rank)
-        if len(done) >= len(values):
-            self._size -= sum(map(len, values.values()))
-            del self._values[scope], self._done[scope]
+        self._size -= len(found.values.pop(rank))
+        self._ranks -= 1
+        found.turns[rank] = found.turns.get(rank, 0) + 1
 
 
 class _Client:
@@ -191,9 +206,10 @@ class Store:
         if method == "PUT":
             stored = self._scopes.put(scope, key, value)
             self._answer(client, 200 if stored else 507, ends=ends)
-            for waiting in self._waiting.pop((scope, key), []) if stored else []:
+            there = self._scopes.get(scope, key)
+            for waiting in [] if there is None else self._waiting.pop((scope, key), []):
                 waiting.waits_for = None
-                self._answer(waiting, 200, value, ends=waiting.ends)
+                self._answer(waiting, 200, there, ends=waiting.ends)
                 self._take(waiting)
         elif method == "GET":
             there = self._scopes.get(scope, key)
