@@ -71,6 +71,8 @@ def medians(samples: Mapping[str, Sequence[Sample]], key: str) -> dict[str, floa
 def figure(value: float, unit: str) -> str:
     if unit == "lines/s":
         return f"{value:,.0f}"
+    if unit == "%":
+        return f"{value:.2f}"
     return f"{value:.3f}" if unit == "s" and value < 1 else f"{value:.2f}" if unit == "s" else f"{value:.1f}"
 
 

@@ -25,6 +25,8 @@ class Scale:
     lines_per_worker: int = 300_000
     idle_s: float = 10.0
     many: tuple[int, ...] = (128, 256, 512, 1024)
+    steps: int = 3000
+    """Of a training."""
 
 
 def expect(command: Command, code: int, *wanted: int) -> None:

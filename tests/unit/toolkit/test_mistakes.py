@@ -26,8 +26,7 @@ SAID = [
     "DISTLAUNCH_BACKEND_OPTIONS: collective-timeout is '0' (hint: it takes seconds, above 0)",
     "--backend horovod: No module named 'horovod' (hint: HOROVOD_WITH_PYTORCH=1 pip install --no-build-isolation horovod)",
     "wrap() takes no 'wrap_class' (hint: did you mean wrap_classes?)",
-    "wrap() takes no 'collective_timeout' (hint: there are find_unused_parameters, bucket_mb, static_graph, sharding, "
-    "precision, cpu_offload, wrap_min_params, wrap_classes, activation_checkpointing, compression)",
+    "wrap() takes no 'collective_timeout' (hint: there are find_unused_parameters, bucket_mb, static_graph, sharding, precision, cpu_offload, wrap_min_params, wrap_classes, activation_checkpointing, compression)",
     "wrap(sharding=...) is 'ful' (hint: it takes full, grad, hybrid)",
     "wrap(bucket_mb=...) is 'True' (hint: it takes a whole number above 0)",
     "DISTLAUNCH_BACKEND_OPTIONS: cpu-offload is 'yes' (hint: it takes true or false)",
