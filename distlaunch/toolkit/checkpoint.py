@@ -187,7 +187,7 @@ class Checkpoint:
         if due or self._group.size == 1 or not self._asked or steps >= self._ask_at:
             asked, stop = self._ask(steps)
             due = due or asked or stop
-        if due and steps != self._saved_steps:
+        if due:
             self.save(step, background=self._background and not stop)
         if stop:
             self._stop(f"saved {self._store.where(name_of(steps))}")
@@ -217,7 +217,7 @@ class Checkpoint:
         return bool(asked), bool(stop)
 
     def save(self, step: int, *, background: bool = False) -> None:
-        """Save the state after this step, on all workers. In the background: what goes wrong is raised later."""
+        """Save the state after this step, on all workers, once. In the background: what goes wrong is raised later."""
         if not self._resumed and self._names:
             raise ConfigError(
                 f"checkpoints in {self._store.root}: there are some already, up to {self._names[0]}: "
@@ -227,6 +227,10 @@ class Checkpoint:
         self.wait()
         steps = step + 1
         name = name_of(steps)
+        if steps == self._saved_steps:
+            return
+        if name in self._names:
+            raise ConfigError(f"{self._store.where(name)} is there already: only steps that follow can be saved")
         folder = self._group.first(f".saving-{name}-{os.urandom(4).hex()}" if self._store.renames else name)
         writer = self._store.writer(folder)
         staged = writer.stage(self._trained.state(self._group.rank))

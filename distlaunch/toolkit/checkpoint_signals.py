@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -18,17 +19,21 @@ class Requests:
         self.save = False
         self.stop = False
         self._before: dict[int, Handler] = {}
+        self._owner = os.getpid()
         if threading.current_thread() is not threading.main_thread():
             return  # Python lets only the main thread set handlers
         for number in (signal.SIGTERM, signal.SIGUSR1):
             self._before[number] = signal.signal(number, self._heard)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGTERM:
+        if os.getpid() != self._owner:  # a forked child: a pool ends its own by TERM
+            signal.signal(number, self._before[number] or signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif number == signal.SIGTERM:
             self.stop = True
         else:
             self.save = True
-        if callable(handler := self._before[number]):
+        if os.getpid() == self._owner and callable(handler := self._before[number]):
             handler(number, frame)
 
     def end(self) -> None:

@@ -287,8 +287,8 @@ def test_two_in_one_directory_are_refused(tmp_path, monkeypatch):
     with checkpoints(tmp_path, training), pytest.raises(ConfigError, match="has another Checkpoint there"):
         Checkpoint(tmp_path, model=training.model)
     holder = (
-        "import sys; from distlaunch.toolkit.checkpoint_folder import Folder; Folder(sys.argv[1]).claim(); "
-        "print('held', flush=True); sys.stdin.read()"
+        "import sys; from distlaunch.toolkit import Checkpoint; from torch import nn; "
+        "held = Checkpoint(sys.argv[1], model=nn.Linear(1, 1)); print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", holder, str(tmp_path)],
@@ -354,6 +354,33 @@ def test_usr1_saves_and_goes_on_and_term_saves_and_ends(tmp_path, caplog):
         assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_forked_child_ends_at_term_as_ever(tmp_path):
+    with checkpoints(tmp_path, Training()):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writing, b"x")
+            signal.pause()
+            os._exit(3)
+        os.read(reading, 1)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+        assert os.WTERMSIG(status) == signal.SIGTERM
+
+
+def test_the_same_step_is_saved_once_and_an_earlier_one_not_again(tmp_path):
+    training = Training()
+    with checkpoints(tmp_path, training, every=1) as checkpoint:
+        assert checkpoint.step(0)
+        checkpoint.save(0)
+        checkpoint.step(1)
+        with pytest.raises(ConfigError, match="step-000000001 is there already"):
+            checkpoint.save(0)
+    assert names(tmp_path) == ["step-000000001", "step-000000002"]
 
 
 def test_seconds_may_say_when_one_is_due(tmp_path):
