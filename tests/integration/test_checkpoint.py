@@ -122,7 +122,7 @@ def test_another_model_ends_the_job_with_the_names_that_differ(distlaunch, tmp_p
     other = distlaunch.train("--num-procs", "2", PROGRAM, tmp_path / "c", "--hidden", "32", "--steps", "2", timeout=120)
     assert other.returncode != 0
     assert (
-        "step-000000001 is of another model: 6 parameters differ: 0.weight is [32, 64] here and [64, 64]"
+        "step-000000001 is of another model: 7 parameters differ: 0.weight is [32, 64] here and [64, 64]"
         in other.stderr
     )
 
