@@ -33,10 +33,11 @@ class _Scope:
     """What the ranks of one scope have stored."""
 
     def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
+        self.values: dict[str, tuple[int, bytes]] = {}
+        """By rank, with the turn in which it was stored."""
         self.turns: dict[str, int] = {}
         """How often each rank has shut down; of one that has not, nothing."""
-        self.turn = 0
+        self.newest = 0
         """The newest turn in which something was stored."""
 
 
@@ -51,29 +52,28 @@ class Scopes:
     def put(self, scope: str, rank: str, value: bytes) -> bool:
         """Store a value; False if there is no room for it."""
         found = self._scopes.get(scope) or _Scope()
-        size = self._size + len(value) - len(found.values.get(rank, b""))
-        if size > _ALL_BYTES or (rank not in found.values and self._ranks >= _MOST_RANKS):
+        size = self._size + len(value) - len(found.values.get(rank, (0, b""))[1])
+        is_new = rank not in found.values
+        if size > _ALL_BYTES or (is_new and self._ranks >= _MOST_RANKS):
             return False
-        self._ranks += rank not in found.values
+        self._size, self._ranks = size, self._ranks + is_new
         self._scopes[scope] = found
-        found.values[rank] = value
-        found.turn = max(found.turn, found.turns.get(rank, 0))
-        self._size = size
+        turn = found.turns.get(rank, 0)
+        found.values[rank] = turn, value
+        found.newest = max(found.newest, turn)
         return True
 
     def get(self, scope: str, rank: str) -> bytes | None:
-        """Give a value; None if it is not there, or its rank has yet to shut down when others are up again."""
+        """Give a value; None if it is not there, or its rank has yet to come up again where others are."""
         found = self._scopes.get(scope)
-        return found.values.get(rank) if found is not None and found.turns.get(rank, 0) == found.turn else None
+        turn, value = found.values.get(rank, (-1, b"")) if found is not None else (-1, b"")
+        return value if found is not None and turn == found.newest else None
 
     def finish(self, scope: str, rank: str) -> None:
-        """Take in that a rank has shut down."""
+        """Take in that a rank has shut down; others may still want what it has stored."""
         found = self._scopes.get(scope)
-        if found is None or rank not in found.values:
-            return
-        self._size -= len(found.values.pop(rank))
-        self._ranks -= 1
-        found.turns[rank] = found.turns.get(rank, 0) + 1
+        if found is not None and rank in found.values:
+            found.turns[rank] = found.turns.get(rank, 0) + 1
 
 
 class _Client:
@@ -207,10 +207,11 @@ class Store:
             stored = self._scopes.put(scope, key, value)
             self._answer(client, 200 if stored else 507, ends=ends)
             there = self._scopes.get(scope, key)
-            for waiting in [] if there is None else self._waiting.pop((scope, key), []):
-                waiting.waits_for = None
-                self._answer(waiting, 200, there, ends=waiting.ends)
-                self._take(waiting)
+            if there is not None:
+                for waiting in self._waiting.pop((scope, key), []):
+                    waiting.waits_for = None
+                    self._answer(waiting, 200, there, ends=waiting.ends)
+                    self._take(waiting)
         elif method == "GET":
             there = self._scopes.get(scope, key)
             if there is not None:
