@@ -28,7 +28,7 @@ from distlaunch.toolkit.checkpoint_store import FORMAT, CheckpointError, name_of
 
 log = logging.getLogger("distlaunch.checkpoint")
 
-ASK_S = 0.2
+ASK_S = 0.5
 """How often workers ask each other whether one has been told to save; each time costs one tiny all-reduce."""
 MOST_STEPS = 1000
 """The most steps between two such questions."""
@@ -89,7 +89,7 @@ class Checkpoint:
         self._pending_steps = 0
         self._saved_steps = -1
         self._resumed = False
-        self._asked, self._asked_at, self._ask_at = 0, time.monotonic(), 0
+        self._asked, self._asked_at, self._ask_at = -1, time.monotonic(), 0
         self._saved_at = time.monotonic()
         atexit.register(self._finish)
 
@@ -184,7 +184,7 @@ class Checkpoint:
             self._sampler.advance(batches)
         due = self._every is not None and steps % self._every == 0
         stop = False
-        if due or self._group.size == 1 or not self._asked or steps >= self._ask_at:
+        if due or self._group.size == 1 or steps >= self._ask_at:
             asked, stop = self._ask(steps)
             due = due or asked or stop
         if due:
@@ -196,7 +196,7 @@ class Checkpoint:
     def _ask(self, steps: int) -> tuple[bool, bool]:
         """Agree with all workers on whether to save now, and whether to stop then."""
         now = time.monotonic()
-        since = max(1, steps - self._asked)
+        since = steps - self._asked if 0 <= self._asked < steps else 1  # before the first question lies a start
         step_us = int((now - self._asked_at) / since * 1e6)
         due = self._every_s is not None and self._group.rank == 0 and now - self._saved_at >= self._every_s
         failed = self._pending is not None and self._pending.done() and self._pending.exception() is not None
@@ -208,7 +208,7 @@ class Checkpoint:
             if not self._requests.stop:
                 raise
             self._stop("another worker has ended: not saved")
-        self._ask_at = steps + min(MOST_STEPS, max(1, int(ASK_S * 1e6 / max(1, step_us))))
+        self._ask_at = steps + max(1, min(MOST_STEPS, 2 * since, int(ASK_S * 1e6 / max(1, step_us))))
         self._asked, self._asked_at = steps, now
         if failing:
             self.wait()
