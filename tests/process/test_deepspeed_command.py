@@ -1,0 +1,154 @@
+"""``distlaunch deepspeed`` and ``--backend deepspeed`` as they are typed, without DeepSpeed itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+SHOW = (
+    "import json, os, sys\n"
+    "names = sys.argv[-1].split(',')\n"
+    "open(f'got-{os.environ[\"RANK\"]}', 'w').write(json.dumps([sys.argv[1:-1], [os.environ.get(n) for n in names]]))\n"
+)
+
+
+@pytest.fixture
+def show(distlaunch):
+    """Give a command that has each worker file its arguments and some of its variables; and what they filed."""
+    script = distlaunch.work / "show.py"
+    script.write_text(SHOW)
+
+    def run(*words, names="LOCAL_RANK", env=None):
+        result = distlaunch.run(["deepspeed", "--python", sys.executable, *words, names], env=env)
+        assert result.returncode == 0, result.stderr
+        files = sorted(distlaunch.work.glob("got-*"))
+        got = [json.loads(file.read_text()) for file in files]
+        for file in files:
+            file.unlink()
+        return got, result
+
+    return run
+
+
+def refused(distlaunch, *words, env=None):
+    result = distlaunch.run(["deepspeed", *words], env=env)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_workers_get_their_local_rank_before_the_scripts_own_arguments(show):
+    got, _ = show("--num_gpus", "2", "show.py", "sub", "--lr=1")
+    assert got == [[["--local_rank=0", "sub", "--lr=1"], ["0"]], [["--local_rank=1", "sub", "--lr=1"], ["1"]]]
+    got, _ = show("--num_gpus", "2", "--no_local_rank", "show.py", "sub")
+    assert got == [[["sub"], ["0"]], [["sub"], ["1"]]]
+
+
+def test_the_slots_of_its_host_file_and_its_filters_are_the_workers(show, distlaunch):
+    (distlaunch.work / "hosts").write_text("# one\nlocalhost slots=3\n")
+    assert len(show("-H", "hosts", "show.py")[0]) == 3
+    assert len(show("-H", "hosts", "-i", "localhost:0,2", "show.py")[0]) == 2
+    assert len(show("-H", "hosts", "--exclude=localhost:1,2", "show.py")[0]) == 1
+    assert len(show("-H", "hosts", "--num_gpus", "2", "show.py", env={"DS_ACCELERATOR": "cpu"})[0]) == 2
+
+
+def test_variables_of_its_file_reach_workers_below_env_and_the_file_stays_as_it_is(show, distlaunch):
+    home, here = distlaunch.work.parent / "home" / ".deepspeed_env", distlaunch.work / ".deepspeed_env"
+    home.write_text("A=home\nB=home\nOMP_NUM_THREADS=3\n")
+    here.write_text('B="x y=z"\nC=here\n')
+    names = "A,B,C,OMP_NUM_THREADS"
+    got, result = show("-x", "C=given", "show.py", names=names, env={"A": "inherited"})
+    assert got[0][1] == ["home", "x y=z", "given", "3"]
+    assert f"the workers get the variables of {home}" in result.stderr
+    assert (home.read_text(), here.read_text()) == ("A=home\nB=home\nOMP_NUM_THREADS=3\n", 'B="x y=z"\nC=here\n')
+    here.write_text("D=here\n")
+    (distlaunch.work / "other").write_text("E=other\n")
+    got, _ = show("show.py", names="A,D,E", env={"DS_ENV_FILE": "other"})
+    assert got[0][1] == [None, None, "other"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("A=1\nFOO\n", ":2: expected NAME=VALUE, found 'FOO'"),
+        ("\nRANK=1\n", ":2: RANK is set by distlaunch for each worker"),
+    ],
+    ids=["no value", "ours"],
+)
+def test_a_line_of_its_file_that_cannot_be_meant_is_named(distlaunch, text, said):
+    (distlaunch.work / ".deepspeed_env").write_text(text)
+    said_here = refused(distlaunch, "--python", sys.executable, "show.py")
+    assert f"{distlaunch.work / '.deepspeed_env'}{said}" in said_here
+
+
+def test_save_pid_files_the_process_to_signal_and_takes_the_file_away(distlaunch):
+    script = distlaunch.work / "look.py"
+    script.write_text(
+        "import os\n"
+        "here = [name for name in os.listdir('/tmp') if name.endswith('.deepspeed')]\n"
+        "print('pids', *(open('/tmp/' + name).read() for name in here))\n"
+    )
+    running = distlaunch.start(["deepspeed", "--save_pid", "--num_gpus", "1", "--python", sys.executable, "look.py"])
+    result = running.wait()
+    assert result.returncode == 0, result.stderr
+    assert str(running.pid) in result.stdout.partition("pids ")[2].split()
+    assert not os.path.exists(f"/tmp/{running.pid}.deepspeed")
+
+
+def test_each_ranks_log_is_in_the_folder_that_is_named_and_not_on_the_console(distlaunch):
+    (distlaunch.work / "talk.py").write_text("print('a word')\n")
+    words = ["--enable_each_rank_log", "logs", "--num_gpus", "2", "--python", sys.executable, "talk.py"]
+    result = distlaunch.run(["deepspeed", *words])
+    assert (result.returncode, result.stdout) == (0, "")
+    logs = sorted((distlaunch.work / "logs").glob("*/attempt-0/rank-*.log"))
+    assert [log.read_text() for log in logs if "latest" not in log.parts] == ["a word\n"] * 2
+
+
+def test_without_ssh_a_launcher_on_each_node_of_the_host_file_makes_one_job(distlaunch):
+    (distlaunch.work / "show.py").write_text(SHOW)
+    (distlaunch.work / "hosts").write_text("n0 slots=2\nn1 slots=1\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    where = ["-H", "hosts", "--no_ssh", "--master_addr", "127.0.0.1", "--master_port", str(port)]
+    more = ["--python", sys.executable, "show.py", "RANK,LOCAL_RANK,WORLD_SIZE,LOCAL_SIZE,CROSS_RANK,CROSS_SIZE"]
+    launchers = [distlaunch.start(["deepspeed", *where, "--node_rank", str(rank), *more]) for rank in (1, 0)]
+    for launcher in launchers:
+        result = launcher.wait()
+        assert result.returncode == 0, result.stderr
+    got = [json.loads((distlaunch.work / f"got-{rank}").read_text())[1] for rank in range(3)]
+    assert got == [["0", "0", "3", "2", "0", "2"], ["1", "1", "3", "2", "0", "2"], ["2", "0", "3", "1", "1", "2"]]
+
+
+def test_a_host_file_that_is_named_has_to_be_there(distlaunch):
+    assert "--hostfile 'none': No such file or directory" in refused(distlaunch, "-H", "none", "show.py")
+
+
+def test_the_framework_has_to_be_there_and_the_command_that_brings_it_is_told(distlaunch):
+    (distlaunch.work / "show.py").write_text(SHOW)
+    said = refused(distlaunch, "show.py")
+    assert "has no module deepspeed" in said
+    assert "-m pip install 'deepspeed>=0.10'" in said
+
+
+def test_help_is_that_of_a_command_of_ours(distlaunch):
+    result = distlaunch.run(["deepspeed", "--help"], env={"COLUMNS": "200"})
+    assert result.returncode == 0
+    for flag in ("--num-gpus", "--hostfile", "--no-local-rank", "--max-restarts"):
+        assert flag in result.stdout
+
+
+def test_a_link_of_its_name_stands_for_the_command(distlaunch, tmp_path):
+    link = tmp_path / "deepspeed"
+    link.write_text(
+        f"#!{sys.executable}\nimport sys\nfrom distlaunch.__main__ import main\nsys.argv[0] = {str(link)!r}\nmain()\n"
+    )
+    link.chmod(0o755)
+    done = subprocess.run([link, "--autotuning", "tune", "x.py"], env=distlaunch.env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--autotuning" in done.stderr
