@@ -218,7 +218,7 @@ def _workers(
             env = {**shared, **own, **backend.worker_variables(topology, node_rank, local_rank, rank), **more}
             if error_file is not None:
                 env[_ERROR_FILE] = error_file(rank)
-            words = _own_argv(options, argv, local_rank, backend.worker_words(int(own["LOCAL_RANK"])))
+            words = _own_argv(options, node.argv or argv, local_rank, backend.worker_words(int(own["LOCAL_RANK"])))
             yield WorkerPlan(rank=rank, local_rank=local_rank, node_rank=node_rank, env=env, cpus=cpus, argv=words)
             rank += 1
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distlaunch.backends.base import Backend
 from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.gpus import Gpu, GpuInventory
@@ -367,3 +368,38 @@ def test_the_same_facts_give_the_same_plan(make_facts, procs, bound, environ, po
     assert first == planned(list(reversed(environ)))
     assert [int(worker.env["RANK"]) for worker in first.workers] == list(range(procs))
     assert len({worker.env["TORCHELASTIC_ERROR_FILE"] for worker in first.workers}) == procs
+
+
+# --- words of the backend
+
+
+class Worded(Backend):
+    name = "worded"
+    about = "gives each worker a word"
+
+    def worker_words(self, local_rank: int) -> tuple[str, ...]:
+        return (f"--local_rank={local_rank}",)
+
+
+def worded(make_facts, topology: Topology) -> list[tuple[str, ...] | None]:
+    options = TrainOptions(script="train.py", script_args=("sub", "--lr=1"), num_procs=3)
+    planned = build_plan(options, make_facts(), topology, Worded({}, {}), job_id="job-1", run_dir="/r/job-1")
+    return [worker.argv for worker in planned.workers]
+
+
+def test_a_backends_words_stand_before_the_scripts_own_and_after_each_nodes_own_interpreter(make_facts):
+    elsewhere = Node(host="b", slots=1, argv=("/opt/python", "train.py", "sub", "--lr=1"))
+    topology = Topology(nodes=(Node(host="a", slots=2), elsewhere), device="cpu")
+    python = make_facts().python
+    assert worded(make_facts, topology) == [
+        (python, "train.py", "--local_rank=0", "sub", "--lr=1"),
+        (python, "train.py", "--local_rank=1", "sub", "--lr=1"),
+        ("/opt/python", "train.py", "--local_rank=0", "sub", "--lr=1"),
+    ]
+
+
+def test_a_backends_words_say_the_same_as_local_rank_where_each_worker_sees_its_own_gpu_alone(make_facts):
+    masks = (("0",), ("1",))
+    node = Node(host="a", slots=2, isolated=True, mask_variable="CUDA_VISIBLE_DEVICES", masks=masks, devices=("0", "1"))
+    words = worded(make_facts, Topology(nodes=(node,), device="cuda"))
+    assert [argv[2] for argv in words] == ["--local_rank=0", "--local_rank=0"]
