@@ -58,7 +58,7 @@ class Summed(io.RawIOBase):
         """Tell how many bytes have been written."""
         return self._size
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.close()
         finally:
