@@ -1,20 +1,24 @@
 """Layer core.agent: the store in which Horovod's workers find each other, on the master's port, in a thread.
 
-What its client speaks: HTTP, ``/<scope>/<rank>``. PUT stores a rank's addresses; GET gives them, or 404 as long as they
-are not there, and is then tried again after 10 ms; DELETE says that the rank has shut down. Ranks shut down and
-initialise again at their own pace, so a fast one must not see what a slow one has stored before: a rank's turn is how
-often it has shut down, and as soon as one has stored something in the next turn, nothing of the last one is given out.
+What its client (0.21 to 0.28) speaks: HTTP by IPv4, a connection for each question, ``/<scope>/<key>``. A rank stores
+its host's name as ``rank_<rank>`` and its addresses as ``<rank>`` (PUT), and asks for those of all others (GET): 404 is
+"not yet", asked again after 10 ms, but for names, which are asked for once. When all of a scope have met, each says so
+(``DELETE /<scope>/<rank>``), long before it shuts down. Initialising again uses the same scopes, at each rank's own
+pace: a fast one must not see what a slow one has stored before. So a rank's turn is how often it has said that all have
+met, and as soon as one has stored something in the next turn, nothing of the last one is given out.
 A GET for what is not there yet is held for a while, as n ranks that wait for each other would ask n² times every 10 ms.
+We close first, as Horovod's own server does: the ports of those who close stay taken for a minute, and n² questions
+would use up a node's.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import socket
 import threading
 import time
-from contextlib import suppress
 
 HOLD_S = 2.0
 """How long a question for what is not there yet stays open."""
@@ -22,9 +26,12 @@ _HEAD_BYTES = 8192
 _VALUE_BYTES = 1 << 20
 _ALL_BYTES = 256 << 20
 _MOST_CONNECTIONS = 8192
-_MOST_RANKS = 1 << 20
-"""Over all scopes: each worker is in three."""
+_MOST_KEYS = 1 << 21
+"""Over all scopes: each worker has two in each of its six."""
 _IDLE_S = 60.0
+_LOOK_S = 1.0
+_NO_ROOM_S = 0.05
+_NAME = "rank_"
 _CHUNK = 65536
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 413: "Payload Too Large", 507: "Insufficient Storage"}
 
@@ -33,58 +40,60 @@ class _Scope:
     """What the ranks of one scope have stored."""
 
     def __init__(self) -> None:
-        self.values: dict[str, tuple[int, bytes]] = {}
-        """By rank, with the turn in which it was stored."""
+        self.values: dict[str, bytes] = {}
         self.turns: dict[str, int] = {}
-        """How often each rank has shut down; of one that has not, nothing."""
-        self.newest = 0
+        """How often each rank has met all others; of one that has not, nothing."""
+        self.turn = 0
         """The newest turn in which something was stored."""
 
 
 class Scopes:
-    """Values by scope and rank, of the newest turn."""
+    """Values by scope and key, of the newest turn."""
 
     def __init__(self) -> None:
         self._scopes: dict[str, _Scope] = {}
         self._size = 0
-        self._ranks = 0
+        self._keys = 0
 
-    def put(self, scope: str, rank: str, value: bytes) -> bool:
+    def put(self, scope: str, key: str, value: bytes) -> bool:
         """Store a value; False if there is no room for it."""
         found = self._scopes.get(scope) or _Scope()
-        size = self._size + len(value) - len(found.values.get(rank, (0, b""))[1])
-        is_new = rank not in found.values
-        if size > _ALL_BYTES or (is_new and self._ranks >= _MOST_RANKS):
+        size = self._size + len(value) - len(found.values.get(key, b""))
+        if size > _ALL_BYTES or (key not in found.values and self._keys >= _MOST_KEYS):
             return False
-        self._size, self._ranks = size, self._ranks + is_new
+        self._keys += key not in found.values
         self._scopes[scope] = found
-        turn = found.turns.get(rank, 0)
-        found.values[rank] = turn, value
-        found.newest = max(found.newest, turn)
+        found.values[key] = value
+        found.turn = max(found.turn, found.turns.get(key.removeprefix(_NAME), 0))
+        self._size = size
         return True
 
-    def get(self, scope: str, rank: str) -> bytes | None:
-        """Give a value; None if it is not there, or its rank has yet to come up again where others are."""
+    def get(self, scope: str, key: str) -> bytes | None:
+        """Give a value; None if it is not there, or was stored before others have begun anew."""
         found = self._scopes.get(scope)
-        turn, value = found.values.get(rank, (-1, b"")) if found is not None else (-1, b"")
-        return value if found is not None and turn == found.newest else None
+        if found is None or found.turns.get(key.removeprefix(_NAME), 0) != found.turn:
+            return None
+        return found.values.get(key)
 
     def finish(self, scope: str, rank: str) -> None:
-        """Take in that a rank has shut down; others may still want what it has stored."""
+        """Take in that a rank has met all others: none needs its values any more. Saying so again changes nothing."""
         found = self._scopes.get(scope)
-        if found is not None and rank in found.values:
-            found.turns[rank] = found.turns.get(rank, 0) + 1
+        if found is None or rank not in found.values:
+            return
+        for key in (rank, _NAME + rank):
+            if key in found.values:
+                self._size -= len(found.values.pop(key))
+                self._keys -= 1
+        found.turns[rank] = found.turns.get(rank, 0) + 1
 
 
 class _Client:
-    """One connection."""
+    """One connection, for one question."""
 
     def __init__(self, connection: socket.socket, now: float) -> None:
         self.socket = connection
         self.received = bytearray()
         self.unsent = b""
-        self.ends = False
-        """It is closed as soon as all is sent."""
         self.waits_for: tuple[str, str] | None = None
         self.until = now + _IDLE_S
 
@@ -129,108 +138,93 @@ class Store:
     # --- the thread
 
     def _serve(self) -> None:
+        look_again = time.monotonic()
         while True:
-            for key, events in self._selector.select(self._patience_s()):
+            for key, _ in self._selector.select(_LOOK_S if self._clients else None):
                 if key.fd == self._end:
                     return
                 if key.fileobj is self._listener:
                     self._accept()
                 elif (client := self._clients.get(key.fd)) is not None:
-                    self._on_ready(client, events)
-            self._give_up(time.monotonic())
-
-    def _patience_s(self) -> float | None:
-        return HOLD_S / 2 if self._clients else None
+                    self._on_ready(client)
+            if (now := time.monotonic()) >= look_again:
+                look_again = now + _LOOK_S
+                self._give_up(now)
 
     def _accept(self) -> None:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # nobody is there any more, or no descriptor is left: the rest is tried again
+            except OSError as exc:  # nobody is there any more, or no descriptor is left
+                if exc.errno in (errno.EMFILE, errno.ENFILE):
+                    time.sleep(_NO_ROOM_S)
                 return
             if len(self._clients) >= _MOST_CONNECTIONS:
                 connection.close()
                 continue
             connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
-            with suppress(OSError):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._clients[connection.fileno()] = _Client(connection, time.monotonic())
+            client = self._clients[connection.fileno()] = _Client(connection, time.monotonic())
             self._selector.register(connection, selectors.EVENT_READ)
+            self._on_ready(client)  # mostly the question has come with the connection
 
-    def _on_ready(self, client: _Client, events: int) -> None:
-        if events & selectors.EVENT_WRITE:
+    def _on_ready(self, client: _Client) -> None:
+        if client.unsent:
             self._flush(client)
-        if events & selectors.EVENT_READ and client.socket.fileno() >= 0:
-            try:
-                data = client.socket.recv(_CHUNK)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._drop(client)
-                return
-            client.until = time.monotonic() + _IDLE_S
+            return
+        try:
+            data = client.socket.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(client)
+        elif client.waits_for is None:
             client.received += data
             self._take(client)
 
     def _take(self, client: _Client) -> None:
-        """Answer what has come whole; one question after the other."""
-        while client.waits_for is None and not client.ends:
-            head, found, _ = client.received.partition(b"\r\n\r\n")
-            if not found:
-                if len(client.received) > _HEAD_BYTES:
-                    self._answer(client, 400, ends=True)
-                return
-            lines = bytes(head).decode("latin-1").split("\r\n")
-            length = _length(lines[1:])
-            words = lines[0].split(" ")
-            path = words[1].split("/", 2) if len(words) == 3 else []
-            if length is None or len(path) != 3 or path[0] or not path[1]:
-                self._answer(client, 400, ends=True)
-                return
-            if length > _VALUE_BYTES:
-                self._answer(client, 413, ends=True)
-                return
-            whole = len(head) + 4 + length
-            if len(client.received) < whole:
-                return
-            value = bytes(client.received[len(head) + 4 : whole])
-            del client.received[:whole]
-            client.ends = any(line.lower().replace(" ", "") == "connection:close" for line in lines[1:])
-            self._do(client, words[0], path[1], path[2], value)
+        """Answer the question once it is there as a whole."""
+        head, found, _ = client.received.partition(b"\r\n\r\n")
+        if not found:
+            if len(client.received) > _HEAD_BYTES:
+                self._answer(client, 400)
+            return
+        first, *headers = bytes(head).decode("latin-1").split("\r\n")
+        length = _length(headers)
+        words = first.split(" ")
+        path = words[1].split("/", 2) if len(words) == 3 else []
+        if length is None or len(path) != 3 or path[0] or not path[1]:
+            self._answer(client, 400)
+        elif length > _VALUE_BYTES:
+            self._answer(client, 413)
+        elif len(client.received) >= (begin := len(head) + 4) + length:
+            self._do(client, words[0], path[1], path[2], bytes(client.received[begin : begin + length]))
 
     def _do(self, client: _Client, method: str, scope: str, key: str, value: bytes) -> None:
-        ends = client.ends
-        client.ends = False
         if method == "PUT":
-            stored = self._scopes.put(scope, key, value)
-            self._answer(client, 200 if stored else 507, ends=ends)
+            self._answer(client, 200 if self._scopes.put(scope, key, value) else 507)
             there = self._scopes.get(scope, key)
-            if there is not None:
-                for waiting in self._waiting.pop((scope, key), []):
-                    waiting.waits_for = None
-                    self._answer(waiting, 200, there, ends=waiting.ends)
-                    self._take(waiting)
+            for waiting in [] if there is None else self._waiting.pop((scope, key), []):
+                waiting.waits_for = None
+                self._answer(waiting, 200, there)
         elif method == "GET":
             there = self._scopes.get(scope, key)
             if there is not None:
-                self._answer(client, 200, there, ends=ends)
+                self._answer(client, 200, there)
                 return
-            client.waits_for, client.ends = (scope, key), ends
+            client.waits_for = (scope, key)
             client.until = time.monotonic() + HOLD_S
             self._waiting.setdefault((scope, key), []).append(client)
         elif method == "DELETE":
             self._scopes.finish(scope, key)
-            self._answer(client, 200, ends=ends)
+            self._answer(client, 200)
         else:
-            self._answer(client, 400, ends=True)
+            self._answer(client, 400)
 
-    def _answer(self, client: _Client, status: int, body: bytes = b"", *, ends: bool) -> None:
-        how = "Connection: close\r\n" if ends else ""
-        head = f"HTTP/1.1 {status} {_REASONS[status]}\r\n{how}Content-Length: {len(body)}\r\n\r\n"
-        client.ends = ends
-        client.unsent += head.encode() + body
+    def _answer(self, client: _Client, status: int, body: bytes = b"") -> None:
+        head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.unsent = head.encode() + body
         self._flush(client)
 
     def _flush(self, client: _Client) -> None:
@@ -239,13 +233,11 @@ class Store:
         except BlockingIOError:
             pass
         except OSError:
+            client.unsent = b""
+        if client.unsent:
+            self._selector.modify(client.socket, selectors.EVENT_WRITE)
+        else:
             self._drop(client)
-            return
-        if not client.unsent and client.ends and client.waits_for is None:
-            self._drop(client)
-            return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.unsent else 0)
-        self._selector.modify(client.socket, events)
 
     def _give_up(self, now: float) -> None:
         """Say of what did not come in time that it is not there, and leave those who say nothing."""
@@ -255,9 +247,7 @@ class Store:
                 continue
             self._forget(client)
             client.until = now + _IDLE_S
-            self._answer(client, 404, ends=client.ends)
-            if client.socket.fileno() >= 0:
-                self._take(client)
+            self._answer(client, 404)
 
     def _forget(self, client: _Client) -> None:
         if client.waits_for is not None:

@@ -75,33 +75,38 @@ def test_a_question_is_held_until_somebody_puts_the_answer(port):
     assert got == [b"x"] * 20
 
 
-def test_what_a_rank_stored_before_it_shut_down_is_not_given_to_those_that_are_up_again(port):
+def test_what_a_rank_stored_before_is_not_given_to_those_that_initialise_again(port):
     for rank in range(3):
+        ask(port, "PUT", f"/global/rank_{rank}", b"old host")
         ask(port, "PUT", f"/global/{rank}", b"old")
     ask(port, "PUT", "/other/0", b"other")
     assert ask(port, "DELETE", "/global/0") == (200, b"")
-    assert ask(port, "GET", "/global/0") == (200, b"old")  # a slow one may still want it
-    ask(port, "PUT", "/global/0", b"new")
+    assert ask(port, "GET", "/global/1") == (200, b"old")
+    ask(port, "PUT", "/global/rank_0", b"new host")
+    assert ask(port, "GET", "/global/rank_1")[0] == 404
     assert ask(port, "GET", "/global/1")[0] == 404
-    assert ask(port, "GET", "/global/0") == (200, b"new")
+    assert ask(port, "GET", "/global/rank_0") == (200, b"new host")
     ask(port, "DELETE", "/global/1")
     ask(port, "PUT", "/global/1", b"new")
     assert ask(port, "GET", "/global/1") == (200, b"new")
+    assert ask(port, "GET", "/global/rank_1")[0] == 404
     assert ask(port, "GET", "/other/0") == (200, b"other")
 
 
 def test_many_ranks_that_all_wait_for_all(port):
-    """Sixteen ranks store theirs and get everybody's, in any order; then each shuts down and does it again."""
+    """Sixteen ranks store theirs and get everybody's, in any order; when all have met each says so and begins anew."""
     ranks, failed = 16, []
-    all_are_up = threading.Barrier(ranks)
+    all_have_met = threading.Barrier(ranks)
 
     def run(rank):
         for turn in range(3):
+            ask(port, "PUT", f"/global/rank_{rank}", b"%d" % turn)
+            failed.extend(other for other in range(rank) if until_there(port, f"/global/rank_{other}") != b"%d" % turn)
             ask(port, "PUT", f"/global/{rank}", b"%d.%d" % (turn, rank))
             others = random.Random(rank).sample(range(ranks), ranks)
             got = {other: until_there(port, f"/global/{other}") for other in others}
             failed.extend(other for other, value in got.items() if value != b"%d.%d" % (turn, other))
-            all_are_up.wait(BOUND_S)  # without which none of them shuts down
+            all_have_met.wait(BOUND_S)
             ask(port, "DELETE", f"/global/{rank}")
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
@@ -110,17 +115,6 @@ def test_many_ranks_that_all_wait_for_all(port):
     for each in threads:
         each.join(BOUND_S)
     assert not failed
-
-
-def speak(port, data):
-    """Send bytes and give all that is answered until the other side closes, or this one has had enough."""
-    with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as connection:
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
-        answer = b""
-        while more := connection.recv(65536):
-            answer += more
-        return answer
 
 
 @pytest.mark.parametrize(
@@ -142,16 +136,35 @@ def test_what_is_no_question_is_refused_and_others_are_served(port, said, status
     assert ask(port, "PUT", "/global/0", b"x") == (200, b"")
 
 
+def answer(connection):
+    """Give all that is answered until the other side closes, which it does."""
+    answered = b""
+    while more := connection.recv(65536):
+        answered += more
+    return answered
+
+
 def test_questions_in_one_piece_and_in_single_bytes_are_answered_alike(port):
-    words = b"PUT /s/0 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabcGET /s/0 HTTP/1.1\r\nConnection: close\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as connection:
-        for place in range(len(words)):
-            connection.sendall(words[place : place + 1])
-        slow = b""
-        while more := connection.recv(65536):
-            slow += more
-    assert slow == speak(port, words)
-    assert slow.endswith(b"\r\n\r\nabc")
+    answers = []
+    for words in (b"PUT /s/0 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", b"GET /s/0 HTTP/1.1\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as connection:
+            for place in range(len(words)):
+                connection.sendall(words[place : place + 1])
+            answers.append(answer(connection))
+        with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as connection:
+            connection.sendall(words)
+            assert answer(connection) == answers[-1]
+    assert answers[1].startswith(b"HTTP/1.1 200 ")
+    assert answers[1].endswith(b"\r\n\r\nabc")
+
+
+def test_a_value_larger_than_the_sockets_hold_comes_whole(port):
+    value = os.urandom(1 << 20)
+    assert ask(port, "PUT", "/s/0", value) == (200, b"")
+    with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as slow:
+        slow.sendall(b"GET /s/0 HTTP/1.1\r\n\r\n")
+        assert ask(port, "GET", "/s/0") == (200, value)  # others are served meanwhile
+        assert answer(slow).endswith(value)
 
 
 @settings(max_examples=60, deadline=None)
