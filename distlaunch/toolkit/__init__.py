@@ -5,10 +5,9 @@ A name is imported when it is asked for, so that ``heartbeat`` alone does not im
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from distlaunch.toolkit.progress import heartbeat
 
+TYPE_CHECKING = False  # typing's is dear to import
 if TYPE_CHECKING:
     from distlaunch.toolkit.batches import StatefulBatchSampler
     from distlaunch.toolkit.checkpoint import Checkpoint
