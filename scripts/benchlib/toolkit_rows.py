@@ -11,12 +11,13 @@ from .rows import Measurement, Row, Sample, Scale, expect
 
 def overhead(launcher: Launcher, scale: Scale) -> Sample:
     """Compare steps within one job, in turns: between two jobs the machine changes more than is to be seen."""
-    worker = ["toolkit_steps.py", str(4 * scale.steps)]
+    worker = ["toolkit_steps.py", str(2 * scale.steps)]
     with running(lambda directory: launcher.command(2, worker, directory)) as command:
         expect(command, command.wait(within_s=300), 0)
         return {
             "toolkit_overhead": max(command.stamps("overhead_ppm", 0, 2, within_s=1)) / 1e4,
             "step_us": command.stamps("step_ns", 0, 2, within_s=1)[0] / 1e3,
+            "heartbeat_us": max(command.stamps("beat_ns", 0, 2, within_s=1)) / 1e3,
         }
 
 
