@@ -22,6 +22,8 @@ _OF_OPTIONS = {
     "stall-check-shutdown": ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 1),
 }
 """Variables by option, and what a value is multiplied with."""
+INSTALL = "HOROVOD_WITH_GLOO=1 HOROVOD_WITH_PYTORCH=1 pip install --no-build-isolation 'horovod[pytorch]'"
+"""Built beside the torch that is there; its pages on installation say what else may be needed."""
 
 
 class Horovod(Backend):

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import typer
@@ -24,6 +25,7 @@ from distlaunch.resolve.options import TrainOptions
 from distlaunch.ui import quick
 from distlaunch.ui.counterparts import counterpart, taken_as_it_is
 from distlaunch.ui.errors import EXIT_INTERRUPTED
+from distlaunch.ui.horovodrun.words import plain_words
 from distlaunch.ui.option import Option
 from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
 from distlaunch.ui.rendering import ALL_OPTIONS, TARGETS, options_of, refuse_foreign, render_file, split
@@ -124,7 +126,8 @@ def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan, render: R
     _add(app, run_train, _TrainCommand, TRAIN_OPTIONS, name="train", help_text="Run a training job.")
     _add(app, run_plan, _PlanCommand, PLAN_OPTIONS, name="plan", help_text="Print what train would do; start nothing.")
     _add_torchrun(app, environ)
-    _add_deepspeed(app, environ)
+    _add_drop_in(app, environ, "deepspeed", "DeepSpeed's launcher")
+    _add_drop_in(app, environ, "horovodrun", "horovodrun", plain=staticmethod(plain_words), usage="COMMAND")
     _add_render(app, environ, render)
     _add_backends(app)
     return app
@@ -162,8 +165,12 @@ class _TrainCommand(TyperCommand):
     """A command whose words the quick parser has checked before typer takes them apart."""
 
     options = TRAIN_OPTIONS
+    plain: Callable[[Sequence[str]], list[str]] = list
+    """Spells out words that the parsers do not take as they are."""
+    usage = "SCRIPT"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        args = self.plain(args)
         if not ctx.resilient_parsing:
             try:
                 quick.scan(args, self.options)
@@ -174,7 +181,7 @@ class _TrainCommand(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         del ctx
-        return ["[OPTIONS]", "SCRIPT", "[ARGS]..."]
+        return ["[OPTIONS]", self.usage, "[ARGS]..."]
 
 
 class _PlanCommand(_TrainCommand):
@@ -233,18 +240,17 @@ def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
     app.command("torchrun", help=text, context_settings=settings, add_help_option=False)(run_torchrun)
 
 
-def _add_deepspeed(app: typer.Typer, environ: Mapping[str, str]) -> None:
-    """Add the command whose help is typer's, as train's is, and whose words are another launcher's."""
-    from distlaunch.ui.deepspeed.options import OPTIONS
+def _add_drop_in(app: typer.Typer, environ: Mapping[str, str], name: str, text: str, **own: object) -> None:
+    """Add a command whose help is typer's, as train's is, and whose words are another launcher's."""
+    options = import_module(f"distlaunch.ui.{name}.options").OPTIONS
 
-    def run_deepspeed(**given: object) -> int:
-        from distlaunch.ui.deepspeed.command import run
+    def run_drop_in(**given: object) -> int:
+        run: Callable[..., int] = import_module(f"distlaunch.ui.{name}.command").run
+        return run(*_collect(given, options), environ)
 
-        return run(*_collect(given, OPTIONS), environ)
-
-    command_class = type("_DeepspeedCommand", (_TrainCommand,), {"options": OPTIONS})
-    text = "Run a command line of DeepSpeed's launcher; train's other options are taken as well."
-    _add(app, run_deepspeed, command_class, OPTIONS, name="deepspeed", help_text=text)
+    command_class = type(f"_{name.title()}Command", (_TrainCommand,), {"options": options, **own})
+    text = f"Run a command line of {text}; train's other options are taken as well."
+    _add(app, run_drop_in, command_class, options, name=name, help_text=text)
 
 
 def _add_backends(app: typer.Typer) -> None:

@@ -205,7 +205,9 @@ class Store:
         if method == "PUT":
             self._answer(client, 200 if self._scopes.put(scope, key, value) else 507)
             there = self._scopes.get(scope, key)
-            for waiting in [] if there is None else self._waiting.pop((scope, key), []):
+            if there is None:
+                return
+            for waiting in self._waiting.pop((scope, key), []):
                 waiting.waits_for = None
                 self._answer(waiting, 200, there)
         elif method == "GET":

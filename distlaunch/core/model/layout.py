@@ -9,7 +9,7 @@ from __future__ import annotations
 import os.path
 from collections.abc import Callable
 
-from distlaunch.core.model.record import Record
+from distlaunch.core.model.record import Record, replace
 
 EVENTS = "events.jsonl"
 REPORT = "report.txt"
@@ -91,6 +91,20 @@ TORCHRUN = Layout(
     stacks="stacks.txt",
 )
 """As torchrun 2.13 has them, whose folders are named by local rank: on one machine that is the rank."""
+_HOROVODRUN = Layout(
+    attempt="attempt-{attempt}",
+    folder="rank.{rank}",
+    stdout="stdout",
+    stderr="stderr",
+    error="error.json",
+    stacks="stacks.txt",
+)
+
+
+def horovodruns(workers: int) -> Layout:
+    """Name a rank's files as ``horovodrun --output-filename`` does: numbers have as many digits as the last rank's."""
+    return replace(_HOROVODRUN, folder=f"rank.{{rank:0{len(str(max(workers - 1, 0)))}}}")
+
 
 _OURS = {
     EVENTS,
@@ -101,6 +115,8 @@ _OURS = {
     TORCHRUN.stderr,
     TORCHRUN.error,
     TORCHRUN.stacks,
+    _HOROVODRUN.stdout,
+    _HOROVODRUN.stderr,
     *FILTERED.values(),
 }
 
@@ -121,5 +137,5 @@ def is_ours(name: str) -> bool:
 
 
 def is_our_folder(name: str) -> bool:
-    """Tell the same of a folder: an attempt's, or one that torchrun's layout has for a rank."""
-    return name.startswith(("attempt-", "attempt_")) or (name.isascii() and name.isdigit())
+    """Tell the same of a folder: an attempt's, or one that torchrun's or horovodrun's layout has for a rank."""
+    return name.startswith(("attempt-", "attempt_", "rank.")) or (name.isascii() and name.isdigit())

@@ -158,7 +158,7 @@ def test_version_is_printed(capsys):
     [
         ("trian", "did you mean train?"),
         ("plans", "did you mean plan?"),
-        ("xyz", "there are train, plan, torchrun, deepspeed, backends, render"),
+        ("xyz", "there are train, plan, torchrun, deepspeed, horovodrun, backends, render"),
     ],
 )
 def test_a_command_that_does_not_exist_is_answered_with_the_nearest(word, hint):

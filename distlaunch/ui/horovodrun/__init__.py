@@ -1,0 +1,1 @@
+"""Layer ui: the command ``distlaunch horovodrun``, which takes horovodrun's words."""

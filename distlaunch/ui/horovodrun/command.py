@@ -1,0 +1,73 @@
+"""Layer ui: the command ``distlaunch horovodrun``: parse, understand, run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from distlaunch.backends.horovod import INSTALL
+from distlaunch.core.errors import ConfigError, LaunchError
+from distlaunch.core.model.text import printable
+from distlaunch.ui.errors import print_warnings
+from distlaunch.ui.horovodrun.meaning import understand
+from distlaunch.ui.horovodrun.options import OPTIONS
+from distlaunch.ui.horovodrun.words import plain_words, understand_command
+from distlaunch.ui.quick import Given, scan, unknown_variables
+from distlaunch.ui.run import train
+
+_PATIENCE_S = 120.0
+_ASK = {
+    "version": "import horovod; print(horovod.__version__)",
+    "check_build": "from horovod.runner.launch import check_build; check_build(False)",
+}
+
+
+def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run what follows ``horovodrun`` on the command line; return the exit code.
+
+    Raises HelpRequested, or a LaunchError before the start.
+    """
+    return run(*scan(plain_words(argv), OPTIONS), environ)
+
+
+def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command line that was taken apart; return the exit code. Raises LaunchError before the start."""
+    for field in _ASK:
+        if field in given:
+            return ask(field, given.get("python", [understand_command(rest).python or sys.executable])[-1])
+    meaning = understand(given, rest, environ)
+    options = meaning.options
+    if not options.quiet:
+        print_warnings([*unknown_variables(environ), *meaning.remarks])
+    try:
+        return train(options)
+    except LaunchError as error:
+        spelt = options.dialect.spelt
+        raise type(error)(spelt(error.message), hint=spelt(error.hint) if error.hint else None) from error
+
+
+def ask(field: str, python: str) -> int:
+    """Have the Horovod of this Python print its version, or what it was built with. Raises ConfigError."""
+    try:
+        done = subprocess.run(
+            [python, "-c", _ASK[field]],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except OSError as exc:
+        raise ConfigError(f"--python {printable(python)}: {exc.strerror}") from exc
+    except subprocess.TimeoutExpired as exc:
+        raise ConfigError(f"{printable(python)}: Horovod did not answer within {_PATIENCE_S:g} s") from exc
+    if "No module named 'horovod'" in done.stderr:
+        raise ConfigError(f"{printable(python)} has no module horovod", hint=INSTALL)
+    sys.stdout.write(done.stdout)
+    sys.stdout.flush()
+    if done.returncode != 0:
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise ConfigError(f"{printable(python)}: Horovod could not say it: {printable(last[:200])}")
+    return 0

@@ -1,0 +1,194 @@
+"""Layer ui: what horovodrun's words mean here: options of ours, and what is said about them."""
+
+from __future__ import annotations
+
+import os.path
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distlaunch.backends.config_text import Document, read_document
+from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.layout import horovodruns
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import counted, printable, quoted
+from distlaunch.resolve.allocation import Host
+from distlaunch.resolve.dialect import Dialect
+from distlaunch.resolve.hostfile import parse_hosts, read_hostfile
+from distlaunch.resolve.options import DropInOptions
+from distlaunch.ui.horovodrun.options import ELASTIC, OPTIONS, OWN
+from distlaunch.ui.horovodrun.settings import switches_given, variables
+from distlaunch.ui.horovodrun.words import understand_command
+from distlaunch.ui.quick import Given, build
+
+_START_TIMEOUT = "HOROVOD_START_TIMEOUT"
+_SCHEDULERS = {"SLURM_JOB_ID": "Slurm", "LSB_JOBID": "LSF", "PBS_JOBID": "PBS"}
+_SPELLING = (
+    ("--num-procs N starts N workers without GPUs", "--device cpu has the workers leave them alone"),
+    ("--num-procs N starts workers on the CPU", "--device cpu starts them on the CPU"),
+)
+
+
+class Meaning(Record):
+    """One command, understood. ``remarks`` are to be said before the job starts."""
+
+    options: DropInOptions
+    remarks: tuple[str, ...]
+
+
+def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> Meaning:
+    """Translate a command line that was taken apart. Raises UsageError or ConfigError for what cannot be done here."""
+    _refuse(given)
+    command = understand_command(rest)
+    values = build(given, command.words, environ, OPTIONS)
+    own = {option.field: values.pop(option.field, None) for option in OWN}
+    remarks: list[str] = []
+    document = _document(own["config_file"])
+    settings = variables(switches_given({field: texts[-1] for field, texts in given.items()}), document, remarks)
+    if own["tcp"]:
+        settings["NCCL_IB_DISABLE"] = "1"
+    values["env"] = (*(f"{name}={value}" for name, value in settings.items()), *values.get("env", ()))
+    if command.python is None:
+        values["no_python"] = True
+    else:
+        values["module"] = command.module
+        if not _is_ours(command.python, environ):  # which needs no word, and can be checked and warmed
+            values.setdefault("python", command.python)
+    if "join_timeout" not in values and (text := environ.get(_START_TIMEOUT)):
+        if not (text.isascii() and text.isdigit()):
+            raise ConfigError(f"{_START_TIMEOUT} takes seconds, not {quoted(text)}")
+        values["join_timeout"] = float(text)
+    workers = _size(own["num_proc"], values, environ, remarks)
+    _network(own["network_interfaces"] or (), values)
+    if own["verbose"]:
+        values["explain"] = True
+    dialect = Dialect(spelling=_SPELLING)
+    if own["output_filename"] is not None:
+        values["log_dir"] = own["output_filename"]
+        dialect = Dialect(spelling=_SPELLING, layout=horovodruns(workers))
+    options = DropInOptions(**values, backend="horovod", dialect=dialect)
+    return Meaning(options=options, remarks=tuple(remarks))
+
+
+def _is_ours(python: str, environ: Mapping[str, str]) -> bool:
+    """Tell whether this word leads to the interpreter that workers have anyway."""
+    found = shutil.which(python, path=environ.get("PATH"))
+    same_folder = found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable)
+    return found is not None and same_folder and os.path.realpath(found) == os.path.realpath(sys.executable)
+
+
+def _refuse(given: Given) -> None:
+    """Refuse what cannot be done here, with what stands for it. Raises UsageError."""
+    names = {option.field: option.name for option in OWN}
+    for option in ELASTIC:
+        if option.field in given:
+            raise UsageError(
+                f"{option.name}: elastic Horovod is not offered, since its protocol runs what comes from the network",
+                hint="distlaunch train --backend horovod --discover CMD --num-nodes MIN:MAX --max-restarts N SCRIPT"
+                " starts the job again with the nodes that are left; SCRIPT resumes from its checkpoint",
+            )
+    for field in ("mpi", "jsrun", "mpi_args"):
+        if field in given:
+            raise UsageError(
+                f"{names[field]}: workers are controlled by gloo here, not by MPI",
+                hint="mpirun -np N COMMAND (or jsrun) starts Horovod's workers by MPI",
+            )
+    if "binding_args" in given:
+        raise UsageError("--binding-args: these are mpirun's", hint="--bind cores or --bind numa binds workers to CPUs")
+    if "prefix_output_with_timestamp" in given:
+        raise UsageError(
+            "--prefix-output-with-timestamp: lines have no time here", hint="--format jsonl gives every line its time"
+        )
+
+
+def _document(path: str | None) -> Document | None:
+    """Read the configuration file. Raises ConfigError."""
+    if path is None:
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            document = read_document(file.read(), path)
+    except OSError as exc:
+        raise ConfigError(f"--config-file {printable(path)}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"--config-file {printable(path)}: it is no text") from exc
+    controller = document.values.get("controller", "gloo")
+    if str(controller).lower() != "gloo":
+        raise ConfigError(
+            f"{document.where('controller')}: workers are controlled by gloo here, not by {quoted(str(controller))}",
+            hint="mpirun -np N COMMAND starts Horovod's workers by MPI",
+        )
+    return document
+
+
+def _size(count: int | None, values: dict[str, Any], environ: Mapping[str, str], remarks: list[str]) -> int:
+    """Settle how many workers run where; return how many there are, 0 if only the nodes know. Raises UsageError."""
+    if "hosts" not in values and "hostfile" not in values:
+        if count is None:
+            raise UsageError("-np is missing: how many workers?", hint="-np 4, or -H a:2,b:2 for all slots of hosts")
+        if values.get("source", "auto") not in ("auto", "flags"):
+            values["num_procs" if values.get("device") == "cpu" else "num_gpus"] = count
+            return count
+        for variable, name in _SCHEDULERS.items():
+            if environ.get(variable):
+                remarks.append(
+                    f"all {counted(count, 'worker')} run on this machine, as under horovodrun;"
+                    f" --source {name.lower()} takes the nodes of the {name} job"
+                )
+        values["hosts"] = f"localhost:{count}"  # on GPUs if there are any
+        return count
+    hosts = _hosts(values)
+    if hosts is None:
+        return count or 0
+    unknown = next((host.name for host in hosts if host.slots is None), None)
+    if unknown is not None:
+        raise UsageError(
+            f"how many slots {printable(unknown)} has is not said", hint=f"{printable(unknown)}:4 in -H, or slots=4"
+        )
+    total = sum(host.slots or 0 for host in hosts)
+    if count is not None and count > total:
+        raise UsageError(
+            f"-np {count}: the hosts have only {counted(total, 'slot')}", hint="give hosts more slots, as in a:4,b:4"
+        )
+    if count is not None and count < total:
+        values["hosts"] = _first(hosts, count)
+        values.pop("hostfile", None)
+    return count or total
+
+
+def _hosts(values: Mapping[str, Any]) -> tuple[Host, ...] | None:
+    """Read who there is; None for a file that cannot be read, which is said later. Raises ConfigError."""
+    if "hosts" in values:
+        return parse_hosts(values["hosts"], "-H")
+    path = values["hostfile"]
+    try:
+        with open(path, encoding="utf-8") as file:
+            return read_hostfile(file.read(), path)
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _first(hosts: Sequence[Host], count: int) -> str:
+    """Write the hosts of the first slots, as horovodrun fills one after the other."""
+    parts = []
+    for host in hosts:
+        taken = min(host.slots or 0, count)
+        count -= taken
+        if taken:
+            user = f"{host.user}@" if host.user else ""
+            name = f"[{host.name}]" if ":" in host.name else host.name
+            port = f":port={host.port}" if host.port else ""
+            parts.append(f"{user}{name}:{taken}{port}")
+    return ",".join(parts)
+
+
+def _network(given: Sequence[str], values: dict[str, Any]) -> None:
+    names = list(dict.fromkeys(name.strip() for text in given for name in text.split(",") if name.strip()))
+    if len(names) > 1:
+        raise UsageError(
+            f"--network-interfaces {','.join(names)}: Horovod uses one of them",
+            hint="name that one, or a network that all nodes share: --network-interface 10.0.0.0/16",
+        )
+    if names:
+        values["interface"] = names[0]
