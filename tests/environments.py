@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 _PATIENCE_S = 1800
 
 
+def _folder() -> Path:
+    """Give where all that is made here lies."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distlaunch-tests"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def environment(
     name: str, requirements: Sequence[str], *, pip: Sequence[str] = (), variables: Mapping[str, str] | None = None
 ) -> Path:
@@ -35,8 +42,7 @@ def environment(
     variables = variables or {}
     of = [sys.version, sys.prefix, version("torch"), *requirements, *pip, *map("=".join, sorted(variables.items()))]
     digest = hashlib.sha256("\0".join(of).encode()).hexdigest()[:12]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distlaunch-tests"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _folder()
     root = folder / f"{name}-{digest}"
     whole, python = root / "whole", root / "bin" / "python"
     with (folder / f"{name}.lock").open("w") as lock:
@@ -48,6 +54,55 @@ def environment(
             _make(root, python, ["--no-build-isolation", *no_cache, *pip, *requirements], variables)
             whole.touch()
     return python
+
+
+_HOROVOD = "0.28.1"
+_BUILT_WITH = {
+    "HOROVOD_WITH_PYTORCH": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITHOUT_MPI": "1",
+    "HOROVOD_WITHOUT_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+    "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # gloo's own files ask for older ones than CMake 4 knows
+}
+_COMPILER = """\
+#!/bin/bash
+# torch's headers need C++20, and Horovod asks for C++17
+args=()
+for word in "$@"; do case $word in -std=*) word=-std=gnu++20 ;; esac; args+=("$word"); done
+exec g++ "${args[@]}"
+"""
+
+
+def horovod() -> Path:
+    """Give the Python of an environment with Horovod, which is compiled against the tests' torch if need be."""
+    # What it imports beside torch; as named in its package, since the wheel itself comes without these.
+    needed = ["cloudpickle", "psutil", "pyyaml", "packaging", "cffi>=1.4.0"]
+    return environment("horovod", [str(_horovod_wheel()), *needed])
+
+
+def _horovod_wheel() -> Path:
+    """Build the wheel, 8 to 15 minutes on two cores, or give the one of the last time."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}-torch{version('torch').replace('+', '.')}"
+    folder = _folder() / f"horovod-wheel-{_HOROVOD}-{tag}"
+    with (_folder() / "horovod-wheel.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (wheels := list(folder.glob("*.whl"))):
+            print(f"building Horovod {_HOROVOD} for the tests: 8 to 15 minutes, once", file=sys.__stderr__, flush=True)
+            tools = environment("horovod-build", ["setuptools<70", "wheel", "cmake", "packaging", "cffi>=1.4.0"])
+            scratch = folder.with_name(f"{folder.name}.part")
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir()
+            compiler = scratch / "c++"
+            compiler.write_text(_COMPILER)
+            compiler.chmod(0o755)
+            path = f"{tools.parent}{os.pathsep}{os.environ['PATH']}"
+            words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir", f"horovod=={_HOROVOD}"]
+            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(tools)]
+            _run([*pip, *words, "--wheel-dir", str(scratch)], **_BUILT_WITH, CXX=str(compiler), PATH=path)
+            scratch.rename(folder)
+            wheels = list(folder.glob("*.whl"))
+    return wheels[0]
 
 
 def _make(root: Path, python: Path, words: Sequence[str], variables: Mapping[str, str]) -> None:

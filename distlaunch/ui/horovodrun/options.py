@@ -117,21 +117,22 @@ OWN: tuple[Option, ...] = (
 )
 """What no option of train is."""
 
-_SAME: tuple[Option, ...] = (
+SAME: tuple[Option, ...] = (
     _same("hosts", "-H --hosts"),
     _same("hostfile", "-hostfile --hostfile"),
     _same("ssh_port", "-p --ssh-port"),
     _same("ssh_key", "-i --ssh-identity-file --ssh-key"),
     _same("join_timeout", "--start-timeout --join-timeout"),
 )
+"""What train has by another name."""
 
 _LEFT_OUT = {
     *("script", "module", "no_python", "num_gpus", "gpus_per_node", "num_procs", "procs_per_node", "num_nodes"),
     *("discover", "include", "exclude", "spares", "spread", "node_rank", "interface", "backend", "rendezvous"),
-    *(option.field for option in _SAME),
+    *(option.field for option in SAME),
 }
 OPTIONS: tuple[Option, ...] = (
     *OWN,
-    *_SAME,
+    *SAME,
     *(option for option in TRAIN_OPTIONS if option.field not in _LEFT_OUT),
 )

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from distlaunch.core.errors import UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
-from distlaunch.ui.horovodrun.options import OPTIONS, OWN
+from distlaunch.ui.horovodrun.options import OPTIONS, OWN, SAME
 
 _BY_FLAG = {flag: option for option in OPTIONS for flag in option.all_flags}
 _ONE_DASH = {flag: option.name for flag, option in _BY_FLAG.items() if flag[1] != "-" and len(flag) > 2}
-_LONG = sorted(flag for option in OWN for flag in option.flags if flag[:2] == "--")
+_LONG = sorted(flag for option in (*OWN, *SAME) for flag in option.flags if flag[:2] == "--")
 
 
 def plain_words(argv: Sequence[str]) -> list[str]:

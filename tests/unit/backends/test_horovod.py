@@ -1,0 +1,80 @@
+"""What Horovod's workers get: above all, their places on nodes that are not alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.backends.choosing import chosen_options
+from distlaunch.backends.horovod import Horovod
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.topology import Node, Topology
+
+
+def topology(**slots: int) -> Topology:
+    nodes = tuple(Node(host=host.rstrip("_"), slots=count) for host, count in slots.items())
+    return Topology(nodes=nodes, source="flags", device="cpu")
+
+
+def backend(*words: str) -> Horovod:
+    return Horovod(chosen_options(words, Horovod.options(), "horovod"), {})
+
+
+def places(found: Topology) -> list[tuple[int, int, int, int]]:
+    """Give rank, local rank, cross rank and cross size of every worker, by rank."""
+    horovod, all_of, rank = backend(), [], 0
+    for node_rank, node in enumerate(found.nodes):
+        for local_rank in range(node.slots or 0):
+            env = horovod.worker_variables(found, node_rank, local_rank, rank)
+            names = ("RANK", "LOCAL_RANK", "CROSS_RANK", "CROSS_SIZE")
+            all_of.append(tuple(int(env[f"HOROVOD_{name}"]) for name in names))
+            rank += 1
+    return all_of
+
+
+def test_even_nodes():
+    assert places(topology(a=2, b=2)) == [(0, 0, 0, 2), (1, 1, 0, 2), (2, 0, 1, 2), (3, 1, 1, 2)]
+
+
+def test_a_cross_rank_counts_only_nodes_that_have_the_local_rank():
+    assert places(topology(a=1, b=3, c=2)) == [
+        (0, 0, 0, 3),
+        (1, 0, 1, 3), (2, 1, 0, 2), (3, 2, 0, 1),
+        (4, 0, 2, 3), (5, 1, 1, 2),
+    ]  # fmt: skip
+
+
+def test_nodes_are_named_so_that_no_two_are_alike_and_the_name_fits_into_a_url():
+    found = topology(a=1, a_=1, b=2)
+    names = [backend().node_variables(found, rank) for rank in range(3)]
+    assert [name["HOROVOD_HOSTNAME"] for name in names] == ["node-0", "node-1", "b"]
+    assert [name["HOROVOD_LOCAL_SIZE"] for name in names] == ["1", "1", "2"]
+    nodes = (Node(host="::1", slots=1),)
+    odd = Topology(nodes=nodes, source="flags", device="cpu")
+    assert backend().node_variables(odd, 0)["HOROVOD_HOSTNAME"] == "node-0"
+
+
+def test_one_machine_stays_on_its_loopback_and_several_use_what_the_nodes_have_found():
+    assert backend().default_variables(topology(a=2)) == {"HOROVOD_GLOO_IFACE": "lo"}
+    assert backend().default_variables(topology(a=2, b=1)) == {}
+    assert backend().repeated()["HOROVOD_GLOO_IFACE"] == "GLOO_SOCKET_IFNAME"
+
+
+def test_options_become_variables():
+    words = ("fusion-threshold-mb=2", "gloo-timeout=90", "stall-check=off", "autotune", "log-level=debug", "timeline=t")
+    env = backend(*words).job_variables(topology(a=2, b=1))
+    assert env == {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_SIZE": "3",
+        "HOROVOD_FUSION_THRESHOLD": "2097152",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "90",
+        "HOROVOD_STALL_CHECK_DISABLE": "1",
+        "HOROVOD_AUTOTUNE": "1",
+        "HOROVOD_LOG_LEVEL": "debug",
+        "HOROVOD_TIMELINE": "t",
+    }
+
+
+def test_a_wrong_option_is_named():
+    with pytest.raises(ConfigError, match=r"compression takes none\|fp16"):
+        backend("compression=zip")

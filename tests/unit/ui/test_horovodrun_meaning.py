@@ -1,0 +1,251 @@
+"""What horovodrun's words mean here."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from distlaunch.core.errors import ConfigError, LaunchError, UsageError
+from distlaunch.ui.horovodrun.meaning import Meaning, understand
+from distlaunch.ui.horovodrun.options import OPTIONS
+from distlaunch.ui.horovodrun.words import plain_words
+from distlaunch.ui.quick import scan
+
+COMMAND = ("python3.99", "train.py", "-np", "--lr=1")
+
+
+def meaning(*words: str, command: tuple[str, ...] = COMMAND, **environ: str) -> Meaning:
+    return understand(*scan(plain_words([*words, *command]), OPTIONS), environ)
+
+
+def options(*words: str, **more):
+    return meaning(*words, **more).options
+
+
+def refused(*words: str, **more) -> LaunchError:
+    with pytest.raises(UsageError) as caught:
+        meaning(*words, **more)
+    return caught.value
+
+
+def test_np_alone_is_this_machine():
+    found = options("-np", "4")
+    assert (found.backend, found.hosts, found.env, found.no_python) == ("horovod", "localhost:4", (), False)
+    assert (found.script, found.script_args, found.python) == ("train.py", ("-np", "--lr=1"), "python3.99")
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "args", "kind"),
+    [
+        (("python", "-u", "a.py", "-m"), "a.py", ("-m",), "python"),
+        (("/opt/x/bin/python3.12", "a.py"), "a.py", (), "python"),
+        (("python3", "-m", "pkg.mod", "x"), "pkg.mod", ("x",), "module"),
+        (("python", "-c", "pass"), "python", ("-c", "pass"), "any"),
+        (("python", "-X", "dev", "a.py"), "python", ("-X", "dev", "a.py"), "any"),
+        (("python",), "python", (), "any"),
+        (("pythonic", "a.py"), "pythonic", ("a.py",), "any"),
+        (("./run.sh", "-np"), "./run.sh", ("-np",), "any"),
+        (("--", "./run.sh", "--verbose"), "./run.sh", ("--verbose",), "any"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_script_or_module_of_python_is_told_from_any_other_command(command, script, args, kind):
+    found = options("-np", "1", command=command, PATH="/nowhere")
+    assert (found.script, found.script_args) == (script, args)
+    assert (found.no_python, found.module) == (kind == "any", kind == "module")
+
+
+def test_our_own_interpreter_needs_no_word():
+    folder, name = os.path.split(sys.executable)
+    assert options("-np", "1", command=(sys.executable, "a.py")).python is None
+    assert options("-np", "1", command=(name, "a.py"), PATH=folder).python is None
+    assert options("-np", "1", command=(name, "a.py"), PATH="/nowhere").python == name
+    assert options("-np", "1", "--python", "other", command=(sys.executable, "a.py")).python == "other"
+
+
+@pytest.mark.parametrize(
+    ("words", "hosts"),
+    [
+        (["-np", "4", "-H", "a:2,b:2"], "a:2,b:2"),
+        (["-H", "a:2,b:2"], "a:2,b:2"),
+        (["-np", "3", "-H", "a:2,b:2"], "a:2,b:1"),
+        (["-np", "2", "-H", "a:4,b:4"], "a:2"),
+        (["-np", "5", "--hosts=n[1-3]:2"], "n1:2,n2:2,n3:1"),
+        (["-np", "1", "-H=me@a:4:port=2222"], "me@a:1:port=2222"),
+        (["-np=3", "-H", "[::1]:2,b:2"], "[::1]:2,b:1"),
+    ],
+)
+def test_hosts_are_filled_one_after_the_other(words, hosts):
+    assert options(*words).hosts == hosts
+
+
+def test_a_host_file_is_read_for_how_many_slots_it_has(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("# ours\na slots=2\nb slots=2\n")
+    for flag in ("-hostfile", "--hostfile"):
+        assert (options("-np", "4", flag, str(file)).hostfile, options(flag, str(file)).hosts) == (str(file), None)
+        some = options("-np", "3", flag, str(file))
+        assert (some.hostfile, some.hosts) == (None, "a:2,b:1")
+    assert "only 4 slots" in refused("-np", "5", "--hostfile", str(file)).message
+    assert options("-np", "5", "--hostfile", str(tmp_path / "none")).hostfile == str(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        (["-p", "2222"], "ssh_port", 2222),
+        (["-p2222"], "ssh_port", 2222),
+        (["-i", "key"], "ssh_key", "key"),
+        (["--ssh-identity-file=key"], "ssh_key", "key"),
+        (["--start-timeout", "40"], "join_timeout", 40.0),
+        (["--start", "40"], "join_timeout", 40.0),
+        (["--network-interface", "eth0", "--network-interfaces=eth0"], "interface", "eth0"),
+        (["--verbose"], "explain", True),
+        (["--gloo", "--disable-cache"], "hosts", "localhost:2"),
+        (["--output-filename", "out"], "log_dir", "out"),
+        (["--tcp"], "env", ("NCCL_IB_DISABLE=1",)),
+        (["--fusion-threshold-mb", "8"], "env", ("HOROVOD_FUSION_THRESHOLD=8388608",)),
+        (["--fusion_threshold_mb", "0"], "env", ("HOROVOD_FUSION_THRESHOLD=0",)),
+        (["--cycle-time-ms=0.5"], "env", ("HOROVOD_CYCLE_TIME=0.5",)),
+        (["--cache", "0"], "env", ("HOROVOD_CACHE_CAPACITY=0",)),
+        (["--hierarchical-allreduce"], "env", ("HOROVOD_HIERARCHICAL_ALLREDUCE=1",)),
+        (["--no-torus-allreduce"], "env", ("HOROVOD_TORUS_ALLREDUCE=0",)),
+        (["--autotune-log-file", "f", "--autotune"], "env", ("HOROVOD_AUTOTUNE=1", "HOROVOD_AUTOTUNE_LOG=f")),
+        (["--timeline-filename", "t.json"], "env", ("HOROVOD_TIMELINE=t.json",)),
+        (["--no-stall-check"], "env", ("HOROVOD_STALL_CHECK_DISABLE=1",)),
+        (["--stall-check-shutdown-time-seconds", "9"], "env", ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=9",)),
+        (["--log-level", "DEBUG"], "env", ("HOROVOD_LOG_LEVEL=DEBUG",)),
+        (["--log-hide-timestamp"], "env", ("HOROVOD_LOG_HIDE_TIME=1",)),
+        (["--log-with-timestamp"], "env", ("HOROVOD_LOG_HIDE_TIME=0",)),
+        (["--gloo-timeout-seconds", "90", "-x", "A=1"], "env", ("HOROVOD_GLOO_TIMEOUT_SECONDS=90", "A=1")),
+        (["--max-restarts", "3"], "max_restarts", 3),
+    ],
+    ids=str,
+)
+def test_a_word_becomes_an_option_of_train(words, field, value):
+    assert getattr(options("-np", "2", *words), field) == value
+
+
+def test_files_are_named_as_horovodruns():
+    layout = options("-H", "a:6,b:5", "--output-filename", "out").dialect.layout
+    assert layout.log_path("/r", 0, 3, 1) == "/r/attempt-0/rank.03/stdout"
+    assert options("-np", "1", "--output-filename", "out").dialect.layout.log_path("/r", 1, 0) == (
+        "/r/attempt-1/rank.0/stderr"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "hint"),
+    [
+        ([], "-np is missing", "-H a:2,b:2"),
+        (["-np", "0"], "takes a whole number >= 1", ""),
+        (["-np", "5", "-H", "a:2,b:2"], "the hosts have only 4 slots", "a:4,b:4"),
+        (["-np", "5", "-H", "a:2,b"], "how many slots b has", "b:4"),
+        (["--min-np", "2", "-np", "2"], "--min-np: elastic Horovod is not offered", "--discover CMD"),
+        (["--host-discovery-script", "./d", "-np", "2"], "elastic Horovod", "resumes from its checkpoint"),
+        (["--blacklist-cooldown-range", "1", "2"], "elastic Horovod", "--max-restarts"),
+        (["-np", "2", "--mpi"], "not by MPI", "mpirun -np N"),
+        (["-np", "2", "--mpi-args=--map-by node"], "--mpi-args: ", "mpirun"),
+        (["-np", "2", "--binding-args=x"], "mpirun's", "--bind cores"),
+        (["-np", "2", "-prefix-timestamp"], "no time", "--format jsonl"),
+        (["-np", "2", "--network-interfaces", "a,b"], "uses one of them", "10.0.0.0/16"),
+        (["-np", "2", "--autotune", "--no-autotune"], "exclude each other", ""),
+        (["-np", "2", "--cycle-time-ms", "fast"], "takes a number >= 0, not 'fast'", ""),
+        (["-np", "2", "--log-level", "loud"], "TRACE, DEBUG", ""),
+        (["-np", "2", "--autotune-gaussian-process-noise", "2"], "from 0 to 1", ""),
+        (["-np", "2", "--hier"], "the beginning of several options", ""),
+        (["-np", "2", "--num-gpus", "2"], "unknown option", ""),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_refused_with_what_stands_for_it(words, says, hint):
+    error = refused(*words)
+    assert says in error.message
+    assert hint in (error.hint or "")
+
+
+def test_what_has_no_effect_is_said():
+    found = meaning("-np", "2", "--autotune-log-file", "f")
+    assert found.remarks == ("--autotune-log-file has no effect without --autotune",)
+    assert found.options.env == ()
+    (remark,) = meaning("-np", "2", SLURM_JOB_ID="1").remarks
+    assert remark == (
+        "all 2 workers run on this machine, as under horovodrun; --source slurm takes the nodes of the Slurm job"
+    )
+    assert meaning("-np", "2", "-H", "a:2", SLURM_JOB_ID="1").remarks == ()
+    assert options("-np", "4", "--source", "slurm").num_gpus == 4
+    assert options("-np", "4", "--source", "slurm", "--device", "cpu").num_procs == 4
+
+
+def test_the_time_to_start_may_come_from_its_variable():
+    assert options("-np", "1", HOROVOD_START_TIMEOUT="90").join_timeout == 90
+    assert options("-np", "1", "--start-timeout", "5", HOROVOD_START_TIMEOUT="90").join_timeout == 5
+    with pytest.raises(ConfigError, match="HOROVOD_START_TIMEOUT takes seconds"):
+        meaning("-np", "1", HOROVOD_START_TIMEOUT="long")
+
+
+CONFIG = """\
+controller: gloo
+params:
+  fusion_threshold_mb: 32
+  cycle_time_ms: 0.5
+  hierarchical_allreduce: true
+autotune:
+  enabled: false
+  log_file: tuned.csv
+timeline:
+  filename: t.json
+  mark_cycles: yes
+stall_check:
+  enabled: false
+library_options:
+  gloo_timeout_seconds: 60
+logging:
+  level: INFO
+  with_timestamp: false
+"""
+
+
+def test_a_configuration_file_sets_what_the_command_line_does_not(tmp_path):
+    file = tmp_path / "conf.yaml"
+    file.write_text(CONFIG)
+    found = meaning("-np", "2", "--config-file", str(file), "--fusion-threshold-mb", "8", "--stall-check")
+    assert found.options.env == (
+        "HOROVOD_FUSION_THRESHOLD=8388608",
+        "HOROVOD_CYCLE_TIME=0.5",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE=1",
+        "HOROVOD_AUTOTUNE=0",
+        "HOROVOD_TIMELINE=t.json",
+        "HOROVOD_TIMELINE_MARK_CYCLES=1",
+        "HOROVOD_STALL_CHECK_DISABLE=0",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS=60",
+        "HOROVOD_LOG_LEVEL=INFO",
+        "HOROVOD_LOG_HIDE_TIME=1",
+    )
+    assert found.remarks == (f"{file}:8: log_file has no effect without --autotune",)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("params:\n  fusion_treshold_mb: 1\n", ":2: horovodrun has no 'fusion_treshold_mb'"),
+        ("parms:\n  cycle_time_ms: 1\n", ":1: horovodrun has no 'parms'"),
+        ("params:\n  fusion_threshold_mb: much\n", ":2: fusion_threshold_mb takes a whole number >= 0, not 'much'"),
+        ("stall_check:\n  enabled: 7\n", ":2: enabled takes true or false, not '7'"),
+        ("controller: mpi\n", ":1: workers are controlled by gloo here, not by 'mpi'"),
+        ("params: 7\n", ":1: params takes a mapping"),
+    ],
+)
+def test_a_configuration_that_is_not_right_is_named_by_its_line(tmp_path, text, says):
+    file = tmp_path / "conf.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        meaning("-np", "2", "--config-file", str(file))
+    assert says in caught.value.message
+
+
+def test_a_configuration_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match="--config-file /nowhere/c"):
+        meaning("-np", "2", "--config-file", "/nowhere/c")
