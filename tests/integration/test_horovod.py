@@ -1,0 +1,200 @@
+"""The real Horovod, on CPUs: its operations, initialising again, training, failing; and horovodrun's words."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAMS
+from tests.environments import horovod
+
+# Building it takes up to a quarter of an hour, once.
+pytestmark = pytest.mark.timeout(2400)
+
+FRAMEWORKS = PROGRAMS / "frameworks"
+TOOLKIT = Path(__file__).parents[2] / "scripts" / "examples" / "digits_toolkit.py"
+PATIENCE_S = 200
+BATCH = 64
+"""Of all workers together."""
+# On a busy machine the first worker may be ready long before the last.
+PATIENT = ("-x", "HOROVOD_GLOO_TIMEOUT_SECONDS=150")
+
+
+@pytest.fixture(scope="module")
+def python(pytestconfig) -> str:
+    with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        return str(horovod())
+
+
+@pytest.fixture
+def train(distlaunch, python):
+    def run(workers: int, *words):
+        size = ("--num-procs", str(workers), "--python", python)
+        return distlaunch.train(*size, "--backend", "horovod", *PATIENT, *words, timeout=PATIENCE_S)
+
+    return run
+
+
+def told(result, workers: int) -> list[dict]:
+    """Give what each worker has told, by rank."""
+    assert result.returncode == 0, result.stderr
+    return [json.loads(result.lines_of(rank)[-1]) for rank in range(workers)]
+
+
+def expected(rank: int, size: int) -> dict:
+    mine = sum(range(rank % 2, size, 2))
+    return {
+        **{f"sum {turn}": sum(range(size)) + turn * size for turn in range(3)},
+        "of my set": mine,
+        "mean": (size - 1) / 2,
+        "gathered": [other for other in range(size) for _ in range(other + 1)],
+        "from the last": [(size - 1) * 10],
+        "object": {"rank": 0},
+        "same weights": True,
+        "large": size,
+        "place": [rank, size, rank, size, 0, 1],
+    }
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_its_operations_and_process_sets_work_also_after_initialising_again(train, workers):
+    found = told(train(workers, FRAMEWORKS / "horovod_ops.py"), workers)
+    assert found == [expected(rank, workers) for rank in range(workers)]
+
+
+def test_workers_that_are_forked_from_a_preloaded_horovod_do_the_same(distlaunch, python):
+    # The launcher has to be the workers' own interpreter for that.
+    words = ["-m", "distlaunch", "train", "--num-procs", "3", "--backend", "horovod", *PATIENT]
+    done = subprocess.run(
+        [python, *words, "--preload", "horovod.torch", FRAMEWORKS / "horovod_ops.py"],
+        env=distlaunch.env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    found = dict(re.findall(r"^\[(\d)\] (\{.*\})$", done.stdout, re.MULTILINE))
+    assert {int(rank): json.loads(text) for rank, text in found.items()} == {
+        rank: expected(rank, 3) for rank in range(3)
+    }
+
+
+def test_a_script_for_elastic_horovod_runs_with_the_workers_there_are(train):
+    result = train(2, FRAMEWORKS / "horovod_elastic.py")
+    assert result.returncode == 0, result.stderr
+    assert [result.lines_of(rank)[-1] for rank in (0, 1)] == ["batch 4 of 2"] * 2
+
+
+# --- training
+
+
+def losses(lines: list[str], name: str = "loss") -> list[float]:
+    return [float(line.split()[-1]) for line in lines if line.startswith(name)]
+
+
+def accuracy(lines: list[str]) -> float:
+    [found] = [float(line.split()[-1]) for line in lines if line.startswith("accuracy ")]
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(python) -> list[str]:
+    """Give the lines of one process that takes the whole batch, without a launcher."""
+    done = subprocess.run(
+        [python, FRAMEWORKS / "horovod_digits.py", str(BATCH), "-", "-1"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_two_workers_have_the_losses_of_one_process_at_the_same_batch(train, alone):
+    result = train(2, FRAMEWORKS / "horovod_digits.py", str(BATCH // 2), "-", "-1")
+    assert result.returncode == 0, result.stderr
+    assert losses(result.lines_of(0)) == pytest.approx(losses(alone), rel=1e-3, abs=1e-4)
+    assert accuracy(result.lines_of(0)) == pytest.approx(accuracy(alone), abs=0.01)
+    assert accuracy(alone) > 0.93
+
+
+def test_after_a_failure_all_meet_anew_at_the_same_port_and_go_on(train, tmp_path, alone):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    words = ("--max-restarts", "1", "--min-uptime", "0", "--master-port", str(port))
+    script = (FRAMEWORKS / "horovod_digits.py", str(BATCH // 2), tmp_path / "checkpoint", "4")
+    result = train(2, *words, *script)
+    assert result.returncode == 0, result.stderr
+    assert "attempt 0 failed: rank 1: RuntimeError: as it was told to" in result.stderr
+    steps = len(losses(alone)) // 8
+    logs = [(result.run_dir / f"attempt-{attempt}" / "rank-0.log").read_text().splitlines() for attempt in (0, 1)]
+    assert losses(logs[0])[: 4 * steps] == pytest.approx(losses(alone)[: 4 * steps], rel=1e-3, abs=1e-4)
+    assert losses(logs[1]) == pytest.approx(losses(alone)[4 * steps :], rel=1e-2, abs=2e-3)
+    assert accuracy(logs[1]) == pytest.approx(accuracy(alone), abs=0.01)
+
+
+def test_the_toolkit_trains_by_horovod_as_without(train, python):
+    words = ("--epochs", "3", "--batch-size")
+    done = subprocess.run([python, TOOLKIT, *words, str(BATCH)], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    result = train(2, TOOLKIT, *words, str(BATCH // 2))
+    assert result.returncode == 0, result.stderr
+    own = losses(done.stdout.splitlines(), "step")
+    assert len(own) > 60
+    assert losses(result.lines_of(0), "step") == pytest.approx(own, rel=1e-3, abs=1e-4)
+
+
+# --- horovodrun's words
+
+
+def test_a_command_line_of_horovodrun(distlaunch, python):
+    words = [
+        "--gloo-timeout-seconds",
+        "150",
+        "--cycle-time-ms",
+        "0.5",
+        "--log-level",
+        "DEBUG",
+        "--output-filename",
+        "o",
+    ]
+    result = distlaunch.run(
+        [
+            "horovodrun",
+            "-np",
+            "2",
+            "-H",
+            "localhost:3",
+            "--device",
+            "cpu",
+            *words,
+            python,
+            "-u",
+            FRAMEWORKS / "horovod_ops.py",
+        ],
+        timeout=PATIENCE_S,
+    )
+    assert result.returncode == 0, result.stderr
+    folders = [distlaunch.work / "o" / "latest" / "attempt-0" / f"rank.{rank}" for rank in (0, 1)]
+    shown = [(folder / "stdout").read_text().splitlines() for folder in folders]
+    found = [json.loads(line) for lines in shown for line in lines if line.startswith("{")]
+    assert found == [expected(rank, 2) for rank in (0, 1)]
+    assert all("Using GLOO to perform controller operations" in "\n".join(lines) for lines in shown)
+
+
+def test_what_horovod_was_built_with_and_its_version(distlaunch, python):
+    result = distlaunch.run(["horovodrun", "--check-build", "--python", python])
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "[X] PyTorch" in result.stdout
+    assert "[ ] MPI" in result.stdout
+    assert distlaunch.run(["horovodrun", "-v", "--python", python]).stdout == "0.28.1\n"
+    result = distlaunch.run(["horovodrun", "-cb", "--python", sys.executable])
+    assert result.returncode == 2
+    assert "has no module horovod" in result.stderr
+    assert "pip install --no-build-isolation" in result.stderr

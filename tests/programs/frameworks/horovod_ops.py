@@ -1,0 +1,36 @@
+"""What Horovod does under a launcher: each worker prints a line of JSON of what it found.
+
+It initialises four times, in which workers must not meet the addresses of the time before.
+"""
+
+import json
+
+import horovod.torch as hvd
+import torch
+
+told = {}
+for turn in range(3):
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    told[f"sum {turn}"] = int(hvd.allreduce(torch.tensor([rank + turn]), op=hvd.Sum, name=f"sum.{turn}"))
+    if turn < 2:
+        hvd.shutdown()
+
+hvd.shutdown()
+evens, odds = hvd.ProcessSet(range(0, size, 2)), hvd.ProcessSet(range(1, size, 2))
+hvd.init(process_sets=[evens, odds])
+mine = odds if rank % 2 else evens
+told["of my set"] = int(hvd.allreduce(torch.tensor([rank]), op=hvd.Sum, name="of.set", process_set=mine))
+told["mean"] = float(hvd.allreduce(torch.tensor([float(rank)]), name="mean", compression=hvd.Compression.fp16))
+told["gathered"] = hvd.allgather(torch.full((rank + 1,), rank), name="gathered").tolist()  # of other lengths
+told["from the last"] = hvd.broadcast(torch.tensor([rank * 10]), size - 1, name="from.last").tolist()
+told["object"] = hvd.broadcast_object({"rank": rank}, root_rank=0)
+model = torch.nn.Linear(2, 2)
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+weights = hvd.allgather(model.weight.detach().reshape(1, -1), name="weights")
+told["same weights"] = bool((weights == weights[0]).all())
+told["large"] = float(hvd.allreduce(torch.ones(1 << 20), op=hvd.Sum, name="large").mean())
+told["place"] = [rank, size, hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
+print(json.dumps(told), flush=True)
+hvd.barrier()
+hvd.shutdown()
