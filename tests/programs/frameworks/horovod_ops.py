@@ -13,13 +13,14 @@ for turn in range(3):
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     told[f"sum {turn}"] = int(hvd.allreduce(torch.tensor([rank + turn]), op=hvd.Sum, name=f"sum.{turn}"))
-    if turn < 2:
-        hvd.shutdown()
+    local_ranks = hvd.allgather(torch.tensor([hvd.local_rank()]), name="local.ranks").tolist()
+    hvd.shutdown()
 
-hvd.shutdown()
-evens, odds = hvd.ProcessSet(range(0, size, 2)), hvd.ProcessSet(range(1, size, 2))
-hvd.init(process_sets=[evens, odds])
-mine = odds if rank % 2 else evens
+# Horovod's own scopes for sets get mixed up unless workers of one local rank are in one set, or in none.
+first = hvd.ProcessSet([each for each in range(size) if local_ranks[each] == 0])
+others = hvd.ProcessSet([each for each in range(size) if local_ranks[each] > 0])
+hvd.init(process_sets=[first, others])
+mine = others if local_ranks[rank] else first
 told["of my set"] = int(hvd.allreduce(torch.tensor([rank]), op=hvd.Sum, name="of.set", process_set=mine))
 told["mean"] = float(hvd.allreduce(torch.tensor([float(rank)]), name="mean", compression=hvd.Compression.fp16))
 told["gathered"] = hvd.allgather(torch.full((rank + 1,), rank), name="gathered").tolist()  # of other lengths
