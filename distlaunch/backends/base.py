@@ -33,6 +33,8 @@ class Requirement(Record):
     package: str
     at_least: str = ""
     """The oldest version that works; empty: any."""
+    variables: str = ""
+    """Set while it is compiled beside what is there already, ``NAME=1 OTHER=1``; empty for a package that is not."""
 
 
 class Backend:

@@ -22,8 +22,6 @@ _OF_OPTIONS = {
     "stall-check-shutdown": ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 1),
 }
 """Variables by option, and what a value is multiplied with."""
-INSTALL = "HOROVOD_WITH_GLOO=1 HOROVOD_WITH_PYTORCH=1 pip install --no-build-isolation 'horovod[pytorch]'"
-"""Built beside the torch that is there; its pages on installation say what else may be needed."""
 
 
 class Horovod(Backend):
@@ -31,7 +29,14 @@ class Horovod(Backend):
 
     name = "horovod"
     about = "Horovod: its variables and its store; gloo for control, NCCL or gloo for data"
-    requires = (Requirement(module="horovod", package="horovod", at_least="0.21"),)
+    requires = (
+        Requirement(
+            module="horovod",
+            package="horovod",
+            at_least="0.21",
+            variables="HOROVOD_WITH_GLOO=1 HOROVOD_WITH_PYTORCH=1",
+        ),
+    )
     store = True
 
     @classmethod
@@ -88,8 +93,13 @@ class Horovod(Backend):
         return variables
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Keep a job of one machine on its loopback interface, which is always there."""
-        return {"HOROVOD_GLOO_IFACE": "lo"} if len(topology.nodes) == 1 else {}
+        """Keep a job of one machine on its loopback interface, which is always there; show where a worker crashes.
+
+        Horovod 0.28 minds the interface only while it starts: its groups for data listen where the machine's own name
+        leads, and it crashes where that leads nowhere.
+        """
+        shown = {"PYTHONFAULTHANDLER": "1"}
+        return shown | {"HOROVOD_GLOO_IFACE": "lo"} if len(topology.nodes) == 1 else shown
 
     def repeated(self) -> Mapping[str, str]:
         """Give where the store is, and the interface that the nodes have found for gloo."""

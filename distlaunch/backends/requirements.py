@@ -46,6 +46,8 @@ def install_words(python: str, found: Found) -> str:
     """Give the command that installs what is missing, or too old."""
     requirement = found.requirement
     wanted = f"{requirement.package}>={requirement.at_least}" if requirement.at_least else requirement.package
+    if requirement.variables:
+        return f"{requirement.variables} {python} -m pip install --no-build-isolation '{wanted}'"
     return f"{python} -m pip install '{wanted}'"
 
 

@@ -274,6 +274,10 @@ class Joiner:
 
     def addresses(self, surveyed: Surveyed, host: str) -> tuple[str, ...]:
         """Give where rank 0's node may be reached: at its addresses, then where its launcher is."""
+        found = self._addresses(surveyed, host)
+        return meeting.by_ipv4(found, host) if self._backend.store else found
+
+    def _addresses(self, surveyed: Surveyed, host: str) -> tuple[str, ...]:
         options, called = self._options, self.rendezvous.host
         try:
             found = meeting.addresses(surveyed, host, interface=options.interface, given=options.master_addr)
@@ -290,6 +294,8 @@ class Joiner:
     def meet(self, surveys: Sequence[Surveyed], reached: Mapping[int, Reached]) -> meeting.Meeting:
         """Settle where the members of an attempt meet, from their answers by place. Raises LaunchError."""
         hosts = self._of_members if len(self._of_members) == len(surveys) else [each.hostname for each in surveys]
+        if self._backend.store:
+            meeting.check_own_names(surveys, hosts)
         found = meeting.meet(
             surveys,
             reached,

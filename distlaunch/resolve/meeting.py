@@ -69,6 +69,36 @@ def addresses(surveyed: Surveyed, host: str, *, interface: str | None, given: st
     return tuple(dict.fromkeys(each.address for each in sorted(candidates, key=rank)))
 
 
+def by_ipv4(found: tuple[str, ...], host: str) -> tuple[str, ...]:
+    """Leave out what cannot be reached by IPv4, which is all that Horovod's workers speak with their store.
+
+    Raises ConfigError if nothing is left.
+    """
+    left = tuple(address for address in found if ":" not in address)
+    if found and not left:
+        raise ConfigError(
+            f"Horovod's workers find each other by IPv4 alone, and of {printable(host)} there is {', '.join(found)}",
+            hint="--interface NAME|CIDR chooses a network that has IPv4, --master-addr HOST an address",
+        )
+    return left
+
+
+def check_own_names(surveys: Sequence[Surveyed], hosts: Sequence[str]) -> None:
+    """Refuse nodes whose own name leads to a loopback address, by node rank. Raises ConfigError.
+
+    Horovod 0.28 has the groups that move data listen where that name leads, whatever HOROVOD_GLOO_IFACE says.
+    """
+    named = {host: _own_name(surveyed) for surveyed, host in zip(surveys, hosts, strict=True)}
+    astray = {host: address for host, address in named.items() if address is not None and _is_loopback(address)}
+    if len(named) > 1 and astray:
+        host, address = next(iter(astray.items()))
+        raise ConfigError(
+            f"{name_hosts(astray)}: the machine's own name leads to {address}, and Horovod's workers would listen"
+            " there, where no other node reaches them",
+            hint=f"in /etc/hosts of {printable(host)} its name has to stand beside the address that others use",
+        )
+
+
 def meet(
     surveys: Sequence[Surveyed],
     reached: Mapping[int, Reached],
@@ -198,13 +228,21 @@ def _wanted(
     name = name or next((each.name for each in usable if each.address == near), "")
     if not name:
         return
-    own = {each.address for each in surveyed.interfaces}
-    first = next((each for each in surveyed.named if each in own or each.startswith("127.") or each == "::1"), None)
-    if first != near:
+    if _own_name(surveyed) != near:
         yield _GLOO, name
         yield _TENSORPIPE, name
     if nccl and len({each.name for each in surveyed.interfaces if not each.name.startswith(_NOT_FOR_NCCL)}) > 1:
         yield _NCCL, f"={name}"
+
+
+def _own_name(surveyed: Surveyed) -> str | None:
+    """Give the first address of the machine's own name that is its own."""
+    own = {each.address for each in surveyed.interfaces}
+    return next((each for each in surveyed.named if each in own or _is_loopback(each)), None)
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
 
 
 # --- who cannot reach whom

@@ -220,12 +220,15 @@ class Composer:
     def addresses(self, surveyed: Surveyed, host: str) -> tuple[str, ...]:
         """Give where the master may be reached, best first, from its survey and its name in the list of hosts."""
         options = self._options
-        return meeting.addresses(surveyed, host, interface=options.interface, given=options.master_addr)
+        found = meeting.addresses(surveyed, host, interface=options.interface, given=options.master_addr)
+        return meeting.by_ipv4(found, host) if self._backend.store else found
 
     def meet(self, surveys: Sequence[Surveyed], reached: Mapping[int, Reached]) -> meeting.Meeting:
         """Settle where the nodes of an attempt meet, from their answers by node rank. Raises LaunchError."""
         names = self._hosts_of_ranks
         hosts = names if len(names) == len(surveys) else tuple(each.hostname for each in surveys)
+        if self._backend.store:
+            meeting.check_own_names(surveys, hosts)
         return meeting.meet(
             surveys,
             reached,

@@ -61,6 +61,10 @@ def build_plan(
     ``only``: plan just the workers of this node.
     """
     dialect = options.dialect
+    if backend.store and ":" in (options.master_addr or ""):
+        raise UsageError(
+            f"--master-addr {printable(options.master_addr or '')}: Horovod's workers find each other by IPv4 alone"
+        )
     base = base_environment(facts) if base is None else base
     given = given_environment(options, facts)
     workdir = working_directory(options, facts, local=local)

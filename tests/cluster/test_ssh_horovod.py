@@ -51,10 +51,29 @@ def test_unequal_hosts(hosts, python):
     assert all(each["same weights"] and each["large"] == 6 for each in found)
 
 
-def test_hosts_of_which_each_has_networks_of_its_own(make_hosts, python):
-    hosts = make_hosts(2, "--networks=2")
-    words = ("--hosts", "n1:1,n2:1", "--device", "cpu", "--backend", "horovod", "--python", python, *PATIENT)
-    assert [each["large"] for each in told(hosts.train(*words, OPS, timeout=PATIENCE_S), 2)] == [2, 2]
+@pytest.mark.parametrize("network", ["--networks=2 --docker", "--no-names"])
+def test_networks_that_are_not_plain(make_hosts, python, network):
+    hosts = make_hosts(2, *network.split())
+    words = ("--hosts", "n1:1,n2:2", "--device", "cpu", "--backend", "horovod", "--python", python)
+    found = told(hosts.train(*words, *PATIENT, OPS, timeout=PATIENCE_S), 3)
+    assert [each["large"] for each in found] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [
+        # Horovod's client takes an address to end at the first colon.
+        ("--ipv6-only", "Horovod's workers find each other by IPv4 alone, and of n1 there is fd"),
+        # Its process sets, the one of all workers too, listen where the own name leads, whatever the interface is.
+        ("--own-name-is-loopback=n2", "n2: the machine's own name leads to 127.0.1.1, and Horovod's workers"),
+    ],
+)
+def test_what_horovod_cannot_do_is_said_before_anything_runs(make_hosts, network, says):
+    words = ("--hosts", "n1:1,n2:1", "--device", "cpu", "--backend", "horovod", "--no-python", "true")
+    result = make_hosts(2, network).train(*words)
+    assert result.returncode == 2
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_command_line_of_horovodrun_fills_one_host_after_the_other(hosts, python):

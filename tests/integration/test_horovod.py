@@ -197,3 +197,20 @@ def test_what_horovod_was_built_with_and_its_version(distlaunch, python):
     assert result.returncode == 2
     assert "has no module horovod" in result.stderr
     assert "pip install --no-build-isolation" in result.stderr
+
+
+def test_a_machine_whose_name_has_no_address_is_told_of(distlaunch, python):
+    """Horovod has no word for it: it crashes."""
+    words = ["train", "--num-procs", "2", "--backend", "horovod", "--python", python, FRAMEWORKS / "horovod_ops.py"]
+    inside = ["unshare", "--uts", "sh", "-c", 'hostname no-such-name.invalid && exec "$@"', "sh"]
+    done = subprocess.run(
+        [*inside, sys.executable, "-m", "distlaunch", *words],
+        env=distlaunch.env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    if "unshare failed" in done.stderr:
+        pytest.skip(f"no name of its own can be had here: {done.stderr}")
+    assert done.returncode == 128 + 11, done.stderr
+    assert "own name has no address: see `getent hosts $(hostname)` there" in " ".join(done.stderr.split())

@@ -158,6 +158,7 @@ def _is_no_python(evidence: Evidence) -> bool:
 
 
 _AT_EXIT = b"terminate called without an active exception"
+_IN_HOROVODS_INIT = re.compile(rb'horovod/common/basics\.py", line \d+ in init')
 
 
 def _signal_hint(evidence: Evidence) -> str | None:
@@ -168,6 +169,8 @@ def _signal_hint(evidence: Evidence) -> str | None:
         return (
             "an operator, a scheduler's limit, or an out-of-memory kill that we cannot see does this: `dmesg -T` tells"
         )
+    if name == "SIGSEGV" and _IN_HOROVODS_INIT.search(evidence.end.stderr_tail):
+        return "Horovod crashes where a machine's own name has no address: see `getent hosts $(hostname)` there"
     if evidence.frame is not None and name in ("SIGSEGV", "SIGABRT"):
         return None
     if evidence.exception_type is not None and name in ("SIGABRT", "SIGSEGV"):

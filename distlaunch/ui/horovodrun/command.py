@@ -6,7 +6,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from distlaunch.backends.horovod import INSTALL
+from distlaunch.backends.horovod import Horovod
+from distlaunch.backends.requirements import Found, install_words
 from distlaunch.core.errors import ConfigError, LaunchError
 from distlaunch.core.model.text import printable
 from distlaunch.ui.errors import print_warnings
@@ -64,7 +65,8 @@ def ask(field: str, python: str) -> int:
     except subprocess.TimeoutExpired as exc:
         raise ConfigError(f"{printable(python)}: Horovod did not answer within {_PATIENCE_S:g} s") from exc
     if "No module named 'horovod'" in done.stderr:
-        raise ConfigError(f"{printable(python)} has no module horovod", hint=INSTALL)
+        hint = install_words(python, Found(requirement=Horovod.requires[0], version=None))
+        raise ConfigError(f"{printable(python)} has no module horovod", hint=hint)
     sys.stdout.write(done.stdout)
     sys.stdout.flush()
     if done.returncode != 0:

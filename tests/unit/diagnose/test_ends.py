@@ -245,6 +245,15 @@ def test_an_abort_while_it_ended_with_an_exception_leaves_the_exception_the_caus
     assert diagnosis.hint is None
 
 
+def test_a_crash_while_horovod_starts_has_a_hint_of_its_own(end_of):
+    tail = (
+        "Fatal Python error: Segmentation fault\n\nThread 0x00007f0ef224ab80 (most recent call first):\n"
+        '  File "/v/lib/python3.11/site-packages/horovod/common/basics.py", line 105 in init\n'
+    )
+    assert "Horovod crashes where" in str(one(end_of, tail, returncode=-11).hint)
+    assert "Horovod" not in str(one(end_of, tail.replace("in init", "in rank"), returncode=-11).hint)
+
+
 def test_last_words_are_kept_apart_from_an_exceptions_own_lines(end_of):
     cause = one(end_of, "giving up\n", returncode=3).cause
     assert (cause.excerpt, cause.last_words) == (("giving up",), True)
