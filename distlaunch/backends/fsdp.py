@@ -74,9 +74,7 @@ class Fsdp(TorchBackend):
         """Say what Accelerate does on CPUs."""
         if topology.device != "cpu":
             return ()
-        return (
-            "on CPUs the toolkit shards; Accelerate and Transformers do so on GPUs alone, and train with DDP here",
-        )
+        return ("on CPUs the toolkit shards; Accelerate and Transformers do so on GPUs alone, and train with DDP here",)
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Give what Accelerate and Transformers read. Raises ConfigError for hybrid sharding over unequal nodes."""

@@ -294,8 +294,6 @@ class Joiner:
     def meet(self, surveys: Sequence[Surveyed], reached: Mapping[int, Reached]) -> meeting.Meeting:
         """Settle where the members of an attempt meet, from their answers by place. Raises LaunchError."""
         hosts = self._of_members if len(self._of_members) == len(surveys) else [each.hostname for each in surveys]
-        if self._backend.store:
-            meeting.check_own_names(surveys, hosts)
         found = meeting.meet(
             surveys,
             reached,
@@ -303,6 +301,8 @@ class Joiner:
             hosts=hosts,
             interface=self._options.interface,
         )
+        if self._backend.store:
+            meeting.check_own_names(surveys, hosts)
         if not self._by_worker:
             return found
         of_node: dict[int, Mapping[str, str]] = {}

@@ -84,16 +84,18 @@ def by_ipv4(found: tuple[str, ...], host: str) -> tuple[str, ...]:
 
 
 def check_own_names(surveys: Sequence[Surveyed], hosts: Sequence[str]) -> None:
-    """Refuse nodes whose own name leads to a loopback address, by node rank. Raises ConfigError.
+    """Refuse nodes, by rank, whose own name leads to a loopback address where not all are one machine.
 
-    Horovod 0.28 has the groups that move data listen where that name leads, whatever HOROVOD_GLOO_IFACE says.
+    Horovod 0.28 has the groups that move data listen where that name leads, whatever HOROVOD_GLOO_IFACE says. Raises
+    ConfigError.
     """
     named = {host: _own_name(surveyed) for surveyed, host in zip(surveys, hosts, strict=True)}
     astray = {host: address for host, address in named.items() if address is not None and _is_loopback(address)}
-    if len(named) > 1 and astray:
-        host, address = next(iter(astray.items()))
+    machines = {frozenset(each.address for each in surveyed.interfaces) for surveyed in surveys}
+    if astray and len(machines) > 1:
+        host, led = next(iter(astray.items()))
         raise ConfigError(
-            f"{name_hosts(astray)}: the machine's own name leads to {address}, and Horovod's workers would listen"
+            f"{name_hosts(astray)}: the machine's own name leads to {led}, and Horovod's workers would listen"
             " there, where no other node reaches them",
             hint=f"in /etc/hosts of {printable(host)} its name has to stand beside the address that others use",
         )

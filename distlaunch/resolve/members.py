@@ -227,9 +227,7 @@ class Composer:
         """Settle where the nodes of an attempt meet, from their answers by node rank. Raises LaunchError."""
         names = self._hosts_of_ranks
         hosts = names if len(names) == len(surveys) else tuple(each.hostname for each in surveys)
-        if self._backend.store:
-            meeting.check_own_names(surveys, hosts)
-        return meeting.meet(
+        found = meeting.meet(
             surveys,
             reached,
             tried=self.addresses(surveys[0], hosts[0]),
@@ -238,6 +236,9 @@ class Composer:
             set_by_user={**self._base, **self._given},
             nccl=any(each.gpus.gpus for each in surveys),
         )
+        if self._backend.store:
+            meeting.check_own_names(surveys, hosts)
+        return found
 
     # --- parts
 

@@ -84,6 +84,24 @@ def test_workers_that_are_forked_from_a_preloaded_horovod_do_the_same(distlaunch
     }
 
 
+def test_where_a_launcher_is_started_on_each_node_that_of_node_0_has_the_store(distlaunch, python):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = f"127.0.0.1:{listener.getsockname()[1]}"
+    words = ["--num-nodes", "2", "--procs-per-node", "2", "--rendezvous", place, "--backend", "horovod", *PATIENT]
+    launchers = [
+        distlaunch.start(
+            ["train", *words, "--node-rank", str(rank), "--log-dir", f"of-{rank}", "--python", python]
+            + [FRAMEWORKS / "horovod_ops.py"]
+        )
+        for rank in (0, 1)
+    ]
+    results = [each.wait(PATIENCE_S) for each in launchers]
+    assert [each.returncode for each in results] == [0, 0], results[0].stderr
+    found = [json.loads(results[rank // 2].lines_of(rank)[-1]) for rank in range(4)]
+    assert [each["place"] for each in found] == [[rank, 4, rank % 2, 2, rank // 2, 2] for rank in range(4)]
+    assert [each["large"] for each in found] == [4] * 4
+
+
 def test_a_script_for_elastic_horovod_runs_with_the_workers_there_are(train):
     result = train(2, FRAMEWORKS / "horovod_elastic.py")
     assert result.returncode == 0, result.stderr
