@@ -4,15 +4,11 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from distlaunch.core.probe import nvml
-from distlaunch.resolve import ranks
 from distlaunch.ui import cli
 
 _ = (
     # called by the interpreter
     nvml.__getattr__,
-    # for the horovod backend, whose workers get CROSS_RANK and CROSS_SIZE
-    ranks.cross_ranks,
-    ranks.cross_sizes,
 )
 
 # called by torch.distributed.checkpoint, on the files that we give it

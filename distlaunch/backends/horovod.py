@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from distlaunch.backends.base import Backend, BackendOption, Requirement
 from distlaunch.core.model.topology import Topology
+from distlaunch.resolve.ranks import cross_ranks, cross_sizes
 
 _IN_URLS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_")
 _OF_OPTIONS = {
@@ -120,12 +121,12 @@ class Horovod(Backend):
 
     def worker_variables(self, topology: Topology, node_rank: int, local_rank: int, rank: int) -> Mapping[str, str]:
         """Give the worker's place, also among the workers of all nodes that have its local rank."""
-        places = self._of(topology).cross[local_rank]
+        places = self._of(topology)
         return {
             "HOROVOD_RANK": str(rank),
             "HOROVOD_LOCAL_RANK": str(local_rank),
-            "HOROVOD_CROSS_RANK": str(places[node_rank]),
-            "HOROVOD_CROSS_SIZE": str(len(places)),
+            "HOROVOD_CROSS_RANK": str(places.ranks[node_rank][local_rank]),
+            "HOROVOD_CROSS_SIZE": str(places.sizes[local_rank]),
         }
 
     def _of(self, topology: Topology) -> _Places:
@@ -136,16 +137,10 @@ class Horovod(Backend):
 
 
 class _Places:
-    """Which nodes have a worker of each local rank: made once a topology, asked for every worker of it."""
+    """Where workers are among those of all nodes: made once a topology, asked for every worker of it."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.hosts = Counter(node.host for node in topology.nodes)
-        self.cross: list[dict[int, int]] = []
-        """By local rank: the place of each node among those that have it."""
-        for node_rank, node in enumerate(topology.nodes):
-            for local_rank in range(node.slots or 0):
-                if local_rank == len(self.cross):
-                    self.cross.append({})
-                places = self.cross[local_rank]
-                places[node_rank] = len(places)
+        slots = [node.slots or 0 for node in topology.nodes]
+        self.ranks, self.sizes = cross_ranks(slots), cross_sizes(slots)

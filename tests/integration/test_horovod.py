@@ -18,6 +18,7 @@ from tests.environments import horovod
 pytestmark = pytest.mark.timeout(2400)
 
 FRAMEWORKS = PROGRAMS / "frameworks"
+OPS = FRAMEWORKS / "horovod_ops.py"
 TOOLKIT = Path(__file__).parents[2] / "scripts" / "examples" / "digits_toolkit.py"
 PATIENCE_S = 200
 BATCH = 64
@@ -63,7 +64,7 @@ def expected(rank: int, size: int) -> dict:
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_its_operations_and_process_sets_work_also_after_initialising_again(train, workers):
-    found = told(train(workers, FRAMEWORKS / "horovod_ops.py"), workers)
+    found = told(train(workers, OPS), workers)
     assert found == [expected(rank, workers) for rank in range(workers)]
 
 
@@ -71,7 +72,7 @@ def test_workers_that_are_forked_from_a_preloaded_horovod_do_the_same(distlaunch
     # The launcher has to be the workers' own interpreter for that.
     words = ["-m", "distlaunch", "train", "--num-procs", "3", "--backend", "horovod", *PATIENT]
     done = subprocess.run(
-        [python, *words, "--preload", "horovod.torch", FRAMEWORKS / "horovod_ops.py"],
+        [python, *words, "--preload", "horovod.torch", OPS],
         env=distlaunch.env,
         capture_output=True,
         text=True,
@@ -90,8 +91,7 @@ def test_where_a_launcher_is_started_on_each_node_that_of_node_0_has_the_store(d
     words = ["--num-nodes", "2", "--procs-per-node", "2", "--rendezvous", place, "--backend", "horovod", *PATIENT]
     launchers = [
         distlaunch.start(
-            ["train", *words, "--node-rank", str(rank), "--log-dir", f"of-{rank}", "--python", python]
-            + [FRAMEWORKS / "horovod_ops.py"]
+            ["train", *words, "--node-rank", str(rank), "--log-dir", f"of-{rank}", "--python", python, OPS]
         )
         for rank in (0, 1)
     ]
@@ -193,7 +193,7 @@ def test_a_command_line_of_horovodrun(distlaunch, python):
             *words,
             python,
             "-u",
-            FRAMEWORKS / "horovod_ops.py",
+            OPS,
         ],
         timeout=PATIENCE_S,
     )
@@ -219,7 +219,7 @@ def test_what_horovod_was_built_with_and_its_version(distlaunch, python):
 
 def test_a_machine_whose_name_has_no_address_is_told_of(distlaunch, python):
     """Horovod has no word for it: it crashes."""
-    words = ["train", "--num-procs", "2", "--backend", "horovod", "--python", python, FRAMEWORKS / "horovod_ops.py"]
+    words = ["train", "--num-procs", "2", "--backend", "horovod", "--python", python, OPS]
     inside = ["unshare", "--uts", "sh", "-c", 'hostname no-such-name.invalid && exec "$@"', "sh"]
     done = subprocess.run(
         [*inside, sys.executable, "-m", "distlaunch", *words],
