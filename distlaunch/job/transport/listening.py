@@ -178,7 +178,9 @@ class Listener:
         except OSError:
             data = b""
         if not data:
-            if pending.stage == _SILENT:  # whoever only looks whether the port is open does no harm
+            # Whoever only looks whether the port is open does no harm; a launcher of ours calls again, or has by another
+            # of our addresses.
+            if pending.stage in (_SILENT, _CALLED):
                 self._drop(pending)
             else:
                 self._refuse(pending, "left", "its caller left in the middle of the call")
