@@ -42,6 +42,7 @@ def _head(shape: Shape) -> list[str]:
     return [
         f"A job on {size} node{'' if size == '1' else 's'}, {each} each.",
         "Submit it: sbatch FILE. Options of sbatch before FILE override those below.",
+        "It runs in the folder and with the PATH of the shell that submits it: have distlaunch's environment active.",
     ]
 
 

@@ -16,7 +16,7 @@ RELEASES = [f"1.{minor}" for minor in range(29, 38)]
 MUCH = [
     "--num-nodes=4",
     "--gpus-per-node=8",
-    "--image=registry.example/team/train:1.2@sha256:0123",
+    "--image=registry.example/team/train:1.2@sha256:" + "0123abcd" * 8,
     "--namespace=team",
     "--cpus=48",
     "--memory=512Gi",
@@ -148,22 +148,6 @@ def job_of(manifests, *words: str) -> dict:
     return manifests("kubernetes", *LITTLE, *words, "t.py")[-1]["spec"]
 
 
-def test_lost_pods_are_replaced_as_often_as_the_job_may_restart(manifests):
-    assert job_of(manifests, "--num-nodes=4")["backoffLimit"] == 0
-    assert job_of(manifests, "--num-nodes=4", "--max-restarts=3")["backoffLimit"] == 12
-    assert job_of(manifests, "--num-nodes=2:5", "--max-restarts=2")["backoffLimit"] == 10
-    assert job_of(manifests)["podReplacementPolicy"] == "Failed"
-
-
-def test_what_would_repeat_is_not_tried_again(manifests):
-    ignored, final = job_of(manifests, "--num-nodes=4")["podFailurePolicy"]["rules"]
-    assert ignored == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    on = final["onExitCodes"]
-    assert (final["action"], on["operator"], on["containerName"]) == ("FailJob", "NotIn", "trainer")
-    assert on["values"] == sorted(set(on["values"]))
-    assert set(on["values"]) == {69, 70, 124, 129, 130, 137, 143}
-
-
 def test_an_elastic_jobs_success_is_its_coordinators(manifests):
     assert job_of(manifests, "--num-nodes=2:4")["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
     assert job_of(manifests, "--num-nodes=2:4")["completions"] == 4
@@ -206,6 +190,14 @@ def test_other_gpus_have_another_name(manifests):
     pod = spec["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"] == {"amd.com/gpu": "2"}
     assert pod["tolerations"][0]["key"] == "amd.com/gpu"
+
+
+def test_nodes_with_parts_of_gpus_have_the_taint_of_whole_ones(manifests):
+    part = "nvidia.com/mig-1g.10gb"
+    (job,) = manifests("kubernetes", "--gpus-per-node=2", "--image=x", f"--gpus-resource={part}", "t.py")
+    pod = job["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"] == {part: "2"}
+    assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
 
 
 @pytest.mark.parametrize("target", KINDS)
