@@ -25,6 +25,7 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.spawning import FromSpawner
+from distlaunch.job.transport.limits import found
 
 Words = m.FromAgent | r.Surveyed | r.Reached
 """What a node says."""
@@ -33,6 +34,7 @@ Words = m.FromAgent | r.Surveyed | r.Reached
 class OwnNode:
     """Carries out what the coordinator says, and gives what the node has to say by ``receive``.
 
+    ``nofile``: the limit of open files for workers, unless we have raised that before, to listen for others.
     ``gpus`` and ``cpus``: what planning has found on this machine, so that no driver is asked twice.
     """
 
@@ -55,8 +57,8 @@ class OwnNode:
         self._waking = threading.Lock()
         channel, pid = spawner
         self._agent = Agent(
-            job_id=job_id, cookie=os.urandom(8).hex(), nofile=nofile, channel=channel, spawner_pid=pid, port=None,
-            taker=taker, send=self._said.append, clock=clock,
+            job_id=job_id, cookie=os.urandom(8).hex(), nofile=found(nofile), channel=channel, spawner_pid=pid,
+            port=None, taker=taker, send=self._said.append, clock=clock,
         )  # fmt: skip
         self._reaching = Reaching(self._said.append, self._nudge)
         self._looking = _Looking(self._said.append, self._nudge, gpus=gpus, cpus=cpus)
