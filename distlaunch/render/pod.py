@@ -18,6 +18,7 @@ _LEAVING_S = 5
 """What the launcher has after its own grace, before the kubelet kills it."""
 _EFA_HUGE_PAGES = "5120Mi"
 """What AWS' documentation of EFA on EKS asks for."""
+_INT32 = (1 << 31) - 1
 _ABOUT_IMAGE = "It needs distlaunch and the script, under a tag that does not move: another pod must bring the same."
 _PLAIN_AFTER_DOLLAR = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_{ ")
 
@@ -163,11 +164,12 @@ def replacements(request: Request, shape: Shape, why: str) -> Value:
     A restart may have lost all pods, so there are as many for each. An elastic job survives losses without a restart;
     one fewer than all pods, so that what ends them all at once is not repeated beyond --max-restarts.
     """
-    each = request.train.max_restarts * shape.most
+    most = request.train.max_restarts * shape.most
+    more = "--max-restarts times the pods, as a restart may have lost them all."
     if shape.elastic:
+        most += shape.most - 1
         more = "The others go on without them: all pods but one, and all once more for each of --max-restarts."
-        return Noted(value=each + shape.most - 1, why=f"{why} {more}")
-    return Noted(value=each, why=f"{why} --max-restarts times the pods, as a restart may have lost them all.")
+    return Noted(value=min(most, _INT32), why=f"{why} {more}")
 
 
 def container(request: Request, shape: Shape, name: str) -> dict[str, Value]:

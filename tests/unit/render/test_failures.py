@@ -117,6 +117,11 @@ def test_a_pod_may_be_lost_for_each_restart(job, size):
     assert all(controlled.ended(KILLED) for _ in range(3))
 
 
+def test_restarts_without_end_are_as_many_as_kubernetes_can_count(manifests):
+    made = manifests("kubernetes", *LITTLE, "--num-nodes=4096", "--max-restarts=1000000", "t.py")[-1]
+    assert made["spec"]["backoffLimit"] == 2**31 - 1
+
+
 def policies(manifests, *words: str) -> tuple[int, set[str]]:
     (made,) = manifests("pytorchjob", *LITTLE, *words, "t.py")
     replicas = made["spec"]["pytorchReplicaSpecs"].values()

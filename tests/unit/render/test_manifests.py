@@ -148,6 +148,27 @@ def job_of(manifests, *words: str) -> dict:
     return manifests("kubernetes", *LITTLE, *words, "t.py")[-1]["spec"]
 
 
+def test_pods_find_each_other_before_they_are_ready(manifests):
+    service, job = manifests("kubernetes", *LITTLE, "--num-nodes=2", "--namespace=team", "t.py")
+    assert service["metadata"] == {"name": "t", "namespace": "team"}
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert job["spec"]["template"]["spec"]["subdomain"] == "t"
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_volumes_are_where_they_are_mounted(manifests, target):
+    for pod in pods_of(manifests(target, *MUCH, "t.py")):
+        volumes = {each.pop("name"): each for each in map(dict, pod.spec["spec"]["volumes"])}
+        (container,) = pod.spec["spec"]["containers"]
+        assert {each["mountPath"]: volumes[each["name"]] for each in container["volumeMounts"]} == {
+            "/dev/shm": {"emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}},
+            "/data": {"persistentVolumeClaim": {"claimName": "data"}},
+            "/ckpt": {"persistentVolumeClaim": {"claimName": "ckpt.v1"}},
+        }
+        assert pod.spec["spec"]["terminationGracePeriodSeconds"] == 46
+        assert pod.environ["FI_PROVIDER"] == "efa"
+
+
 def test_an_elastic_jobs_success_is_its_coordinators(manifests):
     assert job_of(manifests, "--num-nodes=2:4")["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
     assert job_of(manifests, "--num-nodes=2:4")["completions"] == 4
