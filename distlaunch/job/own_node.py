@@ -18,7 +18,7 @@ from distlaunch.core.agent.agent import Agent
 from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.output import Taker
 from distlaunch.core.agent.reach import Reaching
-from distlaunch.core.agent.surveying import FILES_S, answer_to, look_around
+from distlaunch.core.agent.surveying import FILES_S, Look, answer_to, look_around
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import replace
@@ -138,10 +138,12 @@ class _Looking:
         *,
         gpus: GpuInventory,
         cpus: CpuInventory,
+        look: Look = look_around,
     ) -> None:
         self._send = send
         self._nudge = nudge
         self._gpus, self._cpus = gpus, cpus
+        self._look = look
         self._order: r.Survey | None = None
         self._doing = ("", 0.0, 0.0)
         """To what it has turned, how long that may take, and until when."""
@@ -158,7 +160,7 @@ class _Looking:
         def look() -> None:
             found: r.Surveyed | m.Fault
             try:
-                found = look_around(replace(order, gpus=False, topology=False), turn_to)
+                found = self._look(replace(order, gpus=False, topology=False), turn_to)
             except Exception:  # noqa: BLE001 - whatever it is, the coordinator has to know
                 import traceback
 
