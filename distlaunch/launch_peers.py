@@ -16,7 +16,7 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import quoted
 from distlaunch.core.probe.files import read_bounded
 from distlaunch.core.wire import peers as p
-from distlaunch.core.wire.handshake import Party
+from distlaunch.core.wire.handshake import TOKEN, Party
 from distlaunch.core.wire.remote import Surveyed
 from distlaunch.job.assembly import Assembly
 from distlaunch.job.composition import Composition
@@ -24,7 +24,8 @@ from distlaunch.job.door import Caller, Door
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.herald import Herald, LocalRanks
 from distlaunch.job.own_node import OwnNode
-from distlaunch.job.peer import PeerRunner, PeerSettings
+from distlaunch.job.peer import PeerRunner
+from distlaunch.job.peer_settings import PeerSettings
 from distlaunch.job.policy import JobPolicy
 from distlaunch.job.records import EventLog, OutputFiles
 from distlaunch.job.rundir import join_run_dir, make_run_dir, new_job_id
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 OpenSink = Callable[[int], Sink]
 OpenFilters = Callable[[int], Mapping[int, LineFilter]] | None
 
-TOKEN = "DISTLAUNCH_TOKEN"  # noqa: S105 - a variable's name
 _TOKEN_BYTES = 16
 _MOST_TOKEN_BYTES = 4096
 _PATIENCE_S = 10.0
@@ -253,6 +253,8 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
             own, host=joiner.hostname, job_id=job_id, folder=os.path.basename(run_dir.path), say=warn, clock=clock
         )
         assembly.silence_s = options.lost_after
+        if site is not None:  # after the verdict: Slurm may take its time
+            stack.callback(lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None)
         stack.callback(assembly.close)
         herald = Herald(sink, assembly.notice)
         settings = launching.policy_settings(
@@ -285,11 +287,9 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
         housekeeping.start()
         door.open(assembly)
         code = runner.run()
-        if site is not None:
-            code = site.conclude(policy, code, sink)
         assembly.verdict = p.Verdict(exit_code=code, text=herald.last_words(code))
         ended.append(code)
-    return code
+    return ended[-1]
 
 
 def _join(mine: _Mine, party: Party) -> int:
@@ -320,6 +320,7 @@ def _join(mine: _Mine, party: Party) -> int:
         runner = PeerRunner(
             settings=PeerSettings(
                 coordinator=call.where,
+                job_id=welcome.job_id,
                 max_restarts=options.max_restarts,
                 failure_grace_s=options.failure_grace,
                 lost_after_s=options.lost_after,
@@ -333,7 +334,7 @@ def _join(mine: _Mine, party: Party) -> int:
             events=EventLog(run_dir.events, sink),
             signal_pipe=signal_pipe,
             clock=clock,
-            call=lambda: call()[0],
+            call=call,
             count_from=mine.count_from,
         )
         stack.callback(runner.close)

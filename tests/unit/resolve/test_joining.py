@@ -164,25 +164,27 @@ def test_members_that_nobody_has_named_are_called_by_their_rank(by_hand):
     [
         ({}, None),
         ({"slots": 5}, None),
-        ({"num_nodes": None}, None),
         ({"num_nodes": (2, 2)}, "node 1 (n1) was told of 2 nodes, n0 (rank 0) of 3"),
         ({"num_nodes": (2, 3)}, "was told of 2:3 nodes"),
         ({"command": "other"}, "something else"),
         ({"slots": 0}, "0 workers"),
         ({"slots": 1 << 30}, "workers"),
+        ({"attempt": 3, "restarts": 3}, None),
+        ({"attempt": 3, "restarts": 4}, "had attempt 3, restart 4"),
+        ({"restarts": 1 << 20}, "restart 1048576"),
     ],
     ids=str,
 )
 def test_contradictions_are_named(by_hand, more, said):
     joiner = by_hand(rendezvous="h:5", node_rank=0)
-    conflict = joiner.conflict(1, "n1", told(joiner, **more), wall=0.0)
+    conflict = joiner.conflict(1, "n1", told(joiner, **more))
     assert conflict is None if said is None else said in conflict
 
 
 def test_a_total_of_workers_leaves_no_node_a_choice(by_hand):
     joiner = by_hand(rendezvous="h:5", node_rank=0, procs_per_node=None, num_procs=6)
-    assert joiner.conflict(1, "n1", told(joiner, slots=2), wall=0.0) is None
-    assert "3 workers, by what n0 (rank 0) was told 2" in joiner.conflict(1, "n1", told(joiner, slots=3), wall=0.0)
+    assert joiner.conflict(1, "n1", told(joiner, slots=2)) is None
+    assert "3 workers, by what n0 (rank 0) was told 2" in joiner.conflict(1, "n1", told(joiner, slots=3))
 
 
 def test_commands_are_the_same_wherever_the_script_lies(by_hand):
@@ -293,6 +295,9 @@ def test_a_peer_takes_no_interface_that_it_has_not(by_hand):
         {"node_rank": 3}, {"node_rank": -1}, {"hosts": ()}, {"slots": (1, 2)}, {"slots": (1, 3, 4)}, {"slots": (0, 2, 4)},
         {"local_ranks": (0,)}, {"local_ranks": (0, 1, 2)}, {"master_port": 0}, {"master_port": 70000}, {"attempt": -1},
         {"master_addr": "a b"}, {"master_addr": "x" * 300}, {"master_addr": "$(id)"}, {"slots": (1, 2, 1 << 40)},
+        {"master_addr": ""}, {"master_addr": "-h"}, {"attempt": 1 << 40}, {"attempt": 1 << 40, "restarts": 1 << 40},
+        {"restarts": -1}, {"restarts": 2}, {"hosts": ("n0", "n1"), "slots": (1, 2)}, {"hosts": ("n0", "n1", "n\x1b2")},
+        {"hosts": ("n0", "n1", "n" * 300)}, {"local_ranks": ()}, {"local_ranks": (-1, 0)},
     ],
     ids=str,
 )  # fmt: skip
@@ -305,3 +310,18 @@ def test_a_launcher_of_one_worker_starts_that_one(from_source):
     told_of = commence(hosts=("a", "b"), slots=(2, 3), node_rank=1, local_ranks=(2,))
     plan = from_source(tasks(1, 2)).commenced(told_of, ["eth0"])
     assert [(worker.rank, worker.env["LOCAL_RANK"]) for worker in plan.workers] == [(4, "2")]
+
+
+@pytest.mark.parametrize("local_ranks", [(), (1,), (0, 2), (3,)], ids=str)
+def test_a_launcher_of_one_worker_starts_no_other(from_source, local_ranks):
+    told_of = commence(hosts=("a", "b"), slots=(2, 3), node_rank=1, local_ranks=local_ranks)
+    with pytest.raises(ProtocolError):
+        from_source(tasks(1, 2)).commenced(told_of, ["eth0"])
+
+
+def test_what_a_coordinator_that_came_back_calls_the_job_is_what_new_workers_hear(by_hand):
+    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
+    joiner.renamed("j-2")
+    plan = joiner.commenced(commence(), [])
+    assert (plan.env["DISTLAUNCH_JOB_ID"], plan.env["TORCHELASTIC_RUN_ID"]) == ("j-2", "j-2")
+    assert plan.env["DISTLAUNCH_RUN_DIR"] == "/jobs/j"
