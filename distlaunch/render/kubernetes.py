@@ -15,6 +15,7 @@ from distlaunch.render.shape import Shape
 from distlaunch.render.yaml import Noted, Value, written
 
 _CONTAINER = "trainer"
+_NAME = "batch.kubernetes.io/job-name"
 _KEPT_S = 7 * 24 * 3600
 _RENDEZVOUS_PORT = 29400
 _TOLD, _KILLED = 128 + signal.SIGTERM, 128 + signal.SIGKILL
@@ -31,7 +32,7 @@ def render(request: Request, shape: Shape) -> str:
     documents = [_service(request, name)] if several else []
     notes = ["Needs Kubernetes 1.31, as its size may change (successPolicy)."] if shape.elastic else []
     return written(
-        pod.head(request, name, "a Job", shape, *notes),
+        pod.head(request, name, "a Job", shape, *notes, label=_NAME),
         [*documents, _job(request, shape, name)],
     )
 
@@ -40,7 +41,7 @@ def _service(request: Request, name: str) -> dict[str, Value]:
     spec: dict[str, Value] = {
         "clusterIP": Noted(value="None", why="Headless: each pod has a name of its own."),
         "publishNotReadyAddresses": Noted(value=True, why="Pods find each other before they are ready."),
-        "selector": {"batch.kubernetes.io/job-name": name},
+        "selector": {_NAME: name},
         "ports": [{"name": "rendezvous", "port": _RENDEZVOUS_PORT}],
     }
     return {"apiVersion": "v1", "kind": "Service", "metadata": pod.metadata(request, name), "spec": spec}

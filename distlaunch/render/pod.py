@@ -219,14 +219,16 @@ def queued(request: Request, about: dict[str, Value]) -> dict[str, Value]:
     return {**about, "labels": {"kueue.x-k8s.io/queue-name": label}}
 
 
-def head(request: Request, name: str, kind: str, shape: Shape, *more: str) -> list[str]:
-    """Say at the top of a file what it is, and how it is used."""
+def head(request: Request, name: str, kind: str, shape: Shape, *more: str, label: str) -> list[str]:
+    """Say at the top of a file what it is, and how it is used; ``label``: by which its pods have the job's name."""
     options = "" if request.more.namespace is None else f" -n {request.more.namespace}"
     size = f"{shape.least} to {shape.most}" if shape.elastic else str(shape.most)
     each = f"{shape.gpus} GPUs" if shape.gpus else f"{shape.workers} workers on CPUs"
     lines = [
         f"{name}: {kind} with a launcher in each of {size} pods, {each} each.",
         "Start it: kubectl apply -f FILE; end it, or make room for the next of its name: kubectl delete -f FILE.",
+        "What all pods write:",
+        f"  kubectl{options} logs -f --prefix --tail=-1 --max-log-requests={shape.most} -l {label}={name}",
     ]
     secret = request.more.token_secret
     if secret is not None:

@@ -35,6 +35,7 @@ def render(request: Request, shape: Shape) -> str:
         "a PyTorchJob (Kubeflow Training Operator 1.7 or later)",
         shape,
         *_limits(request, shape),
+        label="training.kubeflow.org/job-name",
     )
     return written(head, [job])
 

@@ -41,6 +41,7 @@ def render(request: Request, shape: Shape) -> str:
         "What follows a failure is the runtime's to say (restartPolicy, backoffLimit and podFailurePolicy, which no"
         " TrainJob may patch). One that says nothing, as Trainer's own, has containers start again up to 6 times, also"
         " after a mistake in the options. render kubernetes says it itself.",
+        label="jobset.sigs.k8s.io/jobset-name",
     )
     return written(head, [job])
 

@@ -148,6 +148,14 @@ def job_of(manifests, *words: str) -> dict:
     return manifests("kubernetes", *LITTLE, *words, "t.py")[-1]["spec"]
 
 
+@pytest.mark.parametrize("target", KINDS)
+def test_the_file_says_how_its_output_is_read(text, target):
+    body = text(target, *LITTLE, "--num-nodes=3", "--namespace=team", "--name=big", "t.py")
+    [line] = [line for line in body.splitlines() if line.startswith("#   kubectl -n team logs -f ")]
+    assert "--max-log-requests=3" in line  # kubectl follows 5 at most, unless told
+    assert line.endswith("-name=big")
+
+
 def test_pods_find_each_other_before_they_are_ready(manifests):
     service, job = manifests("kubernetes", *LITTLE, "--num-nodes=2", "--namespace=team", "t.py")
     assert service["metadata"] == {"name": "t", "namespace": "team"}
