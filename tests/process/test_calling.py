@@ -461,11 +461,18 @@ def test_two_addresses_of_one_listener_that_is_slow_are_let_in_once(monkeypatch)
     """Both are called, as the first does not answer soon, but only one gets a proof."""
     names(monkeypatch, lambda: ["127.0.0.1", "127.0.0.2"])
     monkeypatch.setattr(calling, "_HEARD_OUT_S", 0.0)
-    gate = threading.Event()
-    with closing(Reception("", gate=gate)) as reception:
+    gate, proofs = threading.Event(), []
+
+    def admit(call):
+        pending = reception._listener._pending.values()
+        others = [one.connection for one in pending if not (one.side.call and one.side.call.nonce == call.nonce)]
+        proofs.append((len(others), select.select(others, [], [], 0.5)[0]))
+        return Welcome(job_id="job", rank=3)
+
+    with closing(Reception("", gate=gate, admit=admit)) as reception:
         connection, _ = call("both", [reception.port], progress=lambda *_: gate.set())
         connection.close()
-        assert len(reception.calls) == 1
+        assert proofs == [(1, [])]
         assert reception.lines == []
 
 
@@ -476,10 +483,20 @@ def old_listener(connection):
 
 
 def test_of_a_series_of_ports_one_of_another_release_is_not_ours():
-    with server(old_listener) as port, closing(Reception()) as reception:
-        connection, _ = call("127.0.0.1", [port, reception.port])
-        connection.close()
-        assert len(reception.calls) == 1
+    port, receptions = free_port(), []
+
+    def progress(_, why):
+        if not receptions and "another release" in why:
+            receptions.append(Reception(ports=[port]))
+
+    try:
+        with server(old_listener) as other:
+            connection, _ = call("127.0.0.1", [other, port], progress=progress)
+            connection.close()
+        assert len(receptions[0].calls) == 1
+    finally:
+        for one in receptions:
+            one.close()
 
 
 def test_another_release_on_the_one_port_that_was_named_is_no_reason_to_wait():
