@@ -473,6 +473,7 @@ def test_two_addresses_of_one_listener_that_is_slow_are_let_in_once(monkeypatch)
         connection, _ = call("both", [reception.port], progress=lambda *_: gate.set())
         connection.close()
         assert proofs == [(1, [])]
+        until(lambda: not reception._listener._pending)
         assert reception.lines == []
 
 
