@@ -17,6 +17,7 @@ from distlaunch.resolve.identity import Identity
 from distlaunch.resolve.joining import Joiner, Member, interfaces_of
 from distlaunch.resolve.location import Location, locate
 from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.rendezvous import settle_unplanned
 from distlaunch.resolve.topology import build_topology
 
 
@@ -149,6 +150,35 @@ def test_launchers_of_workers_are_numbered_node_by_node(from_source):
     ]
     assert ranks == [0, 1, 2, 3, 4]
     assert from_source(tasks(1, 2)).hosts == ("rank 0 on a", "rank 1 on a", "rank 2 on b", "rank 3 on b", "rank 4 on b")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rendezvous": "h:5", "node_rank": 2},
+        {"rendezvous": "n0:5"},
+        {"rendezvous": "h:5"},
+        {"master_addr": "h", "master_port": 7, "node_rank": 1, "job_id": "x"},
+    ],
+    ids=str,
+)
+def test_a_launcher_without_a_plan_knows_where_to_call(by_hand, options):
+    joiner = by_hand(**options)
+    assert settle_unplanned(joiner._options, joiner._location) == joiner.rendezvous
+
+
+@pytest.mark.parametrize(
+    "allocation",
+    [
+        slurm(node_rank=1),
+        slurm(source="kubernetes", master_addr="m", master_port=23456),
+        tasks(1, 2),
+    ],
+    ids=str,
+)
+def test_a_launcher_of_a_system_without_a_plan_knows_where_to_call(from_source, allocation):
+    joiner = from_source(allocation)
+    assert settle_unplanned(joiner._options, joiner._location) == joiner.rendezvous
 
 
 def test_members_that_nobody_has_named_are_called_by_their_rank(by_hand):
