@@ -349,7 +349,7 @@ class Assembly(Links[p.FromPeer]):
             self._troubles.note("clock", note)
         seat.apply = told
         if told.attempt >= 0 and not self._has_begun:
-            self._events.append(a.Known(attempt=told.attempt, restarts=max(0, told.restarts)))
+            self._events.append(a.Known(attempt=told.attempt, restarts=told.restarts))
         self._ping(peer)
         self._offer(peer.node)
 
