@@ -27,6 +27,10 @@ from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.spawning import FromSpawner
 from distlaunch.job.transport.limits import found
 
+_MOST_THREADS = 16
+"""A launcher may ask again while what was asked before hangs."""
+_HINT = "a file server or a driver there does not answer"
+
 Words = m.FromAgent | r.Surveyed | r.Reached
 """What a node says."""
 
@@ -144,6 +148,7 @@ class _Looking:
         self._nudge = nudge
         self._gpus, self._cpus = gpus, cpus
         self._look = look
+        self._threads: list[threading.Thread] = []
         self._order: r.Survey | None = None
         self._doing = ("", 0.0, 0.0)
         """To what it has turned, how long that may take, and until when."""
@@ -169,10 +174,17 @@ class _Looking:
             self._nudge()
 
         turn_to(f"the directory {order.workdir}", FILES_S)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if len(self._threads) >= _MOST_THREADS:
+            self._answer(order, f"it has been asked {_MOST_THREADS} times, and each time something hangs", _HINT)
+            return
+        thread = threading.Thread(target=look, name="survey", daemon=True)
         try:
-            threading.Thread(target=look, name="survey", daemon=True).start()
+            thread.start()
         except RuntimeError:
             self._answer(order, "no thread can be started", "see the limits: ulimit -u")
+        else:
+            self._threads.append(thread)
 
     def deadline(self) -> float | None:
         """Give when it must have come further (monotonic seconds)."""
@@ -190,8 +202,7 @@ class _Looking:
             self._send(found)
         order_now, (what, bound_s, until) = self._order, self._doing
         if order_now is not None and time.monotonic() >= until:
-            hint = "a file server or a driver there does not answer"
-            self._answer(order_now, f"{what} does not answer within {bound_s:.0f} s", hint)
+            self._answer(order_now, f"{what} does not answer within {bound_s:.0f} s", _HINT)
 
     def _answer(self, order: r.Survey, problem: str, hint: str) -> None:
         self._order = None

@@ -119,6 +119,30 @@ def test_what_hangs_is_told_of_and_left_behind():
     assert looks.heard == [found], "what comes after all is nobody's"
 
 
+def test_however_often_a_node_is_asked_that_hangs_few_threads_are_left_behind():
+    release, begun = threading.Event(), []
+
+    def hangs(order, turn_to):
+        begun.append(order.serial)
+        release.wait(BOUND_S)
+        raise AssertionError
+
+    looks = Looks(hangs)
+    for _ in range(100):
+        looks.looking.begin(SURVEY)
+    assert len(begun) <= len(looks.looking._threads) == 16
+    assert looks.heard[-1].problem == "it has been asked 16 times, and each time something hangs"
+    release.set()
+    for thread in looks.looking._threads:
+        thread.join(BOUND_S)
+    looks.heard.clear()
+    looks.nudged.clear()
+    looks.looking.begin(SURVEY)
+    assert looks.nudged.wait(BOUND_S)
+    looks.looking.on_ready()
+    assert isinstance(looks.heard[-1], m.Fault)
+
+
 def test_a_fault_of_ours_is_told_with_its_traceback():
     def fails(order, turn_to):
         raise RuntimeError("odd")

@@ -32,6 +32,8 @@ _LINE_ENDS = b"\r\n\r\n"
 _NEWEST_FRAMES = 15
 """A first byte up to this may be a frame of another release; above there are no more than other protocols."""
 _NONCE = re.compile(r"[0-9a-f]{32,128}")
+_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]")
+"""In what goes to the terminal, and becomes bytes of a path or the environment."""
 _LONGEST_WORD = 300
 _LONGEST_NAME = 200
 """Bytes of a folder's name."""
@@ -325,7 +327,7 @@ def _is_fit(welcome: p.Welcome) -> bool:
     name = welcome.folder or welcome.job_id
     one_name = name not in (".", "..") and "/" not in name and len(name.encode("utf-8", "replace")) <= _LONGEST_NAME
     whole = welcome.job_id + welcome.folder
-    return one_name and "\0" not in whole and len(whole) <= _LONGEST_TEXT and 0 <= welcome.rank < _MOST_MEMBERS
+    return one_name and not _UNFIT.search(whole) and len(whole) <= _LONGEST_TEXT and 0 <= welcome.rank < _MOST_MEMBERS
 
 
 def _tame(turned: p.Turned) -> p.Turned:

@@ -417,6 +417,7 @@ def test_a_token_is_never_shown_and_never_empty():
     "welcome",
     [
         {"folder": "../../evil"}, {"folder": "/tmp/evil"}, {"folder": ".."}, {"folder": "a\0b"}, {"folder": "x" * 300},
+        {"folder": "a\ud800"}, {"folder": "a\x1b[2J"}, {"job_id": "a\ud800", "folder": "y"}, {"job_id": "a\x9b", "folder": "y"},
         {"job_id": "../evil"}, {"job_id": "."}, {"job_id": "x" * 5000, "folder": "y"}, {"rank": -1}, {"rank": 1 << 40},
     ],
 )  # fmt: skip
@@ -426,5 +427,5 @@ def test_a_listener_cannot_name_a_path_or_a_rank_that_cannot_be(welcome):
 
 
 def test_a_job_of_any_id_may_have_a_folder_of_its_own_name():
-    answer = replace(WELCOME, job_id="run/7 of é", folder="run-7_ab12")
+    answer = replace(WELCOME, job_id="run/7 of é\u00a0\udcff", folder="run-7_ab12")
     assert Meeting(OPEN, OPEN, answer=answer).run().caller.outcome == answer
