@@ -274,6 +274,7 @@ def test_a_stop_that_was_asked_for_is_not_forgotten_when_the_coordinator_is_lost
     coordinator.send_signal(signal.SIGKILL)
     assert team.codes() == {0: -9, 1: code}
     assert not is_alive(pids[1])
+    until(lambda: not is_alive(pids[0]), "all workers have ended")
 
 
 def test_a_launcher_waits_for_as_long_as_it_is_told(team):
