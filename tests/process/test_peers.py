@@ -22,11 +22,6 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
-
-
 class Team:
     """Launchers of one job. Their workers are ``member.py``, which go by signs in the common directory."""
 
@@ -351,8 +346,7 @@ def test_launchers_that_run_different_commands_say_so(team):
 )
 def test_a_launcher_that_cannot_take_part_is_named_on_all_nodes(team, words, program, why):
     team.start(0, size=3)
-    until(lambda: not is_free(team.port), "node 0 can be called")
-    team.start(1, size=3)
+    team.start(1, size=3).wait_stderr("joined")
     team.start(2, *words, size=3, program=program)
     assert team.codes() == dict.fromkeys(range(3), 2)
     assert why in team.said(2)
