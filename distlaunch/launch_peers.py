@@ -347,6 +347,8 @@ def _join(mine: _Mine, party: Party) -> int:
                 failure_grace_s=options.failure_grace,
                 lost_after_s=options.lost_after,
                 flexible=joiner.bounds[0] < joiner.bounds[1],
+                leaves=joiner.bounds[0] < joiner.bounds[1] and "SLURM_JOB_ID" not in environ,
+                grace_s=options.grace,
                 speaks=joiner.speaks,
             ),
             planner=joiner,

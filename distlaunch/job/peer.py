@@ -26,7 +26,7 @@ from distlaunch.core.wire.codec import Decoder, encode
 from distlaunch.job import signals
 from distlaunch.job.orders import PASSED_ON, Orders
 from distlaunch.job.own_node import OwnNode, Words
-from distlaunch.job.peer_settings import Call, PeerSettings, Planner
+from distlaunch.job.peer_settings import AGAIN_S, END_S, SIGNALS_LEAVE, Call, PeerSettings, Planner
 from distlaunch.job.peers import Peer, Writer
 from distlaunch.job.records import EventLog, OutputFiles
 from distlaunch.job.sink import Sink
@@ -34,13 +34,6 @@ from distlaunch.job.starting import Streams, start_of
 from distlaunch.job.supervision import DOUBLE_S
 from distlaunch.job.transport.link import Link
 
-END_S = 10.0
-"""How long workers may take to end beyond their grace."""
-SIGNALS_LEAVE = 4
-"""The first that ends a job has all asked, the next has all killed; after so many, and nothing of the coordinator, this
-launcher leaves alone."""
-AGAIN_S = 0.5
-"""So long after it was joined a coordinator that is lost is called again, and no sooner."""
 _MOST_CHUNKS = 64
 _LONGEST_TEXT = 1 << 18
 _LAST_S = 2.0
@@ -82,6 +75,8 @@ class PeerRunner:
         """Why the coordinator counts as lost; empty as long as it does not."""
         self._is_odd = False
         """It said what no coordinator of ours says: to call it again would not help."""
+        self._leaves = False
+        """It is not lost, but this launcher leaves it."""
         self._exit_code: int | None = None
         self._orders = Orders()
         self._restarts = 0
@@ -297,7 +292,6 @@ class PeerRunner:
         self._exit_code = code
 
     def _refuse(self, exc: LaunchError) -> None:
-        """Tell the coordinator that we cannot take part, and why."""
         self._send(r.Ending(why=exc.message))
         self._flush()
 
@@ -331,6 +325,11 @@ class PeerRunner:
             self._sink.say(f"Ctrl-Z: only {self._settings.coordinator} can stop the job for a while", level="warning")
         elif signum in PASSED_ON:
             self._send(p.Told(signum=signum))
+        elif signum == signal.SIGTERM and self._settings.leaves and self._told is None and self._peer is not None:
+            self._told, self._times_told, self._leaves = signum, 1, True
+            self._why = "its launcher was told to end by SIGTERM"
+            self._send(r.Ending(why=self._why))
+            self._flush()
         elif signum in signals.ENDING and time.monotonic() - self._told_at >= DOUBLE_S:
             self._told_at = time.monotonic()
             self._told = self._told or signum
@@ -364,7 +363,7 @@ class PeerRunner:
             self._peer.close()
             self._peer = None
         self._tell_loss()
-        grace_s = self._settings.failure_grace_s
+        grace_s = self._settings.grace_s if self._leaves else self._settings.failure_grace_s
         until = time.monotonic() + grace_s + END_S
         if self._running is not None and not self._own.is_broken:
             if self._clock.paused:
@@ -395,6 +394,7 @@ class PeerRunner:
     def _tell_loss(self) -> None:
         what = "; stopping the workers of this node" if self._running is not None else ""
         how = "does not speak as it should" if self._is_odd else "is lost"
-        text = f"{self._settings.coordinator} {how}: {printable(self._why)}{what}"
-        self._sink.say(text, level="error" if self._is_odd else "warning")
-        self._events.write("coordinator_lost", {"why": self._why})
+        text = f"{self._settings.coordinator} {how}: {printable(self._why)}"
+        text = "SIGTERM: leaving the job, which goes on without this node" if self._leaves else text
+        self._sink.say(text + what, level="error" if self._is_odd else "warning")
+        self._events.write("left" if self._leaves else "coordinator_lost", {"why": self._why})

@@ -11,6 +11,14 @@ from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 from distlaunch.job.transport.link import Link
 
+END_S = 10.0
+"""How long workers may take to end beyond their grace."""
+SIGNALS_LEAVE = 4
+"""The first that ends a job has all asked, the next has all killed; after so many, and nothing of the coordinator, a
+launcher leaves alone."""
+AGAIN_S = 0.5
+"""So long after it was joined a coordinator that is lost is called again, and no sooner."""
+
 
 class Planner(Protocol):
     """What this launcher plans of its own; see ``resolve.joining``."""
@@ -41,6 +49,10 @@ class PeerSettings(Record):
     """How long the coordinator may be silent, until it says otherwise itself."""
     flexible: bool
     """The job goes on without a node that is lost, and takes it in again."""
+    leaves: bool = False
+    """TERM at this launcher ends its own part alone: its node is drained. A scheduler that tells all means the job."""
+    grace_s: float = 25.0
+    """How long workers have then."""
     speaks: bool = True
     """The user hears from us what the coordinator says."""
 

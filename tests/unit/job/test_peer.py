@@ -310,6 +310,22 @@ def test_workers_that_were_asked_to_end_are_not_asked_twice(peering):
     assert [(each.signum, each.grace_s) for each in peer.handled(m.Stop)] == [(signal.SIGINT, 25.0), (0, 5.0)]
 
 
+def test_term_at_one_launcher_of_an_elastic_job_ends_its_part_alone(peering):
+    peer = peering(commence(), lambda: peer.signals.come(signal.SIGTERM), leaves=True, flexible=True, grace_s=7.0)
+    assert peer.run() == 143
+    assert [each.why for each in peer.said(r.Ending)] == ["its launcher was told to end by SIGTERM"]
+    assert not peer.said(p.Told)
+    assert [(each.signum, each.grace_s) for each in peer.handled(m.Stop)] == [(signal.SIGTERM, 7.0)]
+    assert "leaving the job, which goes on without this node; stopping the workers of this node" in peer.told.text
+
+
+def test_ctrl_c_at_one_launcher_of_an_elastic_job_is_for_the_whole_job(peering):
+    told = lambda: peer.signals.come(signal.SIGINT)  # noqa: E731 - as the other steps
+    peer = peering(commence(), told, lambda: None, VERDICT, leaves=True, flexible=True)
+    assert peer.run() == 7
+    assert [each.signum for each in peer.said(p.Told)] == [signal.SIGINT]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_workers_are_stopped_for_a_lost_coordinator_is_the_exit_code(peering, number):
     peer = peering(commence(), CLOSED, max_restarts=3, flexible=True)
