@@ -1,7 +1,8 @@
 """Layer launch_slurm: what a job of Slurm has beyond its nodes: the site's settings, agents by srun, a new turn.
 
 Sources: scontrol of Slurm 22.05 on a real system, and its manual. A cancelled job, one at its limit, and one that is
-preempted are all COMPLETING while their processes get TERM: what tells them apart are the reason and the times.
+preempted are all COMPLETING while their processes get TERM: what tells them apart are the reason, the times and, where
+Slurm itself requeues, that the next turn is counted already. In a partition's GraceTime a preempted job is RUNNING.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _SHOW_S, _REQUEUE_S = 4.0, 6.0
 _WARNED_S = 1800.0
 """Workers that go on for longer after USR1 or USR2 were not ended by it."""
 _PORTS = 16
+_MOST_COMPONENTS = 1000
 _LONGEST = 200
 _NO_KILL = re.compile(r"^#SBATCH\b.*\s(--no-kill\b(?!=off)|-[a-zA-Z]*k\b)", re.MULTILINE)
 _GOES_ON = {"RUNNING", "TIMEOUT", "PREEMPTED", "PENDING", "REQUEUED", "SUSPENDED", "STOPPED", "SIGNALING"}
@@ -61,6 +63,7 @@ class Site:
         self._options = options
         self._by_srun = part == "all" and several
         self._job = environ.get("SLURM_JOB_ID", "")
+        self._turn = _number(environ.get("SLURM_RESTART_COUNT", "")) or 0
         asks = self._by_srun or options.grace > KILL_WAIT_S
         self._config = _Asked(("scontrol", "show", "config"), environ) if asks else None
         wanted = self._by_srun and flexible
@@ -93,11 +96,8 @@ class Site:
     def scheduler(self) -> Scheduler:
         """Give what the policy has to know."""
         wait = re.match(r"\d+", self.config.get("KillWait", ""))
-        count = self._environ.get("SLURM_RESTART_COUNT", "")
         return Scheduler(
-            kill_after_s=float(wait[0]) if wait else KILL_WAIT_S,
-            signals_all=self.signals_all,
-            attempt=int(count) if count.isascii() and count.isdecimal() and len(count) < 6 else 0,
+            kill_after_s=float(wait[0]) if wait else KILL_WAIT_S, signals_all=self.signals_all, attempt=self._turn
         )
 
     def _ports(self) -> Sequence[int]:
@@ -188,10 +188,10 @@ class Site:
             return code
         if policy.told is not None:
             show = _Asked(("scontrol", "--oneliner", "show", "job", self._job), self._environ)
-            why_not = not_interrupted(show.answer(_SHOW_S))
+            why_not = why_not_requeued(show.answer(_SHOW_S), turn=self._turn)
             if why_not is not None:
                 more = f" ({show.problem}); to have another turn: {by_hand}" if show.problem else ""
-                sink.say(f"not requeued: {why_not}{more}", level="warning" if show.problem else "info")
+                sink.say(f"{why_not}{more}", level="warning" if show.problem else "info")
                 return code
         # it may end us before we can say that it does
         sink.say("asking Slurm for another turn of this job (--requeue)")
@@ -245,25 +245,31 @@ class _Asked:
         return output.decode(errors="replace")
 
 
-def not_interrupted(told: str | None) -> str | None:
-    """Tell from ``scontrol show job`` why a job that got TERM was not just interrupted; None if it was. Pure.
+def why_not_requeued(told: str | None, *, turn: int) -> str | None:
+    """Tell from ``scontrol show job`` why a job that got TERM, in this turn of it, is not to be requeued; pure.
 
-    Interrupted is one at its time limit, a preempted one, and one that got TERM as a warning, and would have gone on.
-    ``told``: None if there was no answer: a job that somebody has cancelled is not to come back since Slurm is slow.
+    None if it was interrupted: at its time limit, by preemption, or by a TERM that was a warning. ``told``: None if
+    there was no answer: a job that somebody has cancelled is not to come back because Slurm is slow.
     """
     fields = dict(re.findall(r"(\w+)=(\S*)", told or ""))
-    state = fields.get("JobState", "")
+    state, restarts = fields.get("JobState", ""), fields.get("Restarts", "")
+    if (_number(restarts) or 0) > turn:
+        return "Slurm itself has requeued this job"
     if state in _GOES_ON or fields.get("PreemptTime", "None") not in {"None", "N/A", "Unknown"}:
         return None
     if state not in {"COMPLETING", "CANCELLED"}:
         told_state = f" (its state is {printable(state[:_LONGEST])})" if state else ""
-        return f"Slurm does not tell why the job was stopped{told_state}"
+        return f"not requeued: Slurm does not tell why the job was stopped{told_state}"
     if fields.get("Reason") == "TimeLimit":
         return None
     limit_s, run_s = (_seconds(fields.get(name, "")) for name in ("TimeLimit", "RunTime"))
     if limit_s is None or run_s is None or run_s < limit_s:
-        return "the job was cancelled"
+        return "not requeued: the job was cancelled"
     return None
+
+
+def _number(word: str) -> int | None:
+    return int(word) if word.isascii() and word.isdecimal() and len(word) < 6 else None
 
 
 def _seconds(clock: str) -> int | None:
@@ -278,7 +284,7 @@ def _components(environ: Mapping[str, str]) -> dict[str, int]:
     """Give for each node of a heterogeneous job which component it is of; nothing for another job."""
     size = environ.get("SLURM_HET_SIZE", "")
     found: dict[str, int] = {}
-    for group in range(int(size) if size.isascii() and size.isdecimal() and len(size) < 4 else 0):
+    for group in range(min(_number(size) or 0, _MOST_COMPONENTS)):
         name = f"SLURM_JOB_NODELIST_HET_GROUP_{group}"
         if name in environ:
             found |= {node: group for node in expand_nodelist(environ[name], where=name) if node not in found}
@@ -293,4 +299,4 @@ def _gpus(hosts: Sequence[str], allocation: Allocation, environ: Mapping[str, st
         return sum(count for count in mine if count is not None) or None
     total = environ.get("SLURM_GPUS", "").rpartition(":")[2]
     whole = {host.name for host in allocation.hosts} == set(hosts)
-    return int(total) if whole and total.isascii() and total.isdecimal() and len(total) < 6 else None
+    return _number(total) if whole else None

@@ -134,6 +134,20 @@ class Job:
         [found] = [each for each in processes(self.slurm) if self._is_agent(each) and each.node == node]
         return found
 
+    def launcher(self, node: str | None = None) -> Process:
+        """Find its one launcher, or that on a node."""
+        found = [each for each in processes(self.slurm) if self._is_launcher(each) and node in (None, each.node)]
+        assert len(found) == 1, found
+        return found[0]
+
+    def processes(self, *names: str) -> list[Process]:
+        """Give its processes whose program has one of these names, or begins."""
+        mine = [each for each in processes(self.slurm) if each.job == self.id]
+        return [each for each in mine if each.words[0].rpartition("/")[2].startswith(names) or each.words[0] in names]
+
+    def _is_launcher(self, process: Process) -> bool:
+        return process.job == self.id and process.words[1:4] == ["-m", "distlaunch", "train"]
+
     def _is_agent(self, process: Process) -> bool:
         return process.job == self.id and process.words[0].startswith("dl-agent")
 

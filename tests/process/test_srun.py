@@ -86,6 +86,18 @@ def test_a_node_that_does_not_call_is_named(distlaunch, batch):
     assert "n2" in result.stderr
 
 
+def test_an_srun_that_waits_and_says_nothing_leaves_a_hint(distlaunch, batch):
+    options = ("--procs-per-node", "1", "--join-timeout", "2")
+    result = distlaunch.train(*options, "t.py", env=batch | {"WAITS": " "})
+    assert result.returncode == 69
+    assert "another step of this job may hold the CPUs or the memory" in result.stderr
+
+
+def test_agents_may_have_weeks_to_call(distlaunch, batch):
+    result = distlaunch.train("--procs-per-node", "1", "--join-timeout", "1000h", "t.py", env=batch)
+    assert result.returncode == 0, result.stderr
+
+
 def test_without_srun_nothing_begins(distlaunch, batch, tmp_path):
     (tmp_path / "programs" / "srun").unlink()
     alone = batch | {"PATH": os.path.dirname(sys.executable)}

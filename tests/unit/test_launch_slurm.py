@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from distlaunch.core.errors import EXIT_REQUEUE
-from distlaunch.launch_slurm import Site, _Asked, _gpus, not_interrupted
+from distlaunch.launch_slurm import Site, _Asked, _gpus, why_not_requeued
 from distlaunch.resolve.allocation import Allocation, Host
 from distlaunch.resolve.options import TrainOptions
 
 ENDING = "JobId=4 JobState=COMPLETING Reason=None RunTime=00:10:00 TimeLimit=01:00:00"
-CANCELLED = "the job was cancelled"
+CANCELLED = "not requeued: the job was cancelled"
+UNKNOWN = "not requeued: Slurm does not tell why the job was stopped"
 
 
 @pytest.mark.parametrize(
@@ -29,17 +30,16 @@ CANCELLED = "the job was cancelled"
         (f"{ENDING} PreemptTime=None", CANCELLED),
         (ENDING.replace("COMPLETING", "RUNNING"), None),
         (ENDING.replace("COMPLETING", "TIMEOUT"), None),
-        (
-            ENDING.replace("COMPLETING", "NEWER"),
-            "Slurm does not tell why the job was stopped (its state is NEWER)",
-        ),
-        ("slurm_load_jobs error: Invalid job id specified", "Slurm does not tell why the job was stopped"),
-        ("", "Slurm does not tell why the job was stopped"),
-        (None, "Slurm does not tell why the job was stopped"),
+        (f"{ENDING} Requeue=1 Restarts=2", CANCELLED),
+        (f"{ENDING} Requeue=1 Restarts=3", "Slurm itself has requeued this job"),
+        (ENDING.replace("COMPLETING", "NEWER"), f"{UNKNOWN} (its state is NEWER)"),
+        ("slurm_load_jobs error: Invalid job id specified", UNKNOWN),
+        ("", UNKNOWN),
+        (None, UNKNOWN),
     ],
 )
 def test_a_job_that_somebody_has_cancelled_is_known_by_its_times(told, why_not):
-    assert not_interrupted(told) == why_not
+    assert why_not_requeued(told, turn=2) == why_not
 
 
 # --- another turn
@@ -70,7 +70,7 @@ TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 SHOWS = f'test "$1" != --oneliner || {{ echo "{ENDING}"; exit 0; }}; exit'
 
 
-def test_a_job_that_was_not_interrupted_asks_slurm_nothing(conclude):
+def test_a_job_that_was_why_not_requeued_asks_slurm_nothing(conclude):
     for code, told, warned in ((0, None, None), (7, None, USR1), (130, signal.SIGINT, USR1)):
         assert conclude(code, told=told, warned=warned) == (code, [], [])
     assert conclude(143, told=TERM, requeue=False) == (143, [], [])
@@ -86,7 +86,7 @@ def test_a_warned_job_gets_another_turn_unless_it_went_on_for_long(conclude):
 
 def test_a_job_at_its_time_limit_gets_another_turn_and_a_cancelled_one_does_not(conclude):
     code, said, _ = conclude(143, told=TERM, scontrol=f"{SHOWS} 0")
-    assert (code, said) == (143, [f"info: not requeued: {CANCELLED}"])
+    assert (code, said) == (143, [f"info: {CANCELLED}"])
     code, _, calls = conclude(143, told=TERM, scontrol=f"{SHOWS} 0".replace("=None", "=TimeLimit"))
     assert (code, calls[-1]) == (143, "requeue 7")
 
@@ -94,8 +94,7 @@ def test_a_job_at_its_time_limit_gets_another_turn_and_a_cancelled_one_does_not(
 def test_without_an_answer_a_stopped_job_is_not_asked_for_again_and_what_to_do_is_said(conclude):
     code, [said], calls = conclude(143, told=TERM, scontrol="echo down >&2; exit 1")
     assert code == 143
-    why = "not requeued: Slurm does not tell why the job was stopped (scontrol ended with 1: down)"
-    assert said == f"warning: {why}; to have another turn: scontrol requeue 7"
+    assert said == f"warning: {UNKNOWN} (scontrol ended with 1: down); to have another turn: scontrol requeue 7"
     assert calls == ["--oneliner show job 7"]
 
 

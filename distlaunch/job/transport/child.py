@@ -124,10 +124,6 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
-    def terminate(self) -> None:
-        """Ask it to end, by TERM."""
-        self._process.terminate()
-
     def close(self) -> None:
         """Kill it if it hangs on a leash, with all of its group; keep what it has said. May be called again."""
         if self._closed:

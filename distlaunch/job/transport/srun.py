@@ -45,6 +45,8 @@ _PASSING = re.compile(
     re.IGNORECASE,
 )
 """srun's words about what may be otherwise in a moment."""
+_BUSY_HINT = "another step of this job may hold the CPUs or the memory: squeue --steps"
+"""For an srun that says nothing: that of Slurm 22.05 waits so."""
 _WAITING = re.compile(r"retrying|waiting|queued|pending|busy", re.IGNORECASE)
 
 
@@ -297,7 +299,8 @@ class Srun:
                 self._fail(awaited, _why(step, awaited.host))
             elif now >= awaited.until:
                 last = _last(step, awaited.host)
-                self._fail(awaited, Trouble("srun", f"the agent has not called in time{last}"))
+                hint = None if last or step.returncode is not None else _BUSY_HINT
+                self._fail(awaited, Trouble("srun", f"the agent has not called in time{last}", hint=hint))
         for step in [step for step in self._steps if step.is_over]:
             step.close()
             self._steps.remove(step)

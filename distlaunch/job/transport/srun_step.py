@@ -8,17 +8,20 @@ and with one that a node does not have it is refused.
 
 from __future__ import annotations
 
+import os
 import re
 import select
-import socket
+import signal
+import subprocess
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.job.transport.bootstrap import FLAGS, OLDEST, PYTHONS, stub
-from distlaunch.job.transport.child import Child, Leash
+from distlaunch.job.transport.child import Leash
 from distlaunch.job.transport.limits import as_found
 
 _OF_THE_JOB = re.compile(
@@ -40,9 +43,11 @@ _SCRIPT = (
 _STUB = stub("called", "sys.argv[2:]")
 _OF_OUR_OWN = "configuration lacks support for cpu binding"
 """What srun says of --cpu-bind=none, where there is nothing to bind by."""
-_TOGETHER = 'exec "$@" 2>&1'
+_GUARDED = 'exec 3<&2 2>&1; ({ read -r _ <&3; kill -9 0; } </dev/null >/dev/null 2>&1 &); exec 3<&- "$@"'
+"""Gets the leash as stderr, and has all output be one. What else is as in ``child``; but srun's stdin has to be a pipe:
+of a socket that nobody writes to any more it leaves what it has not read."""
 _END_S, _LOST_END_S, _TERM_S = 3.0, 0.5, 2.0
-"""How long srun may take to end after all agents have left, if it waits for an agent that is lost, and after TERM."""
+"""How long srun may take to end after all agents have left, if it waits for one that is lost, and after a signal."""
 _CHUNK = 1 << 16
 _MOST_LINES = 50
 _LONGEST_LINE = 300
@@ -108,41 +113,61 @@ class Step:
         """An agent of it that had called is lost: srun may end the others, or wait for ever."""
         self._unsent = memoryview(code)
         self._half = b""
-        self._speaks = True
-        words = as_found(argv)  # srun has the tasks start with its own limits
-        self._child = Child(["/bin/sh", "-c", _TOGETHER, "srun", *words], environ=environ, leash=leash)
-        self._child.stream.settimeout(0.0)
+        self._leash = leash
+        self._closed = False
+        self._reading = self._writing = -1
+        held = leash.hold()
+        theirs = [held]
+        try:
+            self._reading, its_output = os.pipe2(os.O_CLOEXEC)
+            theirs.append(its_output)
+            its_input, self._writing = os.pipe2(os.O_CLOEXEC)
+            theirs.append(its_input)
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _GUARDED, "sh", *as_found(argv)],  # srun has the tasks start with its own limits
+                stdin=its_input, stdout=its_output, stderr=held, env=dict(environ),
+                start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            leash.let_go()
+            self._close_pipes()
+            raise
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        for descriptor in (self._reading, self._writing):
+            os.set_blocking(descriptor, False)
 
     def descriptors(self) -> dict[int, int]:
-        """Give what to poll; nothing after the end of its output."""
-        if not self._speaks:
-            return {}
-        return {self._child.stream.fileno(): select.POLLIN | (select.POLLOUT if self._unsent else 0)}
+        """Give what to poll."""
+        wanted = {self._reading: select.POLLIN, self._writing: select.POLLOUT}
+        return {descriptor: mask for descriptor, mask in wanted.items() if descriptor >= 0}
 
     def send(self) -> None:
         """Give srun of the zip what it takes now; its stdin is closed after the last of it."""
-        if not self._unsent or not self._speaks:
+        if self._writing < 0:
             return
         try:
             while self._unsent:
-                self._unsent = self._unsent[self._child.stream.send(self._unsent[:_CHUNK]) :]
-            self._child.stream.shutdown(socket.SHUT_WR)
+                self._unsent = self._unsent[os.write(self._writing, self._unsent[:_CHUNK]) :]
         except BlockingIOError:
-            pass
+            return
         except OSError:
-            self._unsent = self._unsent[:0]  # it has ended, or will tell
+            pass  # it has ended, or will tell
+        os.close(self._writing)
+        self._writing = -1
 
     def read(self) -> list[str]:
         """Give the lines that have come; printable, and cut off."""
-        if not self._speaks:
+        if self._reading < 0:
             return []
         try:
-            data = self._child.stream.recv(_CHUNK)
+            data = os.read(self._reading, _CHUNK)
         except BlockingIOError:
             return []
-        except OSError:  # it has ended without reading all
-            data = b""
-        self._speaks = bool(data)
+        if not data:
+            os.close(self._reading)
+            self._reading = -1
         *lines, self._half = (self._half + data).split(b"\n")
         if not data or len(self._half) > _CHUNK:
             lines, self._half = [*lines, self._half], b""
@@ -153,18 +178,18 @@ class Step:
 
     def finish_reading(self) -> None:
         """Read what there is of an srun that has ended."""
-        while self._speaks and self.read():
+        while self.read():
             pass
 
     @property
     def returncode(self) -> int | None:
         """Give how it has ended; None if it has not."""
-        return self._child.returncode()
+        return self._process.poll()
 
     @property
     def is_over(self) -> bool:
         """Tell whether it has ended, and all that it has said is read."""
-        return not self._speaks and self.returncode is not None
+        return self._reading < 0 and self.returncode is not None
 
     def how_ended(self) -> str:
         """Say how srun has ended, as a clause."""
@@ -175,17 +200,32 @@ class Step:
 
     def wait(self, until: float) -> bool:
         """Wait for its end until this monotonic time; tell whether it has come."""
-        return self._child.returncode(max(0.0, until - time.monotonic())) is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, until - time.monotonic()))
+        return self.returncode is not None
 
     def terminate(self) -> None:
         """Ask it to end."""
-        self._child.terminate()
+        self._process.terminate()
 
     def close(self) -> None:
         """Kill it if it runs, and have nothing to do any more with what it reads and says."""
-        self._speaks = False
-        self._child.close()
-        self._child.stream.close()
+        if self._closed:
+            return
+        self._closed = True
+        if (
+            not self._leash.is_closed
+        ):  # as long as the leash is there, so is the guard, and the group's number nobody else's
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._leash.let_go()
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        for descriptor in (self._reading, self._writing):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._reading = self._writing = -1
 
 
 def end_steps(steps: Sequence[Step]) -> None:
@@ -195,7 +235,9 @@ def end_steps(steps: Sequence[Step]) -> None:
     for step in left:
         step.terminate()
     until = time.monotonic() + _TERM_S
-    for step in left:
-        step.wait(until)
+    left = [step for step in left if not step.wait(until)]
     for step in steps:
         step.close()
+    until = time.monotonic() + _TERM_S
+    for step in left:
+        step.wait(until)

@@ -67,6 +67,7 @@ def start():
     yield starting
     for step in steps:
         step.close()
+        assert step.wait(until=float("inf"))
 
 
 @pytest.fixture
@@ -145,11 +146,11 @@ def test_it_ends_with_its_leash_while_it_waits_for_resources(start):
 
 def heard_its_first_line(step: Step) -> None:
     poll = select.poll()
+    step.send()
+    [descriptor] = step.descriptors()
+    poll.register(descriptor, select.POLLIN)
     while not step.lines:
-        [descriptor] = step.descriptors()
-        poll.register(descriptor, select.POLLIN)
         assert poll.poll(30_000)
-        step.send()
         step.read()
 
 
@@ -174,7 +175,9 @@ def test_silent_steps_are_waited_for_at_once():
     done: list[tuple[str, float]] = []
     end_steps([Silent(done, has_lost=lost) for lost in (False, True, False)])
     turns = [(what, [until for _, until in each]) for what, each in groupby(done, key=lambda entry: entry[0])]
-    assert [(what, len(each)) for what, each in turns] == [("wait", 3), ("TERM", 3), ("wait", 3), ("close", 3)]
+    assert [(what, len(each)) for what, each in turns] == [
+        *(("wait", 3), ("TERM", 3), ("wait", 3), ("close", 3), ("wait", 3))
+    ]
     first, asked = turns[0][1], turns[2][1]
     assert first[0] == first[2] > first[1], "for the end of a step that has lost an agent less is waited"
     assert len(set(asked)) == 1
