@@ -62,9 +62,11 @@ class Site:
         self._environ = environ
         self._options = options
         self._by_srun = part == "all" and several
+        self._steps = self._by_srun or part != "all"
+        """Workers are in steps: those of our agents, or that of a launcher in each task."""
         self._job = environ.get("SLURM_JOB_ID", "")
         self._turn = _number(environ.get("SLURM_RESTART_COUNT", "")) or 0
-        asks = self._by_srun or options.grace > KILL_WAIT_S
+        asks = self._by_srun or (part == "all" and options.grace > KILL_WAIT_S)
         self._config = _Asked(("scontrol", "show", "config"), environ) if asks else None
         wanted = self._by_srun and flexible
         self._script = _Asked(("scontrol", "write", "batch_script", self._job, "-"), environ) if wanted else None
@@ -91,10 +93,12 @@ class Site:
     @property
     def signals_all(self) -> bool:
         """Tell whether the signals of a step go to all of its processes, not only to those that srun has started."""
-        return self._by_srun and self.config.get("ProctrackType") == "proctrack/linuxproc"
+        return self._steps and self.config.get("ProctrackType") == "proctrack/linuxproc"
 
     def scheduler(self) -> Scheduler:
-        """Give what the policy has to know."""
+        """Give what the policy has to know. Of several launchers only the one that has the policy asks Slurm."""
+        if self._config is None and self._steps:
+            self._config = _Asked(("scontrol", "show", "config"), self._environ)
         wait = re.match(r"\d+", self.config.get("KillWait", ""))
         return Scheduler(
             kill_after_s=float(wait[0]) if wait else KILL_WAIT_S, signals_all=self.signals_all, attempt=self._turn

@@ -57,15 +57,24 @@ def until(condition: Callable[[], Any], what: str, within_s: float = 60.0) -> An
 
 
 class Job:
-    """A batch job; ``options`` are sbatch's, ``train`` those of distlaunch."""
+    """A batch job; ``options`` are sbatch's, ``train`` those of distlaunch; ``size`` where there are no GPUs."""
 
-    def __init__(self, slurm, options: str, *, train: str = "", words: str = "", script: str = "exec {}") -> None:
+    def __init__(
+        self,
+        slurm,
+        options: str,
+        *,
+        train: str = "",
+        words: str = "",
+        script: str = "exec {}",
+        size: str = "--procs-per-node 1",
+    ) -> None:
         self.slurm = slurm
         self.place = slurm.work / f"place-{time.monotonic_ns()}"
         self.place.mkdir()
         command = f"{shlex.quote(sys.executable)} -m distlaunch train --device cuda {SHORT} {train} {HEARS} {words}"
         if "--gpu" not in options and "--gres" not in options:
-            command = command.replace("--device cuda", "--procs-per-node 1")
+            command = command.replace("--device cuda", size)
         text = f"export PLACE={self.place} XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT}\n" + script.format(
             command
         )
@@ -102,7 +111,10 @@ class Job:
 
     def wait_heard(self, *lines: str, attempt: int = 0) -> None:
         """Wait until every worker has heard just this."""
-        until(lambda: all(each == list(lines) for each in self.heard(attempt)), f"{lines} in {self.heard(attempt)}")
+        try:
+            until(lambda: all(each == list(lines) for each in self.heard(attempt)), f"{lines}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}, not {self.heard(attempt)}\n{self.output}") from None
 
     def enough(self) -> None:
         (self.place / "enough").touch()

@@ -107,6 +107,23 @@ def test_what_slurm_refuses_the_batch_script_can_do(conclude):
     assert (code, len(said)) == (0, 1), "Slurm has ended scontrol with the job, as it was asked to"
 
 
+@pytest.mark.parametrize(("tracker", "signals_all"), [("linuxproc", True), ("cgroup", False)])
+def test_of_launchers_in_a_step_only_the_one_that_decides_asks_whom_slurms_signals_reach(
+    tmp_path, tracker, signals_all
+):
+    program = tmp_path / "scontrol"
+    program.write_text(f"#!/bin/sh\necho >>{tmp_path}/calls\necho ProctrackType = proctrack/{tracker}\n")
+    program.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
+    options = TrainOptions(grace=100.0)
+    site = Site(environ, options, part="node", several=False, flexible=False)
+    assert not (tmp_path / "calls").exists()
+    scheduler = site.scheduler()
+    assert (scheduler.signals_all, scheduler.attempt) == (signals_all, 2)
+    shell = Site(environ, options, part="all", several=False, flexible=False)
+    assert not shell.scheduler().signals_all, "there is no step, and nobody else who could tell"
+
+
 def test_a_command_that_hangs_is_given_up_with_all_that_it_has_started(tmp_path):
     asked = _Asked(("/bin/sh", "-c", f"sleep 1000 & echo $! >{tmp_path}/pid; wait"), os.environ)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("\n"):

@@ -50,6 +50,22 @@ def test_ours_counts_when_no_agent_has_got_it():
     assert signals.take(Signalled(signum=USR1, node=3, reached=True), 1.5) is None
 
 
+def test_where_workers_are_signalled_as_well_a_second_launcher_shows_that_they_were():
+    signals = Signals(holds=True)
+    assert signals.take(Signalled(signum=TERM, node=1), 1.0) is None
+    assert signals.take(Signalled(signum=TERM, node=1), 1.01) is None
+    assert signals.take(Signalled(signum=TERM), 1.05) == Signalled(signum=TERM, reached=True)
+    assert signals.take(Signalled(signum=TERM, node=2), 1.06) is None
+    assert signals.due(2.0) == []
+
+
+def test_a_signal_to_one_launcher_alone_is_passed_on_to_workers():
+    signals = Signals(holds=True)
+    event = Signalled(signum=TERM, node=1)
+    assert signals.take(event, 1.0) is None
+    assert signals.due(1.0 + HOLD_S) == [event]
+
+
 @pytest.mark.parametrize("event", [Signalled(signum=signal.SIGINT), Signalled(signum=TERM, kill=True)])
 def test_what_a_person_sends_never_waits(event):
     assert Signals(holds=True).take(event, 1.0) == event
