@@ -74,10 +74,10 @@ def test_a_launcher_that_is_killed_ends_the_others_and_its_workers(slurm):
     last.up(2)
     os.kill(first.launcher("n1").pid, signal.SIGKILL)
     os.kill(last.launcher("n4").pid, signal.SIGKILL)
-    for job in (first, last):
+    for job, other in ((first, 1), (last, 0)):
         done = job.wait()
         assert done.state == "FAILED", done.output
-        assert job.heard() == [["SIGTERM", "saved"]] * 2
+        assert job.heard()[other] == ["SIGTERM", "saved"]  # by proctrack/cgroup Slurm kills at once what a task leaves
 
 
 def test_each_worker_of_a_step_gets_each_signal_of_slurm_once(slurm):
