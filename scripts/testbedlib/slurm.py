@@ -15,7 +15,6 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from testbedlib import kernel
 from testbedlib.sandbox import TestbedError
 
 TRACKERS = ("linuxproc", "cgroup")
@@ -42,7 +41,6 @@ def bring_up(directory: str, tracker: str) -> dict[str, str]:
         os.mkdir(f"{directory}/{name}", 0o755)
     for index in range(max(len(_gpus(types)) for types in NODES.values())):
         os.mknod(f"{directory}/dev/nvidia{index}", stat.S_IFCHR | 0o666, os.makedev(1, 3))  # each a /dev/null
-    _name_nodes(directory)
     _start_munge(directory)
     for _ in range(_TRIES):
         try:
@@ -50,13 +48,6 @@ def bring_up(directory: str, tracker: str) -> dict[str, str]:
         except _PortTakenError:
             continue
     raise TestbedError(f"{_TRIES} times another program took a port that had been free")
-
-
-def _name_nodes(directory: str) -> None:
-    """Have the nodes' names be this machine's, in the sandbox alone: mounts are its own."""
-    with open("/etc/hosts", encoding="utf-8") as known, open(f"{directory}/etc/hosts", "w", encoding="utf-8") as file:
-        file.write(f"{known.read()}\n127.0.0.1 {' '.join(NODES)}\n")
-    kernel.bind(f"{directory}/etc/hosts", "/etc/hosts")
 
 
 def _start_munge(directory: str) -> None:
@@ -217,9 +208,8 @@ def configuration(directory: str, tracker: str, ports: Sequence[int]) -> dict[st
         ]
     partition = f"Nodes={','.join(NODES)} MaxTime=INFINITE State=UP OverSubscribe=NO"
     lines.append(f"PartitionName=all {partition} Default=YES PreemptMode=OFF")
-    lines.append(
-        f"PartitionName=cheap {partition} PriorityTier=0 PreemptMode=REQUEUE"
-    )  # all's jobs take its nodes away
+    # Jobs of the first take the nodes of this one's.
+    lines.append(f"PartitionName=cheap {partition} PriorityTier=0 PreemptMode=REQUEUE")
     # salloc reads this where it runs: without a command it then starts a step, and the shell in that.
     interactive = [
         "LaunchParameters=use_interactive_step",

@@ -8,9 +8,16 @@ import signal
 
 import pytest
 
-from tests.cluster.slurm_jobs import Job
+from tests.cluster import slurm_jobs
 
 pytestmark = pytest.mark.timeout(240)
+
+
+class Job(slurm_jobs.Job):
+    """A job of a step of launchers; on the test bed the names of nodes are nobody's."""
+
+    def __init__(self, slurm, options: str, **more: str) -> None:
+        super().__init__(slurm, options, train="--master-addr 127.0.0.1", **more)
 
 
 SIZES = {1: "--procs-per-node 1", 2: "--device cpu"}
