@@ -13,14 +13,13 @@ from distlaunch.render import names, pod
 from distlaunch.render.request import Request, duration_s
 from distlaunch.render.shape import Shape
 from distlaunch.render.yaml import Noted, Value, written
+from distlaunch.resolve.rendezvous import DEFAULT_PORT
 
 _CONTAINER = "trainer"
 _NAME = "batch.kubernetes.io/job-name"
-_KEPT_S = 7 * 24 * 3600
-_RENDEZVOUS_PORT = 29400
 _TOLD, _KILLED = 128 + signal.SIGTERM, 128 + signal.SIGKILL
 _OF_OTHERS = (EXIT_UNAVAILABLE, _TOLD)
-"""How launchers end since another pod was lost, or is to end: a TERM anywhere ends them all."""
+"""How launchers end since another pod was lost, or is to end: TERM at one ends all, unless the job is elastic."""
 _LOST = (EXIT_SOFTWARE, _KILLED)
 """How a single launcher ends beside others that go on."""
 
@@ -42,7 +41,7 @@ def _service(request: Request, name: str) -> dict[str, Value]:
         "clusterIP": Noted(value="None", why="Headless: each pod has a name of its own."),
         "publishNotReadyAddresses": Noted(value=True, why="Pods find each other before they are ready."),
         "selector": {_NAME: name},
-        "ports": [{"name": "rendezvous", "port": _RENDEZVOUS_PORT}],
+        "ports": [{"name": "rendezvous", "port": DEFAULT_PORT}],
     }
     return {"apiVersion": "v1", "kind": "Service", "metadata": pod.metadata(request, name), "spec": spec}
 
@@ -58,23 +57,32 @@ def _job(request: Request, shape: Shape, name: str) -> dict[str, Value]:
             value={"rules": [{"succeededIndexes": "0"}]},
             why="Pod 0 coordinates: if it ends with 0 the job is done, also for pods that never got room.",
         )
-    lost = f"How many pods may be lost by {_KILLED} or {EXIT_SOFTWARE} (below)."
-    restarts = "Restarts take place inside the pods, and cost nothing here."
-    spec["backoffLimit"] = pod.replacements(request, shape, f"{lost} {restarts}")
+    spec["backoffLimit"] = Noted(value=pod.replacements(request, shape), why=_why_so_many(shape))
     spec["podReplacementPolicy"] = Noted(
         value="Failed", why="A pod is replaced when it has ended, not while it still saves: both have the same name."
     )
-    spec["podFailurePolicy"] = {"rules": _rules()}
+    spec["podFailurePolicy"] = {"rules": _rules(shape)}
     if request.more.time is not None:
         why = "Then all pods are told to end, as when they are deleted."
         spec["activeDeadlineSeconds"] = Noted(value=duration_s(request.more.time), why=why)
-    spec["ttlSecondsAfterFinished"] = Noted(value=_KEPT_S, why="The pods' logs can be read for a week.")
+    spec["ttlSecondsAfterFinished"] = pod.kept()
     spec["template"] = _template(request, shape, name)
     about = pod.queued(request, pod.metadata(request, name))
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": spec}
 
 
-def _rules() -> list[Value]:
+def _why_so_many(shape: Shape) -> str:
+    lost = f"How many pods may be lost by {_KILLED} or {EXIT_SOFTWARE} (below)."
+    restarts = "Restarts take place inside the pods, and cost nothing here."
+    if shape.elastic:
+        more = "The others go on without them: all pods but one, and all once more for each of --max-restarts."
+    else:
+        more = "--max-restarts times the pods, as a restart may have lost them all."
+    return f"{lost} {restarts} {more}"
+
+
+def _rules(shape: Shape) -> list[Value]:
+    told = "a pod was told to end" if shape.elastic else "a pod was told to end, and so all were"
     return [
         Noted(
             value={"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -85,8 +93,8 @@ def _rules() -> list[Value]:
                 "action": "Ignore",
                 "onExitCodes": {"containerName": _CONTAINER, "operator": "In", "values": [*_OF_OTHERS]},
             },
-            why=f"Nor are the others then: {_TOLD} (a pod was told to end, and so all were), {EXIT_UNAVAILABLE} (a node"
-            " is missing, perhaps the coordinator's). They begin again, later each time.",
+            why=f"Nor are these: {_TOLD} ({told}), {EXIT_UNAVAILABLE} (a node is missing, perhaps the coordinator's)."
+            " They begin again, later each time.",
         ),
         Noted(
             value={
@@ -111,5 +119,4 @@ def _template(request: Request, shape: Shape, name: str) -> dict[str, Value]:
     }
     if shape.most > 1:
         spec = {"subdomain": Noted(value=name, why="The Service: makes NAME-0, NAME-1, ... names in DNS."), **spec}
-    label = Noted(value="false", why="A mesh's proxy would stand between the workers, and outlive them.")
-    return {"metadata": {"labels": {"sidecar.istio.io/inject": label}}, "spec": spec}
+    return {"metadata": {"labels": pod.no_sidecar()}, "spec": spec}

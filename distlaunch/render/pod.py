@@ -18,6 +18,7 @@ _LEAVING_S = 5
 """What the launcher has after its own grace, before the kubelet kills it."""
 _EFA_HUGE_PAGES = "5120Mi"
 """What AWS' documentation of EFA on EKS asks for."""
+_KEPT_S = 7 * 24 * 3600
 _INT32 = (1 << 31) - 1
 _ABOUT_IMAGE = "It needs distlaunch and the script, under a tag that does not move: another pod must bring the same."
 _PLAIN_AFTER_DOLLAR = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_{ ")
@@ -143,13 +144,25 @@ def _claims(request: Request) -> list[tuple[str, str]]:
     return claims
 
 
-def tolerations(request: Request, shape: Shape) -> list[Value]:
-    """Give what lets pods onto nodes that are kept for GPUs; empty if there is nothing to say."""
+def tolerations(request: Request, shape: Shape) -> dict[str, Value]:
+    """Give the part of a pod that lets it onto nodes that are kept for GPUs; empty if there is nothing to say."""
     if not shape.gpus:
-        return []
+        return {}
     domain, _, kind = names.resource_name(request.more.gpus_resource).partition("/")
     key = f"{domain}/{'gpu' if kind.startswith('mig-') else kind}"
-    return [{"key": key, "operator": "Exists", "effect": "NoSchedule"}]
+    tolerated: Value = [{"key": key, "operator": "Exists", "effect": "NoSchedule"}]
+    return {"tolerations": Noted(value=tolerated, why="GPU nodes mostly keep other pods away.")}
+
+
+def no_sidecar() -> dict[str, Value]:
+    """Give the label that keeps a service mesh out of the pods."""
+    why = "A mesh's proxy would stand between the workers, and outlive them."
+    return {"sidecar.istio.io/inject": Noted(value="false", why=why)}
+
+
+def kept() -> Value:
+    """Give how long what has ended is kept, in seconds."""
+    return Noted(value=_KEPT_S, why="The pods' logs can be read for a week.")
 
 
 def grace_period(request: Request) -> Value:
@@ -158,18 +171,14 @@ def grace_period(request: Request) -> Value:
     return Noted(value=seconds, why="--grace, in which workers save, and the launcher's own end.")
 
 
-def replacements(request: Request, shape: Shape, why: str) -> Value:
+def replacements(request: Request, shape: Shape) -> int:
     """Give a backoffLimit: how many pods may be lost.
 
     A restart may have lost all pods, so there are as many for each. An elastic job survives losses without a restart;
     one fewer than all pods, so that what ends them all at once is not repeated beyond --max-restarts.
     """
-    most = request.train.max_restarts * shape.most
-    more = "--max-restarts times the pods, as a restart may have lost them all."
-    if shape.elastic:
-        most += shape.most - 1
-        more = "The others go on without them: all pods but one, and all once more for each of --max-restarts."
-    return Noted(value=min(most, _INT32), why=f"{why} {more}")
+    most = request.train.max_restarts * shape.most + (shape.most - 1 if shape.elastic else 0)
+    return min(most, _INT32)
 
 
 def container(request: Request, shape: Shape, name: str) -> dict[str, Value]:
@@ -197,9 +206,7 @@ def pod_spec(request: Request, shape: Shape, inside: dict[str, Value]) -> dict[s
         ),
         "terminationGracePeriodSeconds": grace_period(request),
     }
-    if tolerated := tolerations(request, shape):
-        spec["tolerations"] = Noted(value=tolerated, why="GPU nodes mostly keep other pods away.")
-    return {**spec, "containers": [inside], "volumes": volumes(request)}
+    return {**spec, **tolerations(request, shape), "containers": [inside], "volumes": volumes(request)}
 
 
 def metadata(request: Request, name: str) -> dict[str, Value]:

@@ -14,9 +14,9 @@ from distlaunch.render.yaml import Noted, Value, plain, written
 
 _CONTAINER = "pytorch"
 _SIGNALLED = 128
+_LIMIT = "With 0 the operator ends the job when it would replace a pod; against another number it counts none."
 _PORT = 23456
 """The operator's own default."""
-_KEPT_S = 7 * 24 * 3600
 
 
 def render(request: Request, shape: Shape) -> str:
@@ -85,9 +85,9 @@ def _spec(request: Request, shape: Shape, name: str) -> dict[str, Value]:
 
 def _run_policy(request: Request, shape: Shape) -> dict[str, Value]:
     policy: dict[str, Value] = {
-        "backoffLimit": pod.replacements(request, shape, "How many pods may be lost."),
+        "backoffLimit": Noted(value=pod.replacements(request, shape), why=_LIMIT),
         "cleanPodPolicy": Noted(value="Running", why="When the job has ended, pods that still run are ended too."),
-        "ttlSecondsAfterFinished": Noted(value=_KEPT_S, why="The pods' logs can be read for a week."),
+        "ttlSecondsAfterFinished": pod.kept(),
     }
     if request.more.time is not None:
         why = "Then all pods are told to end, as when they are deleted."
@@ -106,9 +106,8 @@ def _replicas(request: Request, shape: Shape, count: int) -> dict[str, Value]:
     else:
         restart = Noted(value="Never", why="No restart was asked for: --max-restarts.")
     inside = pod.container(request, shape, _CONTAINER)
-    label = Noted(value="false", why="A mesh's proxy would stand between the workers, and outlive them.")
     template: dict[str, Value] = {
-        "metadata": {"labels": {"sidecar.istio.io/inject": label}},
+        "metadata": {"labels": pod.no_sidecar()},
         "spec": pod.pod_spec(request, shape, inside),
     }
     return {"replicas": count, "restartPolicy": restart, "template": template}

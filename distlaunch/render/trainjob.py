@@ -89,9 +89,7 @@ def _patch(request: Request, shape: Shape) -> dict[str, Value]:
         inside["securityContext"] = rights
     inside["volumeMounts"] = pod.mounts(request)
     spec: dict[str, Value] = {"terminationGracePeriodSeconds": pod.grace_period(request)}
-    if tolerated := pod.tolerations(request, shape):
-        spec["tolerations"] = Noted(value=tolerated, why="GPU nodes mostly keep other pods away.")
+    spec |= pod.tolerations(request, shape)
     spec |= {"containers": [inside], "volumes": pod.volumes(request)}
-    label = Noted(value="false", why="A mesh's proxy would stand between the workers, and outlive them.")
-    template: dict[str, Value] = {"metadata": {"labels": {"sidecar.istio.io/inject": label}}, "spec": spec}
+    template: dict[str, Value] = {"metadata": {"labels": pod.no_sidecar()}, "spec": spec}
     return {"replicatedJobs": [{"name": _JOB, "template": {"spec": {"template": template}}}]}
