@@ -16,18 +16,17 @@ from contextlib import suppress
 
 from distlaunch.core.agent.hearing import Hearing
 from distlaunch.core.agent.remote_agent import Clock
-from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, ConfigError, LaunchError, ProtocolError
+from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, LaunchError, ProtocolError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import Decoder, encode
 from distlaunch.job import signals
+from distlaunch.job.coordinator import Coordinator
 from distlaunch.job.orders import PASSED_ON, Orders
 from distlaunch.job.own_node import OwnNode, Words
 from distlaunch.job.peer_settings import AGAIN_S, END_S, SIGNALS_LEAVE, Call, PeerSettings, Planner
-from distlaunch.job.peers import Peer, Writer
 from distlaunch.job.records import EventLog, OutputFiles
 from distlaunch.job.sink import Sink
 from distlaunch.job.starting import Streams, start_of
@@ -36,7 +35,6 @@ from distlaunch.job.transport.link import Link
 
 _MOST_CHUNKS = 64
 _LONGEST_TEXT = 1 << 18
-_LAST_S = 2.0
 
 
 class PeerRunner:
@@ -68,7 +66,7 @@ class PeerRunner:
         self._call = call
         self._count_from = count_from
         self._job_id = settings.job_id
-        self._peer: Peer[p.ToPeer] | None = None
+        self._coordinator = Coordinator()
         self._hearing = Hearing(settings.lost_after_s)
         self._joined_at = 0.0
         self._why = ""
@@ -123,6 +121,8 @@ class PeerRunner:
         may_go_on = not began or self._restarts < settings.max_restarts or settings.flexible
         if may_go_on and not self._is_odd:
             self._rest()
+        if self._exit_code is not None or self._own.is_broken:
+            return EXIT_SOFTWARE  # its workers' parent will not come again
         if self._told is not None:
             return 128 + self._told
         if self._is_odd:
@@ -143,8 +143,7 @@ class PeerRunner:
     def close(self) -> None:
         """End what is left here; then the coordinator may know."""
         self._own.close()
-        if self._peer is not None:
-            self._peer.close()
+        self._coordinator.close()
 
     # --- the coordinator
 
@@ -154,13 +153,7 @@ class PeerRunner:
         self._joined_at = time.monotonic()
         self._hearing.heard()
         self._orders.joined()
-        self._peer = peer = Peer[p.ToPeer](0, Decoder(p.TO_PEER, r.REMOTE_PARTS))
-        peer.open(link, now=0.0)
-        peer.writer = Writer(peer, lambda: link, name="to the coordinator")
-        try:
-            peer.writer.start()
-        except RuntimeError as exc:
-            raise ConfigError("no thread can be started", hint="the limit of processes is reached: ulimit -u") from exc
+        self._coordinator.open(link)
 
     def _apply(self) -> None:
         attempt, restarts = self._orders.attempt, self._restarts
@@ -175,8 +168,7 @@ class PeerRunner:
             self._sink.say(f"the job is called {welcome.job_id} now; this node's logs stay where they are")
 
     def _send(self, message: Record) -> None:
-        if self._peer is not None:
-            self._peer.write(encode(message))
+        self._coordinator.tell(message)
 
     def _serve(self) -> None:
         """Wait, and do what there is to do, once."""
@@ -193,8 +185,8 @@ class PeerRunner:
         for descriptor, wanted in self._own.descriptors().items():
             poll.register(descriptor, wanted)
         poll.register(self._signals.fileno(), select.POLLIN)
-        if self._peer is not None and self._peer.link is not None:
-            poll.register(self._peer.link.fileno(), select.POLLIN)
+        if (link := self._coordinator.link) is not None:
+            poll.register(link.fileno(), select.POLLIN)
         waits_s = [*waits_s]
         if not self._clock.paused and (deadline := self._own.deadline()) is not None:
             waits_s.append(deadline - self._clock())
@@ -204,19 +196,19 @@ class PeerRunner:
                     self._on_signal(signum)
 
     def _hear(self) -> None:
-        peer = self._peer
+        link = self._coordinator.link
         for _ in range(_MOST_CHUNKS):
-            if peer is None or peer.link is None or self._is_over():
+            if link is None or self._is_over():
                 return
-            data = peer.link.receive()
+            data = link.receive()
             if data is None:
-                self._why = peer.link.why_closed()
+                self._why = link.why_closed()
                 return
             if not data:
                 return
             self._hearing.heard()
             try:
-                for message in peer.decoder.feed(data):
+                for message in self._coordinator.decoded(data):
                     self._handle(message)
                     if self._is_over():  # what follows is nobody's
                         return
@@ -292,31 +284,33 @@ class PeerRunner:
         self._exit_code = code
 
     def _refuse(self, exc: LaunchError) -> None:
-        self._send(r.Ending(why=exc.message))
-        self._flush()
+        self._end_part(exc.message)
+
+    def _end_part(self, why: str) -> None:
+        """Have the coordinator know why this launcher ends."""
+        self._send(r.Ending(why=why))
+        self._coordinator.flush()
 
     # --- our own node
 
     def _tell(self, message: Words) -> None:
-        self._note(message)
         self._send(message)
+        self._note(message)
         if isinstance(message, m.Fault):
-            self._sink.say(f"internal error: {message.text}; all workers here have been killed", level="error")
-            self._exit_code = EXIT_SOFTWARE
-            self._flush()
+            self._coordinator.flush()
 
     def _note(self, message: Words) -> None:
-        if isinstance(message, m.Gone):
-            self._running = None
-        elif isinstance(message, m.WorkerExited):
-            fields = {"attempt": message.attempt, "rank": message.rank, "pid": message.pid}
-            self._events.write("worker_exited", {**fields, "returncode": message.returncode})
-
-    def _flush(self) -> None:
-        """Let what has been said leave, for a bounded time."""
-        until = time.monotonic() + _LAST_S
-        while self._peer is not None and self._peer.has_unsent and time.monotonic() < until:
-            time.sleep(0.01)
+        match message:
+            case m.Gone():
+                self._running = None
+            case m.WorkerExited():
+                fields = {"attempt": message.attempt, "rank": message.rank, "pid": message.pid}
+                self._events.write("worker_exited", {**fields, "returncode": message.returncode})
+            case m.Fault():
+                self._sink.say(f"internal error: {message.text}; all workers here have been killed", level="error")
+                self._exit_code = EXIT_SOFTWARE
+            case _:
+                pass
 
     # --- signals
 
@@ -325,30 +319,30 @@ class PeerRunner:
             self._sink.say(f"Ctrl-Z: only {self._settings.coordinator} can stop the job for a while", level="warning")
         elif signum in PASSED_ON:
             self._send(p.Told(signum=signum))
-        elif signum == signal.SIGTERM and self._settings.leaves and self._told is None and self._peer is not None:
-            self._told, self._times_told, self._leaves = signum, 1, True
-            self._why = "its launcher was told to end by SIGTERM"
-            self._send(r.Ending(why=self._why))
-            self._flush()
         elif signum in signals.ENDING and time.monotonic() - self._told_at >= DOUBLE_S:
             self._told_at = time.monotonic()
-            self._told = self._told or signum
-            self._times_told += 1
-            self._send(p.Told(signum=signum))
-            if self._times_told >= SIGNALS_LEAVE:
-                self._leave(signum)
-                return
-            first = self._times_told == 1
-            alone = "ending" if first else "killing the workers of this node"
-            what = alone if self._peer is None else f"telling {self._settings.coordinator}"
-            again = "; once more kills all workers" if first and signum == signal.SIGINT else ""
-            self._sink.say(f"{signal.Signals(signum).name}: {what}{again}")
+            self._on_ending(signum)
+
+    def _on_ending(self, signum: int) -> None:
+        is_first, is_alone = self._told is None, self._coordinator.link is None
+        self._told = self._told or signum
+        self._times_told += 1
+        if signum == signal.SIGTERM and self._settings.leaves and is_first and not is_alone:
+            self._leaves, self._why = True, "its launcher was told to end by SIGTERM"
+            self._end_part(self._why)
+            return
+        self._send(p.Told(signum=signum))
+        if self._times_told >= SIGNALS_LEAVE:
+            self._leave(signum)
+            return
+        alone = "ending" if is_first else "killing the workers of this node"
+        what = alone if is_alone else f"telling {self._settings.coordinator}"
+        again = "; once more kills all workers" if is_first and signum == signal.SIGINT else ""
+        self._sink.say(f"{signal.Signals(signum).name}: {what}{again}")
 
     def _leave(self, signum: int) -> None:
         """End alone: somebody has asked for it again and again."""
-        why = f"its launcher was told to end by {signal.Signals(signum).name} {SIGNALS_LEAVE} times"
-        self._send(r.Ending(why=why))
-        self._flush()
+        self._end_part(f"its launcher was told to end by {signal.Signals(signum).name} {SIGNALS_LEAVE} times")
         self._sink.say("killing the workers of this node", level="warning")
         self._exit_code = 128 + signum
 
@@ -357,20 +351,17 @@ class PeerRunner:
     def _wind_up(self) -> None:
         """Stop our own workers, as nobody is there to do so."""
         if self._is_odd:
-            self._send(r.Ending(why=f"it was told what makes no sense: {self._why}"))
-            self._flush()
-        if self._peer is not None:
-            self._peer.close()
-            self._peer = None
+            self._end_part(f"it was told what makes no sense: {self._why}")
+        self._coordinator.close()
         self._tell_loss()
         grace_s = self._settings.grace_s if self._leaves else self._settings.failure_grace_s
         until = time.monotonic() + grace_s + END_S
-        if self._running is not None and not self._own.is_broken:
+        if self._has_workers:
             if self._clock.paused:
                 self._clock.pause(paused=False)
                 self._own.handle(m.Pause(paused=False))
             ask = 0 if self._asked else signal.SIGINT if self._told == signal.SIGINT else signal.SIGTERM
-            self._own.handle(m.Stop(attempt=self._running, signum=ask, grace_s=grace_s))
+            self._own.handle(m.Stop(attempt=self._orders.attempt, signum=ask, grace_s=grace_s))
         enough = max(1, self._times_told) + 1
         while self._has_workers and (left_s := until - time.monotonic()) > 0:
             if self._times_told >= enough:
@@ -388,7 +379,7 @@ class PeerRunner:
     def _rest(self) -> None:
         """Let a moment pass, unless we are told to end: one that is lost as soon as it is joined may go on so."""
         until = self._joined_at + AGAIN_S
-        while self._told is None and (left_s := until - time.monotonic()) > 0:
+        while self._told is None and self._exit_code is None and (left_s := until - time.monotonic()) > 0:
             self._work_alone(left_s)
 
     def _tell_loss(self) -> None:

@@ -347,6 +347,36 @@ def test_the_second_signal_kills_workers_that_are_stopped_for_a_lost_coordinator
     assert peer.own.closed
 
 
+def test_a_node_that_breaks_while_its_workers_are_stopped_for_a_lost_coordinator_ends_the_launcher(peering):
+    peer = peering(commence(), CLOSED, max_restarts=3, flexible=True, again=[[VERDICT]])
+
+    def breaks():
+        peer.own.is_broken = True
+        peer.own.say(m.Fault(text="the spawner has vanished"))
+
+    peer.own.deaf, peer.own.on_stop = True, breaks
+    assert peer.run() == 70
+    assert "internal error: the spawner has vanished" in peer.told.text
+    assert not peer.told.of("calling_again")
+
+
+def test_a_node_that_breaks_in_the_pause_before_the_coordinator_is_called_again_ends_the_launcher(peering):
+    peer = peering(CLOSED, again=[[VERDICT]])
+    fault = m.Fault(text="the spawner has vanished")
+    peer.told.on_event = lambda kind: kind == "coordinator_lost" and peer.own.say(fault)
+    assert peer.run() == 70
+    assert not peer.told.of("calling_again")
+
+
+def test_a_second_term_right_behind_the_first_does_not_take_the_grace_from_a_launcher_that_leaves(peering, monkeypatch):
+    monkeypatch.setattr("distlaunch.job.peer.DOUBLE_S", 60.0)
+    peer = peering(commence(), lambda: peer.signals.come(signal.SIGTERM), leaves=True, flexible=True, grace_s=7.0)
+    peer.own.deaf, peer.own.on_stop = True, lambda: peer.signals.come(signal.SIGTERM)
+    peer.signals.on_read = lambda: peer.handled(m.Stop) and peer.own.say(GONE)
+    assert peer.run() == 143
+    assert "SIGTERM: killing" not in peer.told.text
+
+
 def test_a_stop_in_the_pause_before_the_coordinator_is_called_again_ends_the_launcher(peering):
     peer = peering(lambda: peer.own.say(m.Remark(text="", warning=False)), CLOSED)
     peer.told.on_event = lambda kind: kind == "coordinator_lost" and peer.signals.come(signal.SIGINT)
