@@ -81,8 +81,10 @@ class Srun:
         ports: Sequence[int],
         release: str,
         job_id: str,
+        start_step: Callable[..., Step] = Step,
     ) -> None:
         self._hosts = tuple(hosts)
+        self._start_step = start_step
         self._wanted, self._code, self._pythons = wanted, code, tuple(pythons)
         self.say: Callable[[str], None] = _nothing
         """Gets what srun says while the job runs, and what goes on on the port; called in the thread."""
@@ -195,9 +197,10 @@ class Srun:
             for descriptor, wanted in step.descriptors().items():
                 poll.register(descriptor, wanted)
         now = time.monotonic()
-        dues = [self._listener.deadline(), self._begin_at, *(awaited.until for awaited in self._waiting())]
-        if any(step.returncode is None for step in self._steps) and self._waiting():
-            dues.append(now + _LOOK_S)
+        waiting = self._waiting()
+        dues = [self._listener.deadline(), self._begin_at, *(awaited.until for awaited in waiting)]
+        if any(awaited.step is not None for awaited in waiting):
+            dues.append(now + _LOOK_S)  # nothing wakes us when srun has ended
         times = [due for due in dues if due is not None]
         poll.poll(min(max(0.0, min(times) - now), _LONGEST_WAIT_S) * 1000 + 1 if times else None)
         with suppress(BlockingIOError):
@@ -275,7 +278,7 @@ class Srun:
         argv = step_argv(self._wanted, hosts, again=again)
         argv += agent_argv(words, count=len(self._code), pythons=self._pythons)
         try:
-            step = Step(argv, hosts, self._code, self._environ, leash=self._leash)
+            step = self._start_step(argv, hosts, self._code, self._environ, leash=self._leash)
         except OSError as exc:
             for awaited in group:
                 self._fail(awaited, Trouble("srun", f"srun cannot be run: {exc.strerror}", passing=False))
@@ -288,22 +291,24 @@ class Srun:
     def _look(self) -> None:
         """Give up nodes whose srun has ended, or that have had their time."""
         now = time.monotonic()
+        ended = [step for step in self._steps if step.returncode is not None]  # the same for all who wait, and below
         for awaited in self._waiting():
             step = awaited.step
             if step is None:
                 continue
-            if step.returncode is not None:
+            if step in ended:
                 step.finish_reading()
                 if not self._wanted.all_or_none and len(step.hosts) > 1:
                     self._together = False  # one bad node fails all that are in a step with it
                 self._fail(awaited, _why(step, awaited.host))
             elif now >= awaited.until:
                 last = _last(step, awaited.host)
-                hint = None if last or step.returncode is not None else _BUSY_HINT
+                hint = None if last else _BUSY_HINT
                 self._fail(awaited, Trouble("srun", f"the agent has not called in time{last}", hint=hint))
-        for step in [step for step in self._steps if step.is_over]:
-            step.close()
-            self._steps.remove(step)
+        for step in ended:
+            if step.is_over:  # it has nobody who waits for it now
+                step.close()
+                self._steps.remove(step)
 
     def _fail(self, awaited: _Awaited, trouble: Trouble) -> None:
         with self._lock:
