@@ -20,7 +20,7 @@ from distlaunch.core.wire.handshake import TOKEN, Party
 from distlaunch.core.wire.remote import Surveyed
 from distlaunch.job.assembly import Assembly
 from distlaunch.job.composition import Composition
-from distlaunch.job.declining import decline
+from distlaunch.job.declining import decline, leave
 from distlaunch.job.door import Caller, Door
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.herald import Herald, LocalRanks
@@ -189,7 +189,10 @@ def run_launcher(
         launching.check_proc()
         mine = _Mine(planned, joiner, options, environ, sink, open_filters)
     except LaunchError as exc:
-        decline(joiner.rendezvous, party, host=joiner.hostname, why=exc.message)
+        if door is None:
+            decline(joiner.rendezvous, party, host=joiner.hostname, why=exc.message)
+        else:
+            door.refuse(exc)
         raise
     return _join(mine, party) if door is None else _coordinate(mine, door, site, clock)
 
@@ -255,7 +258,12 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
     options, environ, joiner, sink = mine.options, mine.environ, mine.joiner, mine.sink
     job_id = mine.planned.plan.job_id or new_job_id(time.time(), os.urandom(3))
     with ExitStack() as stack:
-        run_dir = make_run_dir(options.log_dir, job_id, environ)
+        try:
+            run_dir = make_run_dir(options.log_dir, job_id, environ)
+        except LaunchError as exc:
+            mine.dismiss()
+            door.refuse(exc)
+            raise
         stack.callback(run_dir.close)
         joiner.named(job_id, run_dir.path)
         plan = replace(mine.planned.plan, job_id=job_id, run_dir=run_dir.path)
@@ -308,7 +316,12 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
             herald.say(note, level="warning")
         housekeeping.start()
         door.open(assembly)
-        code = runner.run()
+        try:
+            code = runner.run()
+        except LaunchError as exc:
+            assembly.verdict = p.Verdict(exit_code=exc.exit_code, text=f"error: {exc.message}")
+            door.refuse(exc)
+            raise
         assembly.verdict = p.Verdict(exit_code=code, text=herald.last_words(code))
         ended.append(code)
     return ended[-1]
@@ -330,7 +343,12 @@ def _join(mine: _Mine, party: Party) -> int:
             mine.dismiss()
             raise
         node = welcome.rank
-        run_dir = join_run_dir(options.log_dir, welcome.folder or welcome.job_id, environ, node=node)
+        try:
+            run_dir = join_run_dir(options.log_dir, welcome.folder or welcome.job_id, environ, node=node)
+        except LaunchError as exc:
+            mine.dismiss()
+            leave(link, exc.message)
+            raise
         stack.callback(run_dir.close)
         joiner.named(welcome.job_id, run_dir.path)
         mine.file_apart(node)

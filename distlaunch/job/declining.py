@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
+import select
 import time
 from contextlib import suppress
 
@@ -12,12 +12,13 @@ from distlaunch.core.errors import LaunchError
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import encode
 from distlaunch.core.wire.handshake import Party
+from distlaunch.job.transport.link import Link
+from distlaunch.job.transport.tcp_link import TcpLink
 from distlaunch.resolve.rendezvous import Rendezvous
 
 BOUND_S = 2.0
-"""How long all of it may take: node 0 may be about to start, or may never be there."""
+"""How long calling, and telling, may take: node 0 may be about to start, or may never be there."""
 _LONGEST = 4000
-_CHUNK = 4096
 
 
 def decline(rendezvous: Rendezvous, party: Party, *, host: str, why: str) -> None:
@@ -27,7 +28,6 @@ def decline(rendezvous: Rendezvous, party: Party, *, host: str, why: str) -> Non
     """
     if not rendezvous.rank:
         return
-    until = time.monotonic() + BOUND_S
     try:
         connection, _ = calling.call(
             rendezvous.host,
@@ -36,12 +36,20 @@ def decline(rendezvous: Rendezvous, party: Party, *, host: str, why: str) -> Non
             rank=rendezvous.rank,
             own_host=host,
             instance=os.urandom(16).hex(),
-            until=until,
+            until=time.monotonic() + BOUND_S,
         )
     except LaunchError:
         return
-    with connection, suppress(OSError):
-        connection.settimeout(max(0.1, until - time.monotonic()))
-        connection.sendall(encode(r.Ending(why=why[:_LONGEST])), socket.MSG_NOSIGNAL)
-        while connection.recv(_CHUNK) and time.monotonic() < until:  # it closes the connection once it has heard
-            pass
+    leave(TcpLink(connection, "node 0"), why)
+
+
+def leave(link: Link, why: str) -> None:
+    """Tell node 0, which has let this launcher in, why it ends; close the link once it has heard, or after 2 s."""
+    until = time.monotonic() + BOUND_S
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLIN)
+    with suppress(OSError):
+        link.send(encode(r.Ending(why=why[:_LONGEST])))
+        while link.receive() is not None and (left_s := until - time.monotonic()) > 0:
+            poll.poll(left_s * 1000)
+    link.close()

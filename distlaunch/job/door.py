@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from distlaunch.core.agent import calling
+from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.text import printable
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire.handshake import Party
@@ -19,6 +22,8 @@ from distlaunch.resolve.joining import Joiner
 _TELL_S = 5.0
 """After so long in vain the user hears whom we wait for."""
 _TELL_AGAIN_S = 60.0
+_REFUSE_S = 2.0
+"""So long the others may call, and hear why there is no job; who waits for the port calls more often."""
 
 
 class Door:
@@ -29,6 +34,7 @@ class Door:
         rendezvous = joiner.rendezvous
         self._assembly: Assembly
         """Who lets callers in; it also is who looks for them, once it is there."""
+        self._refusal: p.Turned | None = None
         self.listener = Listener(
             rendezvous.host,
             rendezvous.ports,
@@ -45,8 +51,21 @@ class Door:
         self._assembly = assembly
         assembly.listen(self.listener)
 
+    def refuse(self, why: LaunchError) -> None:
+        """Tell whoever calls within 2 s why this launcher, the coordinator, cannot start the job; then be closed."""
+        text = f"it cannot start the job: {why.message}"
+        self._refusal = p.Turned(text=text, hint=why.hint, exit_code=why.exit_code, again=False)
+        until = time.monotonic() + _REFUSE_S
+        poll = select.poll()
+        for descriptor, wanted in self.listener.descriptors().items():
+            poll.register(descriptor, wanted)
+        while (left_s := until - time.monotonic()) > 0:
+            self.listener.ready()
+            poll.poll(min(left_s, 0.5) * 1000)
+        self.listener.close()
+
     def _admit(self, call: p.Call) -> p.Welcome | p.Turned:
-        return self._assembly.admit(call)
+        return self._refusal or self._assembly.admit(call)
 
 
 class Caller:
@@ -63,6 +82,7 @@ class Caller:
         self._until = 0.0
         self._instance = os.urandom(16).hex()
         self._rank = joiner.rendezvous.rank
+        self._port = joiner.rendezvous.ports[0]
         self._tell_at = _TELL_S
 
     @property
@@ -72,10 +92,9 @@ class Caller:
 
     @property
     def where(self) -> str:
-        """Say whom we call, for people."""
-        rendezvous = self._joiner.rendezvous
-        host = printable(rendezvous.host)
-        return f"node 0 ({f'[{host}]' if ':' in host else host}:{rendezvous.ports[0]})"
+        """Say whom we call, for people; of several ports the one that has answered last."""
+        host = printable(self._joiner.rendezvous.host)
+        return f"node 0 ({f'[{host}]' if ':' in host else host}:{self._port})"
 
     def __call__(self) -> tuple[TcpLink, p.Welcome]:
         """Call until we are let in, or the time is up. Raises LaunchError, and ``calling.Stopped``."""
@@ -103,6 +122,8 @@ class Caller:
             watched=self._signals.fileno(),
         )
         self._rank = welcome.rank
+        with suppress(OSError):  # it has been reset already
+            self._port = connection.getpeername()[1]
         return TcpLink(connection, self.where), welcome
 
     def _progress(self, elapsed_s: float, why: str) -> None:

@@ -342,6 +342,7 @@ def test_launchers_that_run_different_commands_say_so(team):
         ([], "missing.py", "there is no such file"),
         (["--backend", "nope"], "member.py", "nope"),
         (["--workdir", "/nowhere"], "member.py", "there is no such directory"),
+        (["--log-dir", "/dev/null/logs"], "member.py", "Not a directory"),
     ],
 )
 def test_a_launcher_that_cannot_take_part_is_named_on_all_nodes(team, words, program, why):
@@ -354,6 +355,16 @@ def test_a_launcher_that_cannot_take_part_is_named_on_all_nodes(team, words, pro
         assert "node rank 2 (" in team.said(node)
         assert "cannot take part: " in team.said(node)
         assert why in team.said(node)
+
+
+def test_a_coordinator_that_cannot_start_tells_the_others_why(team):
+    for rank in (1, 2):
+        team.start(rank, size=3).wait_stderr("waiting")
+    team.start(0, "--log-dir", "/dev/null/logs", size=3)
+    assert team.codes() == dict.fromkeys(range(3), 2)
+    assert "Not a directory" in team.said(0)
+    for node in (1, 2):
+        assert "it cannot start the job: --log-dir /dev/null/logs: Not a directory" in team.said(node)
 
 
 def test_scripts_that_differ_are_named_on_all_nodes(team, tmp_path):
