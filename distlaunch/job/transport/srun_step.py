@@ -11,18 +11,19 @@ from __future__ import annotations
 import os
 import re
 import select
-import signal
 import subprocess
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.job.transport.bootstrap import FLAGS, OLDEST, PYTHONS, stub
-from distlaunch.job.transport.child import Leash
+from distlaunch.job.transport.child import Leash, guarded
 from distlaunch.job.transport.limits import as_found
+from distlaunch.resolve.hostlist import fold_hosts
 
 _OF_THE_JOB = re.compile(
     r"SLURM_(NTASKS.*|NPROCS|CPUS_PER.*|MEM_PER.*|GPUS.*|GPU_BIND|CPU_BIND.*|TRES_PER.*|HINT|LABELIO|STD(IN|OUT|ERR)MODE)"
@@ -43,12 +44,14 @@ _SCRIPT = (
 _STUB = stub("called", "sys.argv[2:]")
 _OF_OUR_OWN = "configuration lacks support for cpu binding"
 """What srun says of --cpu-bind=none, where there is nothing to bind by."""
-_GUARDED = 'exec 3<&2 2>&1; ({ read -r _ <&3; kill -9 0; } </dev/null >/dev/null 2>&1 &); exec 3<&- "$@"'
-"""Gets the leash as stderr, and has all output be one. What else is as in ``child``; but srun's stdin has to be a pipe:
-of a socket that nobody writes to any more it leaves what it has not read."""
+_LEASH_IS_STDERR = "exec 3<&2 2>&1"
+"""All output is one. Unlike in ``child``, stdin has to be a pipe: of a socket that nobody writes to any more srun leaves
+what it has not read."""
 _END_S, _LOST_END_S, _TERM_S = 3.0, 0.5, 2.0
 """How long srun may take to end after all agents have left, if it waits for one that is lost, and after a signal."""
 _CHUNK = 1 << 16
+_MOST_READS = 16
+"""Of an srun that has ended: what it has started may go on writing."""
 _MOST_LINES = 50
 _LONGEST_LINE = 300
 
@@ -74,7 +77,7 @@ class Wanted(Record):
 def step_argv(wanted: Wanted, hosts: Sequence[str], *, again: bool) -> list[str]:
     """Write the command up to the program. ``again``: an earlier step on these nodes may still be there."""
     count = len(hosts)
-    argv = ["srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}"]
+    argv = ["srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={node_list(hosts)}"]
     if hosts[0] in wanted.components:
         argv.append(f"--het-group={wanted.components[hosts[0]]}")
     argv += ["--job-name=distlaunch", "--mpi=none", "--export=ALL", "--cpu-bind=none", "--input=all"]
@@ -87,6 +90,12 @@ def step_argv(wanted: Wanted, hosts: Sequence[str], *, again: bool) -> list[str]
     else:
         argv += ["--kill-on-bad-exit=0", "--wait=0", "--no-kill"]
     return [*argv, *wanted.args]
+
+
+def node_list(hosts: Sequence[str]) -> str:
+    """Write nodes as Slurm reads them, short: an argument has at most 128 KiB. Only the last number is in brackets."""
+    alike = groupby(hosts, key=lambda host: host.rstrip("0123456789"))
+    return ",".join(fold_hosts(group) for _, group in alike)
 
 
 def step_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -124,7 +133,7 @@ class Step:
             its_input, self._writing = os.pipe2(os.O_CLOEXEC)
             theirs.append(its_input)
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _GUARDED, "sh", *as_found(argv)],  # srun has the tasks start with its own limits
+                guarded(as_found(argv), _LEASH_IS_STDERR),  # srun has the tasks start with its own limits
                 stdin=its_input, stdout=its_output, stderr=held, env=dict(environ),
                 start_new_session=True,
             )  # fmt: skip
@@ -159,12 +168,16 @@ class Step:
 
     def read(self) -> list[str]:
         """Give the lines that have come; printable, and cut off."""
+        return self._read() or []
+
+    def _read(self) -> list[str] | None:
+        """Read once, and give the lines that has completed; None if there was nothing to read."""
         if self._reading < 0:
-            return []
+            return None
         try:
             data = os.read(self._reading, _CHUNK)
         except BlockingIOError:
-            return []
+            return None
         if not data:
             os.close(self._reading)
             self._reading = -1
@@ -178,8 +191,9 @@ class Step:
 
     def finish_reading(self) -> None:
         """Read what there is of an srun that has ended."""
-        while self.read():
-            pass
+        for _ in range(_MOST_READS):
+            if self._read() is None:
+                return
 
     @property
     def returncode(self) -> int | None:
@@ -213,11 +227,7 @@ class Step:
         if self._closed:
             return
         self._closed = True
-        if (
-            not self._leash.is_closed
-        ):  # as long as the leash is there, so is the guard, and the group's number nobody else's
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        self._leash.kill(self._process.pid)
         self._leash.let_go()
         self._close_pipes()
 

@@ -8,7 +8,8 @@ import pytest
 
 from distlaunch.core.model.record import replace
 from distlaunch.job.transport.child import Leash
-from distlaunch.job.transport.srun_step import Step, Wanted, agent_argv, end_steps, step_argv, step_environ
+from distlaunch.job.transport.srun_step import Step, Wanted, agent_argv, end_steps, node_list, step_argv, step_environ
+from distlaunch.resolve.hostlist import expand_nodelist
 
 FIXED = Wanted(nodes=2, all_or_none=True, grace_s=25.0, inside=False)
 
@@ -16,7 +17,7 @@ FIXED = Wanted(nodes=2, all_or_none=True, grace_s=25.0, inside=False)
 def test_a_job_of_fixed_size_ends_with_any_of_its_agents():
     argv = step_argv(replace(FIXED, gpus=4), ["n1", "n2"], again=False)
     assert argv[0] == "srun"
-    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n1,n2", "--gpus=4"} <= set(argv)
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n[1-2]", "--gpus=4"} <= set(argv)
     assert {"--mpi=none", "--export=ALL", "--kill-on-bad-exit=1", "--wait=55"} <= set(argv)
     assert not {"--overlap", "--no-kill"} & set(argv)
 
@@ -40,6 +41,24 @@ def test_the_components_of_a_heterogeneous_job_have_steps_of_their_own():
     assert "--het-group=1" in step_argv(wanted, ["n1", "n2"], again=False)
     assert "--het-group=0" in step_argv(wanted, ["n4"], again=False)
     assert not [word for word in step_argv(FIXED, ["n1"], again=False) if word.startswith("--het")]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        (["login"], "login"),
+        (["n1", "n2", "n4", "m08", "m09", "m10"], "n[1-2,4],m[08-10]"),
+        (["rack1-n5", "rack2-n5", "rack2-n6"], "rack1-n5,rack2-n[5-6]"),
+        (["r1-ib", "r2-ib"], "r1-ib,r2-ib"),
+    ],
+)
+def test_nodes_are_written_with_brackets_at_the_end_of_a_name_only_as_slurm_has_them(hosts, text):
+    assert node_list(hosts) == text
+    assert expand_nodelist(text, where="") == hosts
+
+
+def test_the_names_of_many_nodes_fit_into_an_argument():
+    assert len(node_list([f"cluster-compute-node-{number:05d}" for number in range(20_000)])) < 100
 
 
 def test_what_was_asked_for_the_jobs_own_tasks_is_left_out():
@@ -106,6 +125,13 @@ def test_what_it_says_is_kept_printable_and_bounded(run):
     step = run(r"printf '\033[31mred\n'; head -c 5000 /dev/zero | tr '\0' x")
     assert "\033" not in "".join(step.lines)
     assert max(map(len, step.lines)) <= 300
+
+
+def test_what_one_has_said_last_is_read_when_it_has_ended_even_without_a_line_end(start):
+    step = start("printf 'srun: the reason'; exit 1")
+    assert step.wait(until=float("inf"))
+    step.finish_reading()
+    assert list(step.lines) == ["srun: the reason"]
 
 
 @pytest.mark.parametrize(
