@@ -11,6 +11,7 @@ from collections.abc import Sequence
 _PER_LINK = 8
 _OF_OUR_OWN = 128
 _found: list[int] = []
+"""The limit that we started with, once it is raised."""
 _SCRIPT = 'ulimit -S -n "$0" && exec "$@"'
 
 
@@ -32,7 +33,8 @@ def allow(needed: int) -> bool:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     except (OSError, ValueError):
         return False
-    _found.append(soft)
+    if not _found:
+        _found.append(soft)
     return True
 
 

@@ -196,9 +196,8 @@ class Listener:
         except OSError:
             sent = False
         match side.outcome:
-            case Welcome() if (
-                side.call is not None
-            ):  # even if it has just left: it was admitted, and its link will tell
+            case Welcome() if side.call is not None:
+                # Even if it has just left: it was admitted, and its link will tell.
                 self._forget(pending)
                 self._admitted.append((side.call, TcpLink(pending.connection, pending.address)))
             case Turned() as turned:
