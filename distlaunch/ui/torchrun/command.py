@@ -40,9 +40,11 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             open_terminal=front.open_terminal,
             open_filters=front.open_filters,
         )
-    except LaunchError as error:
+    except LaunchError as error:  # the same one goes on: of what kind it is, and its exit code, may be its own
         spelt = meaning.options.dialect.spelt
-        raise type(error)(spelt(error.message), hint=spelt(error.hint) if error.hint else None) from error
+        error.message, error.hint = spelt(error.message), spelt(error.hint) if error.hint else None
+        error.args = (error.message,)
+        raise
 
 
 class TorchrunFront(Front):

@@ -1,0 +1,34 @@
+"""Several launchers in torchrun's words: what they say where the nodes do not become one job."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from tests.process.conftest import PROGRAMS, until
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_launcher_of_another_job_is_told_so_in_torchruns_words(distlaunch, port):
+    def words(job: str) -> list[str]:
+        place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", job]
+        return ["torchrun", "--nnodes", "2", *place, str(PROGRAMS / "member.py")]
+
+    distlaunch.start(words("7"))
+    until(lambda: is_open(port), "the first launcher has the port")
+    ended = distlaunch.run(words("8"))
+    assert ended.returncode == 2
+    assert "the port belongs to another job: it is of job '7'" in ended.stderr
+    assert "all launchers of a job have the same --rdzv-id, --rdzv-endpoint names its own port" in ended.stderr
