@@ -43,7 +43,8 @@ _WARNED_S = 1800.0
 _PORTS = 16
 _MOST_COMPONENTS = 1000
 _LONGEST = 200
-_NO_KILL = re.compile(r"^#SBATCH\b.*\s(--no-kill\b(?!=off)|-[a-zA-Z]*k\b)", re.MULTILINE)
+_NO_KILL = re.compile(r"^#SBATCH\b.*\s(--no-kill\b(?!=off|=no)|-[HIOQsvW]*k\b)", re.MULTILINE)
+"""Before ``k`` in one word there may be short options of sbatch that have no argument."""
 _GOES_ON = {"RUNNING", "TIMEOUT", "PREEMPTED", "PENDING", "REQUEUED", "SUSPENDED", "STOPPED", "SIGNALING"}
 """States in which a job is, or ended, that nobody has cancelled."""
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")

@@ -70,7 +70,7 @@ TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 SHOWS = f'test "$1" != --oneliner || {{ echo "{ENDING}"; exit 0; }}; exit'
 
 
-def test_a_job_that_was_why_not_requeued_asks_slurm_nothing(conclude):
+def test_a_job_that_was_not_interrupted_asks_slurm_nothing(conclude):
     for code, told, warned in ((0, None, None), (7, None, USR1), (130, signal.SIGINT, USR1)):
         assert conclude(code, told=told, warned=warned) == (code, [], [])
     assert conclude(143, told=TERM, requeue=False) == (143, [], [])
@@ -122,6 +122,31 @@ def test_of_launchers_in_a_step_only_the_one_that_decides_asks_whom_slurms_signa
     assert (scheduler.signals_all, scheduler.attempt) == (signals_all, 2)
     shell = Site(environ, options, part="all", several=False, flexible=False)
     assert not shell.scheduler().signals_all, "there is no step, and nobody else who could tell"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_warned"),
+    [
+        ("", True),
+        ("#SBATCH --no-kill", False),
+        ("#SBATCH -N2 --no-kill  # go on", False),
+        ("#SBATCH -k", False),
+        ("#SBATCH -N 2 -Hk", False),
+        ("#SBATCH --no-kill=off", True),
+        ("#SBATCH --no-kill=no", True),
+        ("#SBATCH -prack", True),
+        ("#SBATCH -N2 -Jdesk", True),
+        ("# -k", True),
+    ],
+)
+def test_an_elastic_job_whose_script_has_no_word_of_no_kill_is_warned(tmp_path, line, is_warned):
+    for name in ("scontrol", "srun"):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\ncat <<'END'\n#!/bin/bash\n{line}\ndistlaunch train t.py\nEND\n")
+        program.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "7"}
+    site = Site(environ, TrainOptions(), part="all", several=True, flexible=True)
+    assert bool(site.notes()) == is_warned
 
 
 def test_a_command_that_hangs_is_given_up_with_all_that_it_has_started(tmp_path):

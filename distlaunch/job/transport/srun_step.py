@@ -45,8 +45,8 @@ _STUB = stub("called", "sys.argv[2:]")
 _OF_OUR_OWN = "configuration lacks support for cpu binding"
 """What srun says of --cpu-bind=none, where there is nothing to bind by."""
 _LEASH_IS_STDERR = "exec 3<&2 2>&1"
-"""All output is one. Unlike in ``child``, stdin has to be a pipe: of a socket that nobody writes to any more srun leaves
-what it has not read."""
+"""All output is one. Unlike in ``child``, stdin has to be a pipe: of a socket that nobody writes to any more srun
+leaves what it has not read."""
 _END_S, _LOST_END_S, _TERM_S = 3.0, 0.5, 2.0
 """How long srun may take to end after all agents have left, if it waits for one that is lost, and after a signal."""
 _CHUNK = 1 << 16
