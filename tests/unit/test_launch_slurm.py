@@ -146,6 +146,7 @@ def test_an_elastic_job_whose_script_has_no_word_of_no_kill_is_warned(tmp_path, 
         program.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "7"}
     site = Site(environ, TrainOptions(), part="all", several=True, flexible=True)
+    _ = site.config  # which was asked for, too
     assert bool(site.notes()) == is_warned
 
 
