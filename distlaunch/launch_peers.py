@@ -344,7 +344,8 @@ def _join(mine: _Mine, party: Party) -> int:
             raise
         node = welcome.rank
         try:
-            run_dir = join_run_dir(options.log_dir, welcome.folder or welcome.job_id, environ, node=node)
+            folder = welcome.folder or welcome.job_id
+            run_dir = join_run_dir(options.log_dir, folder, environ, node=node, job_id=welcome.job_id)
         except LaunchError as exc:
             mine.dismiss()
             leave(link, exc.message)

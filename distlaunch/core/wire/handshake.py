@@ -37,6 +37,8 @@ _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]")
 _LONGEST_WORD = 300
 _LONGEST_NAME = 200
 """Bytes of a folder's name."""
+_NO_NAMES = ("", "latest")
+"""What no job's folder is called: ``latest`` is the link to the newest."""
 _LONGEST_TEXT = 4000
 _MOST_MEMBERS = 1 << 24
 _LONGEST_KEY = 128
@@ -325,7 +327,8 @@ def _check_call(call: p.Call) -> None:
 def _is_fit(welcome: p.Welcome) -> bool:
     """Tell whether what names our folder is one name and no path, whoever the listener is."""
     name = welcome.folder or welcome.job_id
-    one_name = name not in (".", "..") and "/" not in name and len(name.encode("utf-8", "replace")) <= _LONGEST_NAME
+    one_name = name not in _NO_NAMES and name[0] not in ".-" and "/" not in name
+    one_name = one_name and len(name.encode("utf-8", "replace")) <= _LONGEST_NAME
     whole = welcome.job_id + welcome.folder
     return one_name and not _UNFIT.search(whole) and len(whole) <= _LONGEST_TEXT and 0 <= welcome.rank < _MOST_MEMBERS
 

@@ -419,6 +419,7 @@ def test_a_token_is_never_shown_and_never_empty():
         {"folder": "../../evil"}, {"folder": "/tmp/evil"}, {"folder": ".."}, {"folder": "a\0b"}, {"folder": "x" * 300},
         {"folder": "a\ud800"}, {"folder": "a\x1b[2J"}, {"job_id": "a\ud800", "folder": "y"}, {"job_id": "a\x9b", "folder": "y"},
         {"job_id": "../evil"}, {"job_id": "."}, {"job_id": "x" * 5000, "folder": "y"}, {"rank": -1}, {"rank": 1 << 40},
+        {"job_id": ""}, {"job_id": "latest"}, {"folder": "latest"}, {"folder": ".ssh"}, {"folder": "-x"}, {"job_id": "-x"},
     ],
 )  # fmt: skip
 def test_a_listener_cannot_name_a_path_or_a_rank_that_cannot_be(welcome):
