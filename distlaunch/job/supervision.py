@@ -89,6 +89,8 @@ class Supervision(ABC):
 
     def _exited(self, node: int, message: m.WorkerExited, now: float) -> list[Action]:
         run = self._run
+        if not run.is_news(node, message.rank):
+            return []
         failure = run.exited(node, message)
         actions: list[Action] = [
             Entry(

@@ -464,5 +464,6 @@ def test_workers_that_a_node_makes_up_do_no_harm(make_nodes):
         job.say(1, exited)
     job.say(1, m.Started(attempt=0, pids=dict.fromkeys(range(1000), -1)))
     job.gone(1)
+    job.exited(0)
     job.gone(0)
     assert job.exit_code == 1
