@@ -148,7 +148,7 @@ class Assembly(Links[p.FromPeer]):
         self._has_begun = self._has_begun or isinstance(message, m.Prepare)
         self._seats[node].part.told(message)
         if isinstance(message, p.Commence):
-            self._seats[node].commence(len(message.local_ranks), self._clock())
+            self._seats[node].commence(message.attempt, len(message.local_ranks), self._clock())
             self._starting.add(node)
         if isinstance(message, r.Survey) and node:
             self._tell(node, p.Ask(serial=message.serial))
@@ -322,10 +322,15 @@ class Assembly(Links[p.FromPeer]):
                 self._events.append(a.FromNode(node=peer.node, message=message))
 
     def _counts(self, peer: Peer[p.FromPeer], seat: Seat, message: p.FromPeer) -> bool:
-        """Tell whether a launcher may say this: it may have come back with words of another coordinator's attempt."""
+        """Tell whether a launcher may say this: it may have come back with words of another coordinator's attempt.
+
+        One that says of this attempt what it cannot know is lost.
+        """
         try:
             counts = seat.part.check(message)
-        except ProtocolError:
+        except ProtocolError as exc:
+            if getattr(message, "attempt", seat.attempt) == seat.attempt:
+                self._lose(peer, exc.message)
             return False
         seat.heard(message, self._clock())
         if seat.start_until is None:

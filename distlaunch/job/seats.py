@@ -22,8 +22,8 @@ class Seat:
     """What is known of one member. Times are on the job's clock."""
 
     __slots__ = (
-        "_awaited", "_probed_at", "apply", "commenced", "host", "instance", "joined", "part", "peer", "refused",
-        "start_until", "wanted_at",
+        "_awaited", "_probed_at", "apply", "attempt", "commenced", "host", "instance", "joined", "part", "peer",
+        "refused", "start_until", "wanted_at",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -46,6 +46,8 @@ class Seat:
         """What its launcher may say of attempts; output stays with it."""
         self.start_until = None
         self._awaited = 0
+        self.attempt = -1
+        """The newest that it was told to start; -1: none."""
         self.commenced = 0.0
         """When it was told to start workers."""
         self._probed_at: float | None = None
@@ -66,8 +68,9 @@ class Seat:
             return "there"
         return "gone" if now - asked >= PROBE_S else "wait"
 
-    def commence(self, workers: int, now: float) -> None:
+    def commence(self, attempt: int, workers: int, now: float) -> None:
         """Take in that its launcher is told to start so many workers."""
+        self.attempt = attempt
         self._awaited, self.commenced, self.start_until = workers, now, now + START_S
 
     def heard(self, message: p.FromPeer, now: float) -> None:

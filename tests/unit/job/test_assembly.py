@@ -461,6 +461,31 @@ def test_only_those_that_take_part_are_heard_and_times_are_in_our_clock(meeting)
     assert meet.of(a.Signalled) == [a.Signalled(signum=signal.SIGTERM, node=2)]
 
 
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (m.Started(attempt=0, pids={2: 5}), "it tells of rank 2, which it does not run"),
+        (exited(1.0, rank=2), "it tells of rank 2, which it does not run"),
+        (exited(1.0, returncode=300), "no process ends with 300"),
+    ],
+)
+def test_a_launcher_that_says_of_the_attempt_what_cannot_be_is_lost(meeting, message, why):
+    meet = meeting()
+    commenced(meet, 1).say(message, exited(2.0), GONE)
+    meet.pump(lambda: meet.of(a.Lost))
+    assert meet.of(a.Lost) == [a.Lost(node=1, why=why)]
+    assert not meet.of(a.FromNode)
+
+
+@pytest.mark.parametrize("attempt", [-2, 3, 5])
+def test_words_of_another_coordinators_attempt_do_no_harm(meeting, attempt):
+    meet = meeting()
+    commenced(meet, 1).say(exited(2.0, rank=7, attempt=attempt), m.Gone(attempt=attempt, left=()), GONE)
+    meet.pump(lambda: meet.of(a.FromNode))
+    assert [event.message for event in meet.of(a.FromNode)] == [GONE]
+    assert not meet.of(a.Lost)
+
+
 def test_commands_never_leave_the_coordinator(meeting):
     meet = meeting()
     meet.assembly.connect(1, 0.0)
