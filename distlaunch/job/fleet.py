@@ -43,6 +43,9 @@ class Fleet(Links[r.FromRemote]):
     (by the main loop; raises LaunchError): hosts that are new become targets.
     """
 
+    hears_signals = False
+    """Agents pass on what a scheduler signals to them."""
+
     def __init__(
         self,
         targets: Sequence[Target],
@@ -244,7 +247,7 @@ class Fleet(Links[r.FromRemote]):
         if not peer.greeted:
             if isinstance(message, r.Hello):
                 peer.greet(message.clock, self._clock())
-                self._parts[peer.node] = Part(self._intake.window)
+                self._parts[peer.node] = Part(self._intake.window, hears_signals=self.hears_signals)
                 self._tell(peer.node, r.Credit(size=self._intake.window))
                 self._ping(peer)
                 self._events.append(a.Joined(node=peer.node))
@@ -263,9 +266,7 @@ class Fleet(Links[r.FromRemote]):
                     self._feeder.taken(peer.node, message)
             case r.Ending():
                 self._lose(peer, message.why)
-            case r.Signalled():
-                self._events.append(a.Signalled(signum=message.signum, node=peer.node))
-            case r.Hello():
+            case r.Hello() | r.Signalled():
                 pass
             case m.WorkerExited():
                 ended = replace(message, ended=min(self._clock(), message.ended + peer.offset))

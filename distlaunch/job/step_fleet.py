@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections import deque
 from typing import Any
 
@@ -13,10 +12,10 @@ from distlaunch.core.wire import remote as r
 from distlaunch.job import actions as a
 from distlaunch.job.fleet import Fleet
 from distlaunch.job.peers import Peer
+from distlaunch.job.signals import ENDING
 from distlaunch.job.transport.srun import Srun
 
 _ENDED_WITH = "Slurm ended it, as an agent of the same step had ended"
-_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _MOST_SAID = 40
 _MANNERS = re.compile(r"got SIGCONT|forcing job termination|Job step aborted: Waiting|Force Terminated|_step_signal")
 """What srun says of itself, which tells nobody anything."""
@@ -24,6 +23,8 @@ _MANNERS = re.compile(r"got SIGCONT|forcing job termination|Job step aborted: Wa
 
 class StepFleet(Fleet):
     """A ``Fleet`` whose links come of ``srun``. ``signals_all``: Slurm's signals reach the workers as well."""
+
+    hears_signals = True
 
     def __init__(self, *args: Any, srun: Srun, signals_all: bool, **kwargs: Any) -> None:
         super().__init__(*args, open_link=srun.open, **kwargs)
@@ -61,7 +62,8 @@ class StepFleet(Fleet):
     def _take(self, peer: Peer[r.FromRemote], message: r.FromRemote) -> None:
         node = peer.node
         if isinstance(message, r.Signalled) and peer.greeted:
-            if message.signum not in _TO_END or not self._srun.is_ending(self.targets[node].host):
+            self._parts[node].check(message)
+            if message.signum not in ENDING or not self._srun.is_ending(self.targets[node].host):
                 event = a.Signalled(signum=message.signum, node=node, reached=self._signals_all)
                 self._events.append(event)
             elif node in self._busy:

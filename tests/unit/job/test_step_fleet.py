@@ -80,6 +80,14 @@ def test_a_signal_of_slurm_is_told_with_its_node_and_whether_workers_have_it(ste
     assert not lost(fleet)
 
 
+@pytest.mark.parametrize("signum", [9999, -15, 0, int(signal.SIGKILL), 10**30])
+def test_an_agent_that_tells_of_what_is_no_signal_for_the_job_is_lost(steps, signum):
+    fleet = steps()
+    fleet.say("n1", r.Signalled(signum=signum))
+    fleet.pump(lambda: lost(fleet) == [1])
+    assert not told(fleet)
+
+
 def test_term_after_the_loss_of_an_agent_of_the_step_is_no_signal_but_a_loss(steps):
     fleet = steps()
     fleet.links["n0"].theirs.close()
