@@ -1,7 +1,10 @@
-"""Layer job: what a coordinator may say to a launcher that has joined: numbers in bounds, attempts in order. Pure.
+"""Layer job: what a coordinator may say to a launcher that has joined: numbers in bounds, attempts in order.
+
+No clock, no I/O.
 
 The counterpart of ``parts``. Nothing that can arrive names what is run; what is checked here would else meet the
-kernel, or a table of ours, as a number that neither takes. Whoever plans checks what a ``Commence`` says of nodes.
+kernel, or a table of ours, as a number that neither takes. Whoever plans checks what a ``Commence`` says of nodes;
+one that no ``Prepare`` came before is taken, for it holds all that a start needs.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ class Orders:
             case m.Prepare():
                 if message.port is not None:
                     raise ProtocolError("it wants a port held, which is its own node's to hold")
-                if not self._prepared < message.attempt <= p.MOST_ATTEMPTS:
+                if message.attempt <= self._prepared or not p.may_start(message.attempt):
                     raise ProtocolError(f"it prepares attempt {message.attempt} after {self._prepared}")
                 self._prepared = message.attempt
             case r.Reach():
@@ -54,6 +57,11 @@ class Orders:
             case m.Forward():
                 if message.signum not in PASSED_ON:
                     raise ProtocolError(f"it passes signal {message.signum} on")
+            case p.Verdict():
+                if not 0 <= message.exit_code <= 255:
+                    raise ProtocolError(f"it ends the job with {message.exit_code}, which is no exit code")
+                if running and message.exit_code == 0:
+                    raise ProtocolError("it ends the job with 0 while workers run here")
             case p.Challenge() | p.Turned() | p.Welcome():
                 raise ProtocolError(f"it says {type(message).__name__} to whom it has let in")
             case _:

@@ -277,8 +277,7 @@ class PeerRunner:
         self._own.handle(start_of(plan, told.node_rank, plan.workers, streams, plan.shared_env))
 
     def _conclude(self, verdict: p.Verdict) -> None:
-        code = verdict.exit_code if 0 <= verdict.exit_code <= 255 else EXIT_SOFTWARE
-        text = verdict.text[:_LONGEST_TEXT]
+        code, text = verdict.exit_code, verdict.text[:_LONGEST_TEXT]
         if text and self._settings.speaks:
             self._sink.say(text, level="error" if 0 < code < 128 or "\n" in text else "info")
         self._exit_code = code

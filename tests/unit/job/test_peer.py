@@ -56,11 +56,20 @@ def test_what_is_started_comes_of_the_launchers_own_command_line(peering):
     assert (start.env["WORLD_SIZE"], start.env["MASTER_PORT"]) == ("6", "5555")
 
 
-@pytest.mark.parametrize(("told", "code"), [(0, 0), (143, 143), (255, 255), (256, 70), (-1, 70), (1 << 40, 70)])
+@pytest.mark.parametrize(("told", "code"), [(0, 0), (143, 143), (255, 255), (256, 69), (-5, 69), (1 << 40, 69)])
 def test_a_verdict_is_an_exit_code_whatever_it_says(peering, told, code):
     peer = peering(p.Verdict(exit_code=told, text=""))
     assert peer.run() == code
     assert peer.told.of("job_ended") == [{"exit_code": code}]
+    assert ("which is no exit code" in peer.told.text) == (told != code)
+
+
+def test_the_job_has_not_ended_well_while_workers_run_here(peering):
+    peer = peering(commence(), p.Verdict(exit_code=0, text="all is well"))
+    assert peer.run() == 69
+    assert [stop.attempt for stop in peer.handled(m.Stop)] == [0]
+    assert "it ends the job with 0 while workers run here; stopping the workers of this node" in peer.told.text
+    assert "all is well" not in peer.told.text
 
 
 def test_nothing_counts_after_the_verdict(peering):
@@ -143,6 +152,7 @@ MAKES_NO_SENSE = {
     "a port to hold": prepare(port=80),
     "a port to hold beyond": prepare(port=1 << 40),
     "an attempt to prepare of many digits": prepare(1 << 62),
+    "an attempt to prepare beyond": prepare(p.MOST_ATTEMPTS + 1),
     "an attempt to prepare below": prepare(-1),
     "a way to a port beyond": reach(port=65536),
     "a way to no port": reach(port=0),
