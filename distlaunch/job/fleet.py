@@ -28,6 +28,7 @@ from distlaunch.job.intake import Intake
 from distlaunch.job.links import Links
 from distlaunch.job.parts import Part
 from distlaunch.job.peers import Peer, Writer
+from distlaunch.job.start_bound import StartBound
 from distlaunch.job.transport.link import Link, Open, Target, Unconnected
 
 LEAVE_S = 8.0
@@ -77,6 +78,8 @@ class Fleet(Links[r.FromRemote]):
         self._noted: deque[str] = deque()
         self._faulted = False
         self._parts: dict[int, Part] = {}
+        self._starts: dict[int, StartBound] = {}
+        """Of nodes that have not started all workers of an attempt."""
 
     # --- the runner's side
 
@@ -134,6 +137,10 @@ class Fleet(Links[r.FromRemote]):
         """Send to a node; what cannot be sent any more is lost with it."""
         if (part := self._parts.get(node)) is not None:
             part.told(message)
+            if isinstance(message, m.Start):
+                self._starts.setdefault(node, StartBound()).begin(len(message.workers), self._clock())
+            elif isinstance(message, m.Stop) and node in self._starts:
+                self._starts[node].stop(message.grace_s)
         self._tell(node, message)
 
     def broadcast(self, message: m.ToAgent) -> None:
@@ -149,8 +156,9 @@ class Fleet(Links[r.FromRemote]):
         return wanted
 
     def deadline(self) -> float | None:
-        """Give when the next pings are due."""
-        return self._ping_at
+        """Give when the next pings are due, or workers are late."""
+        dues = (self._ping_at, *(start.until for start in self._starts.values()))
+        return min((due for due in dues if due is not None), default=None)
 
     def receive(self) -> list[a.Event]:
         """Give what has happened, without waiting."""
@@ -166,6 +174,7 @@ class Fleet(Links[r.FromRemote]):
             self._events.append(a.Broken(text=f"the output thread failed\n{self._intake.fault}"))
         self._feed()
         self._tick()
+        self._end_late_starts()
         return self._taken_events()
 
     def close(self) -> None:
@@ -256,6 +265,7 @@ class Fleet(Links[r.FromRemote]):
             if isinstance(message, r.Output):
                 self._intake.drop(peer.node, len(message.data))
             return
+        self._note_start(peer.node, message)
         match message:
             case r.Output() | r.RankEnded():
                 self._intake.take(peer.node, message)
@@ -274,6 +284,19 @@ class Fleet(Links[r.FromRemote]):
             case _:
                 self._events.append(a.FromNode(node=peer.node, message=message))
 
+    def _note_start(self, node: int, message: r.FromRemote) -> None:
+        if (start := self._starts.get(node)) is not None:
+            start.heard(message, self._clock())
+            if start.until is None:
+                del self._starts[node]
+
+    def _end_late_starts(self) -> None:
+        """Take nodes for lost whose workers do not come up."""
+        now = self._clock()
+        for node, start in list(self._starts.items()):
+            if (why := start.why_late(now)) is not None:
+                self._lose(self._peers[node], why)
+
     def _lose(self, peer: Peer[r.FromRemote], why: str) -> None:
         self._peers.pop(peer.node, None)
         greeted = peer.greeted
@@ -289,6 +312,7 @@ class Fleet(Links[r.FromRemote]):
 
     def _drop(self, peer: Peer[r.FromRemote]) -> None:
         self._parts.pop(peer.node, None)
+        self._starts.pop(peer.node, None)
         if peer.link is not None:
             self._intake.forget(peer.node)
         super()._drop(peer)
