@@ -59,6 +59,10 @@ class Rules(Protocol):
     def bounds(self) -> tuple[int, int]:
         """The fewest and the most members of an attempt."""
 
+    @property
+    def max_restarts(self) -> int:
+        """How many restarts the job may have."""
+
     def conflict(self, number: int, host: str, told: p.Apply) -> str | None:
         """Say what a launcher was told otherwise than we were."""
 
@@ -354,7 +358,7 @@ class Assembly(Links[p.FromPeer]):
             self._troubles.note("clock", note)
         seat.apply = told
         if told.attempt >= 0 and not self._has_begun:
-            self._events.append(a.Known(attempt=told.attempt, restarts=told.restarts))
+            self._events.append(a.Known(attempt=told.attempt, restarts=min(told.restarts, self._rules.max_restarts)))
         self._ping(peer)
         self._offer(peer.node)
 

@@ -14,8 +14,8 @@ from distlaunch.job.transport.link import Link
 END_S = 10.0
 """How long workers may take to end beyond their grace."""
 SIGNALS_LEAVE = 4
-"""The first that ends a job has all asked, the next has all killed; after so many, and nothing of the coordinator, a
-launcher leaves alone."""
+"""The first that ends a job has all asked, the next has all killed; after so many a launcher leaves alone, whatever
+the coordinator does."""
 AGAIN_S = 0.5
 """So long after it was joined a coordinator that is lost is called again, and no sooner."""
 

@@ -1,4 +1,7 @@
-"""Layer job: the seats of a job's launchers: who has one, whether it is still there, and whether it is late. Pure."""
+"""Layer job: the seats of a job's launchers: who has one, whether it is still there, and whether it is late.
+
+No clock, no I/O.
+"""
 
 from __future__ import annotations
 

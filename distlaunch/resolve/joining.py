@@ -28,7 +28,8 @@ from distlaunch.resolve.location import Location
 from distlaunch.resolve.options import TrainOptions, counts_processes
 from distlaunch.resolve.plan import CpuShare, bind, build_plan, command_target, working_directory
 from distlaunch.resolve.rendezvous import Rendezvous, check_place, settle
-from distlaunch.resolve.told import MOST_SLOTS, check_start, is_history
+from distlaunch.resolve.select import SYSTEMS
+from distlaunch.resolve.told import MOST_SLOTS, check_start
 from distlaunch.resolve.variables import BackendVariables
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ CLOCKS_S = 300.0
 _GLOO, _TENSORPIPE, _NCCL = "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _SETTLED = "settled at the start: "
 _THREADS = "OMP_NUM_THREADS"
+_TELL_ALL = ("mpi", "batch", "slurm")
+"""The modules of sources whose systems signal all launchers of a job."""
 
 
 class Member(Record):
@@ -108,6 +111,26 @@ class Joiner:
         return self._topology.bounds or (len(self._topology.nodes), len(self._topology.nodes))
 
     @property
+    def flexible(self) -> bool:
+        """Tell whether the job goes on without a member that is lost, and takes it in again."""
+        return self.bounds[0] < self.bounds[1]
+
+    @property
+    def leaves(self) -> bool:
+        """Tell whether TERM at this launcher is for it alone: a pod of a drained node, or one started by hand.
+
+        Slurm and other batch systems, and mpirun, tell all launchers, as they want the job to end.
+        """
+        environ = self._facts.environ
+        tells_all = any(name in environ for _, module, names in SYSTEMS if module in _TELL_ALL for name in names)
+        return self.flexible and not tells_all
+
+    @property
+    def max_restarts(self) -> int:
+        """How many restarts the job may have."""
+        return self._options.max_restarts
+
+    @property
     def by_worker(self) -> bool:
         """Tell whether there is a launcher for each worker."""
         return self._by_worker
@@ -163,8 +186,6 @@ class Joiner:
         if tuple(told.num_nodes) != self.bounds:
             what = "launchers" if self._by_worker else "nodes"
             return f"{who} was told of {_written(told.num_nodes)} {what}, {me} (rank 0) of {_written(self.bounds)}"
-        if not is_history(told.attempt, told.restarts):
-            return f"{who} says that it has had attempt {told.attempt}, restart {told.restarts}"
         if told.command != self._digest():
             return f"{who} was told to run something else than {me} (rank 0): script, or its arguments, differ"
         slots = told.slots
@@ -232,7 +253,7 @@ class Joiner:
         plan = build_plan(
             self._options,
             self._facts,
-            replace(topology, bounds=self.bounds if self.bounds[0] < self.bounds[1] else None),
+            replace(topology, bounds=self.bounds if self.flexible else None),
             self._backend,
             job_id=self._job_id,
             run_dir=self._run_dir,
@@ -326,8 +347,7 @@ class Joiner:
             self._topology,
             nodes=tuple(nodes),
             here=rank,
-            bounds=self.bounds if self.bounds[0] < self.bounds[1] else None,
-            notes=self._topology.notes,
+            bounds=self.bounds if self.flexible else None,
         )
         plan = build_plan(
             self._options,

@@ -11,11 +11,6 @@ _MOST_NODES = 1 << 17
 _LONGEST_NAME = 255
 
 
-def is_history(attempt: int, restarts: int) -> bool:
-    """Tell whether a launcher can have come so far; ``attempt`` -1: it has had none."""
-    return -1 <= attempt <= p.MOST_ATTEMPTS and 0 <= restarts <= max(0, attempt)
-
-
 def is_address(text: str) -> bool:
     """Tell whether a text can be a host's name, or its address."""
     plain = all(char.isascii() and (char.isalnum() or char in "._-:%") for char in text)
@@ -32,8 +27,7 @@ def check_start(told: p.Commence, *, nodes: tuple[int, int]) -> None:
         and all(0 < slots <= MOST_SLOTS for slots in told.slots)
         and 0 < told.master_port <= 65535
         and is_address(told.master_addr)
-        and told.attempt >= 0
-        and is_history(told.attempt, told.restarts)
+        and p.may_start(told.attempt, told.restarts)
         and all(len(host) <= _LONGEST_NAME and host.isprintable() for host in told.hosts)
     )
     if not sane:

@@ -21,6 +21,16 @@ MOST_ATTEMPTS = 1 << 20
 """With one a second, that is twelve days."""
 
 
+def may_have_had(attempt: int, restarts: int) -> bool:
+    """Tell whether a launcher can have come so far, and another attempt can follow; ``attempt`` -1: it has had none."""
+    return -1 <= attempt < MOST_ATTEMPTS and 0 <= restarts <= max(0, attempt)
+
+
+def may_start(attempt: int, restarts: int = 0) -> bool:
+    """Tell whether a coordinator can have come to this attempt."""
+    return attempt >= 0 and may_have_had(attempt - 1, 0) and 0 <= restarts <= attempt
+
+
 class Call(Record):
     """A launcher (or an agent that srun has started) wants to take part."""
 
@@ -90,8 +100,7 @@ class Apply(Record):
 
     def __post_init__(self) -> None:
         """Refuse what no job can have come to: a coordinator counts on from it."""
-        good = len(self.num_nodes) == 2 and -1 <= self.attempt <= MOST_ATTEMPTS and 0 <= self.restarts <= MOST_ATTEMPTS
-        if not good:
+        if len(self.num_nodes) != 2 or not may_have_had(self.attempt, self.restarts):
             raise ProtocolError("it tells of numbers of nodes, attempts or restarts that cannot be")
 
 

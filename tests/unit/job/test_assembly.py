@@ -77,6 +77,7 @@ class Rules:
     """Launchers whose command is ``other`` contradict us."""
 
     bounds = (3, 3)
+    max_restarts = 3
 
     def conflict(self, number, host, told):
         return f"{host} differs" if told.command == "other" else None
@@ -432,6 +433,14 @@ def test_a_launcher_that_says_what_takes_long_has_more_time(meeting):
     assert not meet.of(a.Lost)
     meet.now += 1.0
     meet.pump(lambda: meet.of(a.Lost))
+
+
+def test_restarts_that_a_launcher_knows_of_are_no_more_than_the_job_may_have(meeting):
+    meet = meeting()
+    meet.assembly.connect(1, 0.0)
+    meet.calls(1, "n1", attempt=1 << 19, restarts=1 << 19)
+    meet.pump(lambda: meet.of(a.Joined))
+    assert meet.of(a.Known) == [a.Known(attempt=1 << 19, restarts=3)]
 
 
 def test_attempts_that_a_launcher_knows_of_are_told_before_it_has_joined(meeting):

@@ -23,7 +23,7 @@ def read(**changed) -> p.Apply:
     return message
 
 
-@pytest.mark.parametrize(("attempt", "restarts"), [(-1, 0), (0, 0), (7, 3), (p.MOST_ATTEMPTS, p.MOST_ATTEMPTS)])
+@pytest.mark.parametrize(("attempt", "restarts"), [(-1, 0), (0, 0), (7, 3), (p.MOST_ATTEMPTS - 1,) * 2])
 def test_what_a_launcher_has_had_of_attempts_is_taken(attempt, restarts):
     assert (read(attempt=attempt, restarts=restarts).attempt, read(num_nodes=[2, 4]).num_nodes) == (attempt, (2, 4))
 
@@ -31,11 +31,17 @@ def test_what_a_launcher_has_had_of_attempts_is_taken(attempt, restarts):
 @pytest.mark.parametrize(
     "changed",
     [
-        {"attempt": -2}, {"attempt": p.MOST_ATTEMPTS + 1}, {"attempt": 1 << 62}, {"attempt": 1, "restarts": -1},
-        {"restarts": p.MOST_ATTEMPTS + 1}, {"restarts": 1 << 62}, {"num_nodes": []}, {"num_nodes": [2]},
+        {"attempt": -2}, {"attempt": p.MOST_ATTEMPTS}, {"attempt": 1 << 62}, {"attempt": 1, "restarts": -1},
+        {"attempt": 3, "restarts": 4}, {"restarts": 1 << 62}, {"num_nodes": []}, {"num_nodes": [2]},
         {"num_nodes": [1, 2, 3]}, {"num_nodes": None},
     ],
 )  # fmt: skip
 def test_what_no_launcher_can_have_had_is_no_message(changed):
     with pytest.raises(ProtocolError):
         read(**changed)
+
+
+def test_what_a_launcher_may_have_had_another_attempt_may_follow():
+    assert p.may_start(0)
+    assert p.may_start(p.MOST_ATTEMPTS, p.MOST_ATTEMPTS)
+    assert not any((p.may_start(-1), p.may_start(p.MOST_ATTEMPTS + 1), p.may_start(1, 2), p.may_start(1, -1)))
