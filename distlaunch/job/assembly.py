@@ -7,7 +7,6 @@ policy hears of a caller when it wants that member (``connect``).
 from __future__ import annotations
 
 import select
-import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -24,6 +23,7 @@ from distlaunch.job.links import Links
 from distlaunch.job.own_node import OwnNode
 from distlaunch.job.peers import Peer, Writer
 from distlaunch.job.seats import Seat, number_of
+from distlaunch.job.signals import FOR_THE_JOB
 from distlaunch.job.transport.link import Link
 from distlaunch.job.transport.troubles import Troubles
 from distlaunch.resolve.joining import Member
@@ -31,9 +31,6 @@ from distlaunch.resolve.joining import Member
 LEAVE_S = 9.0
 """How long launchers may take to hear the verdict, and to end what is left on their nodes."""
 _LONGEST_WHY = 2000
-_SIGNALS = frozenset(
-    {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
-)  # fmt: skip
 
 
 class Callers(Protocol):
@@ -154,6 +151,8 @@ class Assembly(Links[p.FromPeer]):
         if isinstance(message, p.Commence):
             self._seats[node].commence(message.attempt, len(message.local_ranks), self._clock())
             self._starting.add(node)
+        elif isinstance(message, m.Stop):
+            self._seats[node].start.stop(message.grace_s)
         if isinstance(message, r.Survey) and node:
             self._tell(node, p.Ask(serial=message.serial))
         elif isinstance(message, p.Commence) or node:
@@ -187,7 +186,7 @@ class Assembly(Links[p.FromPeer]):
         dues = [self._ping_at, self._own.deadline(), None if self._callers is None else self._callers.deadline()]
         wanted = [self._seats[node] for node in self._wanted]
         dues += [seat.wanted_at for seat in wanted if seat.apply is not None and seat.peer is not None]
-        dues += [self._seats[node].start_until for node in self._starting]
+        dues += [self._seats[node].start.until for node in self._starting]
         dues.append(self._troubles.deadline())
         return min((due for due in dues if due is not None), default=None)
 
@@ -313,7 +312,7 @@ class Assembly(Links[p.FromPeer]):
             case r.Ending():
                 self._lose(peer, message.why)
             case p.Told():
-                if message.signum in _SIGNALS:
+                if message.signum in FOR_THE_JOB:
                     self._events.append(a.Signalled(signum=message.signum, node=peer.node))
             case p.Apply() | p.Call() | p.Proof():
                 pass
@@ -336,8 +335,8 @@ class Assembly(Links[p.FromPeer]):
             if getattr(message, "attempt", seat.attempt) == seat.attempt:
                 self._lose(peer, exc.message)
             return False
-        seat.heard(message, self._clock())
-        if seat.start_until is None:
+        seat.start.heard(message, self._clock())
+        if seat.start.until is None:
             self._starting.discard(peer.node)
         return counts
 
@@ -373,12 +372,12 @@ class Assembly(Links[p.FromPeer]):
         self._lose(peer, why)
 
     def _end_late_starts(self) -> None:
-        """Take launchers for lost whose workers do not come up: they answer pings, so nothing else would tell."""
+        """Take launchers for lost whose workers do not come up."""
         now = self._clock()
         for node in list(self._starting):
             seat = self._seats[node]
-            if seat.peer is not None and seat.start_until is not None and now >= seat.start_until:
-                self._lose(seat.peer, f"its workers have not started within {now - seat.commenced:.0f} s")
+            if seat.peer is not None and (why := seat.start.why_late(now)) is not None:
+                self._lose(seat.peer, why)
 
     def _lose(self, peer: Peer[p.FromPeer], why: str) -> None:
         self._peers.pop(peer.node, None)

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import peers as p
 from distlaunch.job.parts import Part
 from distlaunch.job.peers import Peer
+from distlaunch.job.start_bound import StartBound
 
 PROBE_S = 3.0
 """If another launcher calls for a seat, the one that has it gets so long to answer a ping."""
-START_S = 60.0
-"""How long a launcher may take to start its workers, or to say what takes longer (an import, for --preload)."""
 _OLD_S = 15.0
 """Whoever called for a seat does so again sooner than this, or not at all."""
 
@@ -25,8 +23,7 @@ class Seat:
     """What is known of one member. Times are on the job's clock."""
 
     __slots__ = (
-        "_awaited", "_probed_at", "apply", "attempt", "commenced", "host", "instance", "joined", "part", "peer",
-        "refused", "start_until", "wanted_at",
+        "_probed_at", "apply", "attempt", "host", "instance", "joined", "part", "peer", "refused", "start", "wanted_at",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -35,8 +32,7 @@ class Seat:
         self.wanted_at: float | None = None
         """From when on the policy wants to hear of it; None: it has not asked, or has heard."""
         self.joined = False
-        self.start_until: float | None = None
-        """When its workers are too late; None: none are to start."""
+        self.start = StartBound()
         self.have(None)
 
     def have(self, peer: Peer[p.FromPeer] | None) -> None:
@@ -47,18 +43,15 @@ class Seat:
         """It cannot take part: nothing that it says matters."""
         self.part = Part(0)
         """What its launcher may say of attempts; output stays with it."""
-        self.start_until = None
-        self._awaited = 0
+        self.start.end()
         self.attempt = -1
         """The newest that it was told to start; -1: none."""
-        self.commenced = 0.0
-        """When it was told to start workers."""
         self._probed_at: float | None = None
 
     def leave(self) -> None:
         """Have no launcher any more; what it has said of itself is kept until the next one comes."""
         self.peer = None
-        self.start_until = None
+        self.start.end()
 
     def probe(self, peer: Peer[p.FromPeer], now: float) -> Literal["ask", "wait", "there", "gone"]:
         """Tell how it stands with its launcher, now that another has called for the seat: ``ask`` it first."""
@@ -74,23 +67,7 @@ class Seat:
     def commence(self, attempt: int, workers: int, now: float) -> None:
         """Take in that its launcher is told to start so many workers."""
         self.attempt = attempt
-        self._awaited, self.commenced, self.start_until = workers, now, now + START_S
-
-    def heard(self, message: p.FromPeer, now: float) -> None:
-        """Take in what tells how far its launcher is with starting workers."""
-        if self.start_until is None:
-            return
-        match message:
-            case m.WorkerExited() | m.Gone() | m.Fault():
-                self._awaited = 0
-            case m.Started():
-                self._awaited -= len(message.pids)
-            case m.Remark() | m.PreloadEnded():
-                pass
-            case _:
-                return
-        # What takes long is told of again and again, each time after twice as long as before.
-        self.start_until = None if self._awaited <= 0 else now + (now - self.commenced) + START_S
+        self.start.begin(workers, now)
 
 
 def number_of(call: p.Call, seats: Sequence[Seat], let_in: Mapping[str, int]) -> int | None:

@@ -17,7 +17,8 @@ from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import Decoder, encode
 from distlaunch.job import actions as a
 from distlaunch.job.assembly import Assembly
-from distlaunch.job.seats import PROBE_S, START_S
+from distlaunch.job.seats import PROBE_S
+from distlaunch.job.start_bound import START_S
 from tests.unit.job.fleets import WITHIN_S, PairLink, exited
 
 GONE = m.Gone(attempt=0, left=())
