@@ -133,6 +133,18 @@ def test_launchers_without_a_common_directory_have_each_their_own(team, tmp_path
     assert (second / "attempt-0" / "rank-1.log").exists()
 
 
+def test_a_log_that_only_another_node_has_is_named_with_that_node(team, tmp_path):
+    for rank in (0, 1):
+        team.start(rank, "--log-dir", str(tmp_path / str(rank)))
+    folder = Path(team.ready(0, 1)[0]["DISTLAUNCH_RUN_DIR"]).name
+    team.put("fail-0-1")
+    assert set(team.codes().values()) == {7}
+    where = f"  log: {folder}/attempt-0/rank-1.log in the log directory of {socket.gethostname()}, if rank 1 wrote any"
+    for rank in (0, 1):
+        assert where in team.said(rank).splitlines()
+    assert (tmp_path / "1" / folder / "attempt-0" / "rank-1.log").exists()
+
+
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_failure_on_any_node_ends_all_launchers_with_its_code_and_reason(team, failing):
     team.start_all(size=3)
