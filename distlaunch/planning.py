@@ -172,9 +172,11 @@ class Planned(Record):
 def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
     """Plan without touching anything: what ``plan`` and ``--dry-run`` show. Raises ConfigError."""
     if options.master_addr is not None:
-        from distlaunch.resolve.sources.environment import host_name
+        from distlaunch.resolve.sources.environment import host_or_address
 
-        host_name(options.master_addr, options.named("master_addr"), hint="the name by which the other nodes reach it")
+        host_or_address(
+            options.master_addr, options.named("master_addr"), hint="the name by which the other nodes reach it"
+        )
     if options.interface is not None:
         from distlaunch.resolve.meeting import check_interface
 

@@ -95,7 +95,7 @@ def endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
     text, who = options.rendezvous, options.named("rendezvous")
     if text is None:
         return None, None
-    from distlaunch.resolve.sources.environment import host_name
+    from distlaunch.resolve.sources.environment import host_or_address
 
     host, number = text.strip(), ""
     if host.startswith("["):
@@ -109,7 +109,7 @@ def endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
             raise _odd(text, who)
     if number and not (number.isascii() and number.isdecimal() and len(number) <= 5 and 0 < int(number) <= 65535):
         raise _odd(text, who)
-    host_name(host, who, hint="HOST:PORT, HOST being the node of rank 0")
+    host_or_address(host, who, hint="HOST:PORT, HOST being the node of rank 0")
     return host, int(number) if number else None
 
 

@@ -24,6 +24,9 @@ _AGENT_VARIABLES = ("TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_HEALTH_CHECK
 _TIMEOUT_S = 30.0
 _JOIN_S = 600.0
 """What torchrun's rendezvous waits for nodes."""
+_JOIN_KEYS = ("join_timeout", "timeout")
+"""What they are called in --rdzv-conf; the first one counts."""
+_JOIN_DIGITS = 9
 _RENDEZVOUS_PORT = 29400
 
 
@@ -106,6 +109,12 @@ def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
         values["log_dir"] = log_dir
     elif "log_dir" in values:
         sources["log_dir"] = "DISTLAUNCH_LOG_DIR"
+    if given["standalone"] or given["rdzv_backend"] != "static":
+        sources["master_addr"] = sources["local_addr"]
+    elif (given["rdzv_endpoint"] or "").strip():
+        sources["master_addr"] = sources["rdzv_endpoint"]
+    else:
+        sources["rdzv_endpoint"] = sources["master_addr"]
     values["master_addr"], values["master_port"] = _master(parsed)
     values.update(_nodes(parsed))
     values["grace"] = _shutdown_timeout(given, environ)
@@ -217,18 +226,25 @@ def _nodes(parsed: Parsed) -> dict[str, object]:
         "rendezvous": f"{where}:{port or _RENDEZVOUS_PORT}",
         "master_port": None,
         "source": "flags",
-        "join_timeout": _join_timeout(given["rdzv_conf"]),
+        "join_timeout": _join_timeout(given["rdzv_conf"], parsed.sources["rdzv_conf"]),
     }
     return found if given["rdzv_backend"] == "static" else {**found, "master_addr": _bare(given["local_addr"])}
 
 
-def _join_timeout(conf: str | None) -> float:
-    """Read of --rdzv-conf how long nodes may take to come in: torchrun's join_timeout, or timeout."""
-    pairs = dict(item.partition("=")[::2] for item in (conf or "").replace(" ", "").split(","))
-    for name in ("join_timeout", "timeout"):
-        if pairs.get(name, "").isdecimal() and 0 < int(pairs[name]) < 10**9:
-            return float(pairs[name])
-    return _JOIN_S
+def _join_timeout(conf: str | None, source: str) -> float:
+    """Read of --rdzv-conf how long nodes may take to come in: torchrun's join_timeout, or timeout.
+
+    Raises ConfigError for what torchrun does not take, and for times that are none.
+    """
+    items = [item.partition("=") for item in conf.split(",")] if conf and conf.strip() else []
+    pairs = {key.strip(): value.strip() for key, _, value in items}
+    if not all(key.strip() and value.strip() for key, _, value in items):
+        raise option_error(source, f"takes KEY=VALUE,KEY=VALUE, not {quoted(conf or '')}")
+    for name in _JOIN_KEYS:
+        text = pairs.get(name, "1")
+        if not (text.isascii() and text.isdecimal() and len(text) <= _JOIN_DIGITS and int(text) > 0):
+            raise option_error(source, f"takes {name} as a whole number of seconds from 1, not {quoted(text)}")
+    return next((float(pairs[name]) for name in _JOIN_KEYS if name in pairs), _JOIN_S)
 
 
 def _master(parsed: Parsed) -> tuple[str | None, int | None]:
@@ -258,7 +274,8 @@ def _endpoint(text: str, source: str) -> tuple[str | None, int | None]:
         host, number = text, "0"
     if not (number.isascii() and number.isdigit() and len(number) <= 5 and int(number) <= 65535):
         raise option_error(source, f"takes HOST:PORT with a port from 0 to 65535, not {quoted(text)}")
-    if not host or any(letter.isspace() or not letter.isprintable() for letter in host):
+    is_odd = any(letter.isspace() or not letter.isprintable() for letter in host)
+    if not host or is_odd or host.startswith("[") != host.endswith("]"):
         raise option_error(source, f"takes HOST:PORT, not {quoted(text)}")
     return _bare(host), int(number) or None
 
