@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distlaunch import launching
@@ -143,7 +144,10 @@ class Launchers:
 
 
 def tell_others(options: TrainOptions, environ: Mapping[str, str], why: LaunchError) -> None:
-    """Let node 0 know, within 2 s, that this launcher has no plan, if it is one of several, and it is known which."""
+    """Let the others know, for 2 s, that this launcher has no plan, if it is one of several, and it is known which.
+
+    Node 0 tells them all why there is no job; another tells node 0.
+    """
     if options.discover is not None or options.include is not None or options.exclude is not None:
         return  # who is which number takes a plan
     try:
@@ -152,7 +156,11 @@ def tell_others(options: TrainOptions, environ: Mapping[str, str], why: LaunchEr
         if location is None or location.allocation.part == "all":
             return
         rendezvous = settle_unplanned(options, location)
-        decline(rendezvous, party_of(rendezvous, options, environ), host=facts.hostname, why=why.message)
+        party = party_of(rendezvous, options, environ)
+        if rendezvous.leads != "yes":
+            decline(rendezvous, party, host=facts.hostname, why=why.message)
+        elif location.allocation.part == "worker" or len(location.allocation.hosts) > 1:
+            Door(rendezvous, party, members=len(location.allocation.hosts), say=lambda _: None).refuse(why)
     except LaunchError:
         return  # the first error is the one that counts
 
@@ -178,10 +186,11 @@ def run_launcher(
     if planned.explanation is not None:
         sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
     clock = Clock()
+    warn = partial(sink.say, level="warning")
     door: Door | None = None
     if joiner.rendezvous.leads != "no":
         try:
-            door = Door(joiner, party, say=lambda text: sink.say(text, level="warning"), clock=clock)
+            door = Door(joiner.rendezvous, party, members=len(joiner.hosts), say=warn, clock=clock)
         except ConfigError:
             if joiner.rendezvous.leads == "yes":
                 raise
@@ -221,7 +230,7 @@ class _Mine:
         return OutputFiles(
             run_dir,
             sink,
-            lambda text: sink.say(text, level="warning"),
+            partial(sink.say, level="warning"),
             layout=self.planned.plan.layout,
             ranks=range(workers),
             filters=self._filters,
@@ -276,9 +285,7 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
         signal_pipe = SignalPipe()
         ended = stack.enter_context(launching.closed_console(sink, signal_pipe))
 
-        def warn(text: str) -> None:
-            sink.say(text, level="warning")
-
+        warn = partial(sink.say, level="warning")
         assembly = launchers.assembly(
             own, host=joiner.hostname, job_id=job_id, folder=os.path.basename(run_dir.path), say=warn, clock=clock
         )

@@ -18,6 +18,7 @@ from distlaunch.job.signals import ENDING, SignalPipe
 from distlaunch.job.transport.listening import Listener
 from distlaunch.job.transport.tcp_link import TcpLink
 from distlaunch.resolve.joining import Joiner
+from distlaunch.resolve.rendezvous import Rendezvous
 
 _TELL_S = 5.0
 """After so long in vain the user hears whom we wait for."""
@@ -29,9 +30,16 @@ _REFUSE_S = 2.0
 class Door:
     """The rendezvous port, held before anything else is made; callers wait until the assembly is there."""
 
-    def __init__(self, joiner: Joiner, party: Party, *, say: Callable[[str], None], clock: Callable[[], float]) -> None:
-        """Have the port. Raises ConfigError if it cannot be had."""
-        rendezvous = joiner.rendezvous
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        party: Party,
+        *,
+        members: int,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Have the port, on which so many members may call. Raises ConfigError if it cannot be had."""
         self._assembly: Assembly
         """Who lets callers in; it also is who looks for them, once it is there."""
         self._refusal: p.Turned | None = None
@@ -43,7 +51,7 @@ class Door:
             admit=self._admit,
             log=say,
             clock=clock,
-            members=len(joiner.hosts),
+            members=members,
         )
 
     def open(self, assembly: Assembly) -> None:

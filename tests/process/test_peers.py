@@ -373,14 +373,21 @@ def test_a_launcher_that_cannot_take_part_is_named_on_all_nodes(team, words, pro
         assert why in team.said(node)
 
 
-def test_a_coordinator_that_cannot_start_tells_the_others_why(team):
+@pytest.mark.parametrize(
+    ("words", "program", "why"),
+    [
+        (["--log-dir", "/dev/null/logs"], "member.py", "Not a directory"),
+        ([], "missing.py", "there is no such file"),
+    ],
+)
+def test_a_coordinator_that_cannot_start_tells_the_others_why(team, words, program, why):
     for rank in (1, 2):
         team.start(rank, size=3).wait_stderr("waiting")
-    team.start(0, "--log-dir", "/dev/null/logs", size=3)
+    team.start(0, *words, size=3, program=program)
     assert team.codes() == dict.fromkeys(range(3), 2)
-    assert "Not a directory" in team.said(0)
-    for node in (1, 2):
-        assert "it cannot start the job: --log-dir /dev/null/logs: Not a directory" in team.said(node)
+    for node in range(3):
+        assert why in team.said(node)
+        assert node == 0 or "it cannot start the job: " in team.said(node)
 
 
 def test_scripts_that_differ_are_named_on_all_nodes(team, tmp_path):
