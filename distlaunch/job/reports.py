@@ -124,7 +124,7 @@ class Reporter:
 
     def _last_words(self, text: str, why_final: str | None) -> None:
         if why_final:
-            text = f"{text.rstrip()}\n{why_final}\n"
+            text = f"{text.rstrip()}\n  {why_final}\n"
         self._desk.do(lambda: self._run_dir.write_report(text.rstrip() + "\n"))
         self._sink.say(text.rstrip(), level="error")
 
