@@ -33,6 +33,10 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     front = TorchrunFront(meaning)
     try:
+        if meaning.assumed:
+            from distlaunch.ui.torchrun.node_zero import check_is_node_zero
+
+            check_is_node_zero(meaning.options, environ)
         return run_job(
             meaning.options,
             environ,
