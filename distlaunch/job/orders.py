@@ -18,7 +18,8 @@ from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 from distlaunch.resolve.told import is_address
 
-ASKING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL})
+ASKING = frozenset({0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL})
+"""0: somebody has asked them already, as Slurm does with all processes of a step."""
 PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 _LONGEST_TOKEN = 256
 _LONGEST_REACH_S = 600.0

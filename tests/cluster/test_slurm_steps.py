@@ -98,6 +98,7 @@ def test_each_worker_of_a_step_gets_each_signal_of_slurm_once(slurm):
     slurm.run("scancel", str(cancelled.id))
     done = cancelled.wait()
     assert done.state == "CANCELLED", done.output
+    assert "does not speak" not in done.output
     assert cancelled.heard() == [["SIGUSR2", "SIGTERM", "saved"]] * 4
     done = warned.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output

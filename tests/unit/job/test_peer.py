@@ -311,6 +311,14 @@ def test_a_stop_that_was_asked_for_is_not_forgotten_when_the_coordinator_is_lost
     assert peer.told.of("job_ended") == [{"exit_code": 128 + number}]
 
 
+@pytest.mark.parametrize("number", [0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL])
+def test_every_stop_that_a_coordinator_asks_for_reaches_the_workers(peering, number):
+    """0: Slurm has asked them already, and their grace begins."""
+    peer = peering(commence(), stop(signum=number, grace_s=3.0), VERDICT)
+    assert peer.run() == 7
+    assert [(each.signum, each.grace_s) for each in peer.handled(m.Stop)] == [(number, 3.0)]
+
+
 def test_workers_that_were_asked_to_end_are_not_asked_twice(peering):
     peer = peering(
         commence(), lambda: peer.signals.come(signal.SIGINT), lambda: setattr(peer.own, "deaf", True),
