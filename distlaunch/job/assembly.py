@@ -325,10 +325,7 @@ class Assembly(Links[p.FromPeer]):
                 self._events.append(a.FromNode(node=peer.node, message=message))
 
     def _counts(self, peer: Peer[p.FromPeer], seat: Seat, message: p.FromPeer) -> bool:
-        """Tell whether a launcher may say this: it may have come back with words of another coordinator's attempt.
-
-        One that says of this attempt what it cannot know is lost.
-        """
+        """Tell whether this counts; it may be of another coordinator's attempt, but not make nonsense of ours."""
         try:
             counts = seat.part.check(message)
         except ProtocolError as exc:
@@ -390,6 +387,9 @@ class Assembly(Links[p.FromPeer]):
         if seat.joined:
             seat.joined = False
             self._events.append(a.Lost(node=peer.node, why=why))
+        elif peer.node in self._wanted and not peer.greeted:
+            self._wanted.discard(peer.node)
+            self._events.append(seat.came_in_vain(peer.node, self._what, why))
 
     def _ended(self, why: str) -> str:
         return f"its launcher is gone: {why}"

@@ -244,7 +244,14 @@ class Gatherer:
             return []
         left, self.left = self.left, None
         within_s = None if self._hope_until is not None else until - now
-        return shortfalls.waiting(missing, here=self.here(), present=self._present, within_s=within_s, left=left)
+        return shortfalls.waiting(
+            missing,
+            here=self.here(),
+            present=self._present,
+            within_s=within_s,
+            left=left,
+            launchers=self._settings.launchers,
+        )
 
     def absent(self, count: int) -> list[Member]:
         """Give those whose absence counts, where so many take part: spares may come later."""
@@ -384,6 +391,6 @@ class Gatherer:
 
     def _refuse(self) -> Refusal:
         missing = [member for member in self.nodes.present() if member.number not in self._in]
-        settings, inside = self._settings, [self.nodes[number].host for number in sorted(self._in)]
+        settings, inside = self._settings, [self.nodes[number] for number in sorted(self._in)]
         text = shortfalls.too_few(settings, inside, missing, present=self._present)
         return Refusal(exit_code=EXIT_UNAVAILABLE, text=text)

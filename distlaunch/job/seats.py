@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from distlaunch.core.wire import peers as p
+from distlaunch.job import actions as a
+from distlaunch.job.failures import ConnectFailure
+from distlaunch.job.membership import shown
 from distlaunch.job.parts import Part
 from distlaunch.job.peers import Peer
 from distlaunch.job.start_bound import StartBound
@@ -52,6 +55,11 @@ class Seat:
         """Have no launcher any more; what it has said of itself is kept until the next one comes."""
         self.peer = None
         self.start.end()
+
+    def came_in_vain(self, number: int, what: str, why: str) -> a.Unreachable:
+        """Say why a launcher that has called does not take part; ``what`` a number is called."""
+        failure = ConnectFailure(host=f"{what} {number} ({self.host})", step="call", text=shown(why))
+        return a.Unreachable(node=number, failure=failure)
 
     def probe(self, peer: Peer[p.FromPeer], now: float) -> Literal["ask", "wait", "there", "gone"]:
         """Tell how it stands with its launcher, now that another has called for the seat: ``ask`` it first."""

@@ -7,8 +7,7 @@ and hears how many workers each node runs; what these are is never told by one l
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 from distlaunch.core.errors import ConfigError, NodesError, ProtocolError
 from distlaunch.core.model.gpus import GpuInventory
@@ -31,9 +30,6 @@ from distlaunch.resolve.rendezvous import Rendezvous, check_place, settle
 from distlaunch.resolve.select import SYSTEMS
 from distlaunch.resolve.told import MOST_SLOTS, check_start
 from distlaunch.resolve.variables import BackendVariables
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 CLOCKS_S = 300.0
 """Clocks that are further apart than this are told of: certificates, and files' times, go by them."""
@@ -201,8 +197,9 @@ class Joiner:
         apart = told.wall - wall
         if abs(apart) < CLOCKS_S:
             return None
-        how = "ahead" if apart > 0 else "behind"
-        return f"the clock of {self._label(number)} ({printable(host)}) is {abs(apart) / 60:.0f} min {how} of ours"
+        off = f"{abs(apart) / 60:.0f} min" if abs(apart) < 99 * 3600 else "more than 99 h"
+        off += " ahead of" if apart > 0 else " behind"
+        return f"the clock of {self._label(number)} ({printable(host)}) is {off} ours"
 
     def _label(self, number: int) -> str:
         return f"rank {number}" if self._by_worker else f"node {number}"

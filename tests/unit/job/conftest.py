@@ -205,6 +205,7 @@ class NodesJob(Job):
         bounds=None,
         *,
         discover=False,
+        launchers=False,
         join_timeout_s=60.0,
         patience_s=None,
         **more,
@@ -224,6 +225,7 @@ class NodesJob(Job):
             join_timeout_s=join_timeout_s,
             patience_s=patience_s,
             discover=discover,
+            launchers=launchers,
         )
         super().__init__(0, per_node, gathering=gathering, **more)
 

@@ -122,8 +122,8 @@ class Meeting:
         self.assembly.listen(self.port)
         self.assembly.start()
 
-    def calls(self, rank, host, *, instance=None, ending=None, **told):
-        """Call; give the launcher's end if it is let in, else the answer."""
+    def calls(self, rank, host, *, instance=None, ending=None, first=b"", **told):
+        """Call, and say what it was ``told``, that it is ``ending``, or the bytes of ``first``; give the launcher's end if it is let in, else the answer."""
         call = p.Call(
             version=1, release="1", job_key="", rank=rank, host=host, instance=instance or host, nonce="ab" * 16
         )  # fmt: skip
@@ -139,6 +139,9 @@ class Meeting:
         if ending is not None:
             peer.say(r.Ending(why=ending))
             self.pump(lambda: self.assembly._seats[answer.rank].instance and not self.port.waiting)
+            return peer
+        if first:
+            link.theirs.sendall(first)
             return peer
         peer.say(p.Apply(**{**APPLY, **told}))
         self.pump(lambda: answer.rank in self.assembly._peers and self.assembly._peers[answer.rank].greeted)
@@ -519,6 +522,20 @@ def test_a_launcher_that_is_gone_is_lost_and_one_that_talks_nonsense_too(meeting
     second.link.theirs.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
     meet.pump(lambda: len(meet.of(a.Lost)) == 2)
     assert {event.node for event in meet.of(a.Lost)} == {1, 2}
+
+
+def test_why_a_launcher_that_has_called_was_dropped_is_told_to_whoever_waits_for_it(meeting):
+    meet = meeting()
+    meet.assembly.connect(1, 0.0)
+    meet.calls(1, "n1", first=encode(p.Apply(**APPLY)).replace(b'"attempt":-1', b'"attempt":-7'))
+    meet.pump(lambda: meet.of(a.Unreachable))
+    [unreachable] = meet.of(a.Unreachable)
+    failure = unreachable.failure
+    assert (unreachable.node, failure.host, failure.step, failure.passing) == (1, "node rank 1 (n1)", "call", True)
+    assert failure.text.startswith("it sends what no agent of ours does: it tells of ")
+    meet.assembly.connect(1, 0.0)
+    meet.calls(1, "n1")
+    meet.pump(lambda: meet.of(a.Joined))
 
 
 def test_at_the_end_all_hear_the_verdict_and_are_waited_for(meeting):
