@@ -146,7 +146,7 @@ def _job_id(options: TrainOptions, location: Location | None, topology: Topology
             return f"job-{shared}" if shared == LATEST else shared
         return new_job_id(time.time(), os.urandom(3))
     bad = next((letter for letter in options.job_id if not (letter.isalnum() or letter in "._-:+@=,")), None)
-    unusable = not options.job_id.strip(".") or options.job_id == LATEST or options.job_id.startswith("-")
+    unusable = not options.job_id.strip(".") or options.job_id == LATEST or options.job_id.startswith(("-", "."))
     if bad is not None or unusable or len(os.fsencode(options.job_id)) > _JOB_ID_BYTES:
         why = f"{bad!r} is not allowed" if bad else "not usable as a folder's name"
         raise ConfigError(

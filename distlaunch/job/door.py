@@ -80,7 +80,7 @@ class Caller:
     """Calls the coordinator, each time in the same name."""
 
     def __init__(
-        self, joiner: Joiner, party: Party, *, join_timeout_s: float, say: Callable[[str], None], signals: SignalPipe
+        self, joiner: Joiner, party: Party, *, join_timeout_s: float, say: Callable[..., None], signals: SignalPipe
     ) -> None:
         """Be ready. Calling is given up for signals that end us, and for no other."""
         self._joiner, self._party, self._join_timeout_s = joiner, party, join_timeout_s
@@ -138,4 +138,6 @@ class Caller:
         if elapsed_s >= self._tell_at:
             self._tell_at = elapsed_s + _TELL_AGAIN_S
             left_s = max(0.0, self._until - time.monotonic())
-            self._say(f"waiting up to {left_s:.0f} s more for {self.where}: {why}")
+            self._say(
+                f"waiting up to {left_s:.0f} s more for {self.where}: {why}", level="warning"
+            )  # under --quiet too

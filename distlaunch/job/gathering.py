@@ -275,7 +275,8 @@ class Gatherer:
             self._late += 1
             how = "has come" if member.why_lost is None else "is back"
             text = f"node {member.host} {how}{'' if self.active else ', and may take part from the next attempt on'}"
-            actions += [Say(text=text)] if self._late <= _LATE_SHOWN else []
+            if self._late <= _LATE_SHOWN:  # all launchers hear what warns
+                actions.append(Say(text=text, level="warning" if self._settings.launchers else "info"))
         actions += self.nodes.joined(member)
         if self.active:
             self._forget(number)

@@ -24,7 +24,9 @@ def test_of_several_ports_the_one_that_has_answered_is_named(tmp_path):
         deaf = taken.getsockname()[1]
         joiner.rendezvous = replace(joiner.rendezvous, ports=(deaf, listener.port))
         signals = Signals()
-        caller = Caller(joiner, party, join_timeout_s=WITHIN_S, say=print, signals=signals)
+        caller = Caller(
+            joiner, party, join_timeout_s=WITHIN_S, say=lambda text, *, level: print(level, text), signals=signals
+        )
         assert caller.where == f"node 0 (127.0.0.1:{deaf})"
         links = []
         thread = threading.Thread(target=lambda: links.append(caller()[0]))
