@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distlaunch import launching
@@ -16,15 +17,17 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import quoted
 from distlaunch.core.probe.files import read_bounded
 from distlaunch.core.wire import peers as p
-from distlaunch.core.wire.handshake import Party
+from distlaunch.core.wire.handshake import TOKEN, Party
 from distlaunch.core.wire.remote import Surveyed
 from distlaunch.job.assembly import Assembly
 from distlaunch.job.composition import Composition
+from distlaunch.job.declining import decline, leave
 from distlaunch.job.door import Caller, Door
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.herald import Herald, LocalRanks
 from distlaunch.job.own_node import OwnNode
-from distlaunch.job.peer import PeerRunner, PeerSettings
+from distlaunch.job.peer import PeerRunner
+from distlaunch.job.peer_settings import PeerSettings
 from distlaunch.job.policy import JobPolicy
 from distlaunch.job.records import EventLog, OutputFiles
 from distlaunch.job.rundir import join_run_dir, make_run_dir, new_job_id
@@ -32,9 +35,11 @@ from distlaunch.job.runner import Clock, Runner
 from distlaunch.job.settings import Gathering
 from distlaunch.job.signals import SignalPipe
 from distlaunch.job.sink import Sink
-from distlaunch.planning import Planned
+from distlaunch.planning import Planned, read_facts
 from distlaunch.resolve.joining import Joiner
+from distlaunch.resolve.location import locate
 from distlaunch.resolve.options import TorchrunOptions, TrainOptions
+from distlaunch.resolve.rendezvous import Rendezvous, settle_unplanned
 
 if TYPE_CHECKING:
     from distlaunch.launch_slurm import Site
@@ -42,7 +47,6 @@ if TYPE_CHECKING:
 OpenSink = Callable[[int], Sink]
 OpenFilters = Callable[[int], Mapping[int, LineFilter]] | None
 
-TOKEN = "DISTLAUNCH_TOKEN"  # noqa: S105 - a variable's name
 _TOKEN_BYTES = 16
 _MOST_TOKEN_BYTES = 4096
 _PATIENCE_S = 10.0
@@ -68,11 +72,11 @@ def token_of(options: TrainOptions, environ: Mapping[str, str]) -> bytes | None:
     return data
 
 
-def party_of(joiner: Joiner, options: TrainOptions, environ: Mapping[str, str]) -> Party:
+def party_of(rendezvous: Rendezvous, options: TrainOptions, environ: Mapping[str, str]) -> Party:
     """Say in what all launchers of the job have to agree. Raises ConfigError."""
     from distlaunch import __version__
 
-    return Party(release=__version__, job_key=joiner.rendezvous.job_key, token=token_of(options, environ))
+    return Party(release=__version__, job_key=rendezvous.job_key, token=token_of(options, environ))
 
 
 class Launchers:
@@ -139,6 +143,28 @@ class Launchers:
 # --- a whole job
 
 
+def tell_others(options: TrainOptions, environ: Mapping[str, str], why: LaunchError) -> None:
+    """Let the others know, for 2 s, that this launcher has no plan, if it is one of several, and it is known which.
+
+    Node 0 tells them all why there is no job; another tells node 0.
+    """
+    if options.discover is not None or options.include is not None or options.exclude is not None:
+        return  # who is which number takes a plan
+    try:
+        facts = read_facts(options, environ)
+        location = None if facts.surroundings is None else locate(options, facts)[0]
+        if location is None or location.allocation.part == "all":
+            return
+        rendezvous = settle_unplanned(options, location)
+        party = party_of(rendezvous, options, environ)
+        if rendezvous.leads != "yes":
+            decline(rendezvous, party, host=facts.hostname, why=why.message)
+        elif location.allocation.part == "worker" or len(location.allocation.hosts) > 1:
+            Door(rendezvous, party, members=len(location.allocation.hosts), say=lambda _: None).refuse(why)
+    except LaunchError:
+        return  # the first error is the one that counts
+
+
 def run_launcher(
     planned: Planned,
     options: TrainOptions,
@@ -152,8 +178,7 @@ def run_launcher(
     if planned.join is None:
         raise ValueError("this launcher is alone")
     joiner = planned.join()
-    party = party_of(joiner, options, environ)
-    launching.check_proc()
+    party = party_of(joiner.rendezvous, options, environ)
     local = isinstance(options, TorchrunOptions) and options.format is None
     sink: Sink = open_sink(max(2, joiner.own_slots) if local else joiner.most_workers)
     if local:
@@ -161,14 +186,23 @@ def run_launcher(
     if planned.explanation is not None:
         sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
     clock = Clock()
+    warn = partial(sink.say, level="warning")
     door: Door | None = None
     if joiner.rendezvous.leads != "no":
         try:
-            door = Door(joiner, party, say=lambda text: sink.say(text, level="warning"), clock=clock)
+            door = Door(joiner.rendezvous, party, members=len(joiner.hosts), say=warn, clock=clock)
         except ConfigError:
             if joiner.rendezvous.leads == "yes":
                 raise
-    mine = _Mine(planned, joiner, options, environ, sink, open_filters)
+    try:
+        launching.check_proc()
+        mine = _Mine(planned, joiner, options, environ, sink, open_filters)
+    except LaunchError as exc:
+        if door is None:
+            decline(joiner.rendezvous, party, host=joiner.hostname, why=exc.message)
+        else:
+            door.refuse(exc)
+        raise
     return _join(mine, party) if door is None else _coordinate(mine, door, site, clock)
 
 
@@ -196,7 +230,7 @@ class _Mine:
         return OutputFiles(
             run_dir,
             sink,
-            lambda text: sink.say(text, level="warning"),
+            partial(sink.say, level="warning"),
             layout=self.planned.plan.layout,
             ranks=range(workers),
             filters=self._filters,
@@ -233,7 +267,12 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
     options, environ, joiner, sink = mine.options, mine.environ, mine.joiner, mine.sink
     job_id = mine.planned.plan.job_id or new_job_id(time.time(), os.urandom(3))
     with ExitStack() as stack:
-        run_dir = make_run_dir(options.log_dir, job_id, environ)
+        try:
+            run_dir = make_run_dir(options.log_dir, job_id, environ)
+        except LaunchError as exc:
+            mine.dismiss()
+            door.refuse(exc)
+            raise
         stack.callback(run_dir.close)
         joiner.named(job_id, run_dir.path)
         plan = replace(mine.planned.plan, job_id=job_id, run_dir=run_dir.path)
@@ -246,13 +285,13 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
         signal_pipe = SignalPipe()
         ended = stack.enter_context(launching.closed_console(sink, signal_pipe))
 
-        def warn(text: str) -> None:
-            sink.say(text, level="warning")
-
+        warn = partial(sink.say, level="warning")
         assembly = launchers.assembly(
             own, host=joiner.hostname, job_id=job_id, folder=os.path.basename(run_dir.path), say=warn, clock=clock
         )
         assembly.silence_s = options.lost_after
+        if site is not None:  # after the verdict: Slurm may take its time
+            stack.callback(lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None)
         stack.callback(assembly.close)
         herald = Herald(sink, assembly.notice)
         settings = launching.policy_settings(
@@ -284,12 +323,15 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
             herald.say(note, level="warning")
         housekeeping.start()
         door.open(assembly)
-        code = runner.run()
-        if site is not None:
-            code = site.conclude(policy, code, sink)
+        try:
+            code = runner.run()
+        except LaunchError as exc:
+            assembly.verdict = p.Verdict(exit_code=exc.exit_code, text=f"error: {exc.message}")
+            door.refuse(exc)
+            raise
         assembly.verdict = p.Verdict(exit_code=code, text=herald.last_words(code))
         ended.append(code)
-    return code
+    return ended[-1]
 
 
 def _join(mine: _Mine, party: Party) -> int:
@@ -308,7 +350,13 @@ def _join(mine: _Mine, party: Party) -> int:
             mine.dismiss()
             raise
         node = welcome.rank
-        run_dir = join_run_dir(options.log_dir, welcome.folder or welcome.job_id, environ, node=node)
+        try:
+            folder = welcome.folder or welcome.job_id
+            run_dir = join_run_dir(options.log_dir, folder, environ, node=node, job_id=welcome.job_id)
+        except LaunchError as exc:
+            mine.dismiss()
+            leave(link, exc.message)
+            raise
         stack.callback(run_dir.close)
         joiner.named(welcome.job_id, run_dir.path)
         mine.file_apart(node)
@@ -320,10 +368,13 @@ def _join(mine: _Mine, party: Party) -> int:
         runner = PeerRunner(
             settings=PeerSettings(
                 coordinator=call.where,
+                job_id=welcome.job_id,
                 max_restarts=options.max_restarts,
                 failure_grace_s=options.failure_grace,
                 lost_after_s=options.lost_after,
-                flexible=joiner.bounds[0] < joiner.bounds[1],
+                flexible=joiner.flexible,
+                leaves=joiner.leaves,
+                grace_s=options.grace,
                 speaks=joiner.speaks,
             ),
             planner=joiner,
@@ -333,7 +384,7 @@ def _join(mine: _Mine, party: Party) -> int:
             events=EventLog(run_dir.events, sink),
             signal_pipe=signal_pipe,
             clock=clock,
-            call=lambda: call()[0],
+            call=call,
             count_from=mine.count_from,
         )
         stack.callback(runner.close)

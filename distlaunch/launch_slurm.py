@@ -1,7 +1,8 @@
 """Layer launch_slurm: what a job of Slurm has beyond its nodes: the site's settings, agents by srun, a new turn.
 
 Sources: scontrol of Slurm 22.05 on a real system, and its manual. A cancelled job, one at its limit, and one that is
-preempted are all COMPLETING while their processes get TERM: what tells them apart are the reason and the times.
+preempted are all COMPLETING while their processes get TERM: what tells them apart are the reason, the times and, where
+Slurm itself requeues, that the next turn is counted already. In a partition's GraceTime a preempted job is RUNNING.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from distlaunch.core.model.text import printable
 from distlaunch.core.probe.interfaces import probe_interfaces
 from distlaunch.job.settings import Scheduler
 from distlaunch.job.sink import Sink
+from distlaunch.job.transport.child import Question
 from distlaunch.resolve.allocation import Allocation
 from distlaunch.resolve.hostlist import expand_nodelist
 from distlaunch.resolve.options import TrainOptions
@@ -35,10 +36,17 @@ if TYPE_CHECKING:
 KILL_WAIT_S = 30.0
 """Slurm's own default: from TERM to KILL."""
 _ASK_S = 5.0
-_REQUEUE_S = 20.0
+_SHOW_S, _REQUEUE_S = 4.0, 6.0
+"""Slurm's KILL may be 5 s away when the last worker has ended; an idle controller answers in some 20 ms."""
+_WARNED_S = 1800.0
+"""Workers that go on for longer after USR1 or USR2 were not ended by it."""
 _PORTS = 16
+_MOST_COMPONENTS = 1000
 _LONGEST = 200
-_NO_KILL = re.compile(r"^#SBATCH\b.*\s(--no-kill\b(?!=off)|-[a-zA-Z]*k\b)", re.MULTILINE)
+_NO_KILL = re.compile(r"^#SBATCH\b.*\s(--no-kill\b(?!=off|=no)|-[HIOQsvW]*k\b)", re.MULTILINE)
+"""Before ``k`` in one word there may be short options of sbatch that have no argument."""
+_GOES_ON = {"RUNNING", "TIMEOUT", "PREEMPTED", "PENDING", "REQUEUED", "SUSPENDED", "STOPPED", "SIGNALING"}
+"""States in which a job is, or ended, that nobody has cancelled."""
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
@@ -55,8 +63,11 @@ class Site:
         self._environ = environ
         self._options = options
         self._by_srun = part == "all" and several
+        self._steps = self._by_srun or part != "all"
+        """Workers are in steps: those of our agents, or that of a launcher in each task."""
         self._job = environ.get("SLURM_JOB_ID", "")
-        asks = self._by_srun or options.grace > KILL_WAIT_S
+        self._turn = _number(environ.get("SLURM_RESTART_COUNT", "")) or 0
+        asks = self._by_srun or (part == "all" and options.grace > KILL_WAIT_S)
         self._config = _Asked(("scontrol", "show", "config"), environ) if asks else None
         wanted = self._by_srun and flexible
         self._script = _Asked(("scontrol", "write", "batch_script", self._job, "-"), environ) if wanted else None
@@ -83,16 +94,15 @@ class Site:
     @property
     def signals_all(self) -> bool:
         """Tell whether the signals of a step go to all of its processes, not only to those that srun has started."""
-        return self._by_srun and self.config.get("ProctrackType") == "proctrack/linuxproc"
+        return self._steps and self.config.get("ProctrackType") == "proctrack/linuxproc"
 
     def scheduler(self) -> Scheduler:
-        """Give what the policy has to know."""
+        """Give what the policy has to know. Of several launchers only the one that has the policy asks Slurm."""
+        if self._config is None and self._steps:
+            self._config = _Asked(("scontrol", "show", "config"), self._environ)
         wait = re.match(r"\d+", self.config.get("KillWait", ""))
-        count = self._environ.get("SLURM_RESTART_COUNT", "")
         return Scheduler(
-            kill_after_s=float(wait[0]) if wait else KILL_WAIT_S,
-            signals_all=self.signals_all,
-            attempt=int(count) if count.isascii() and count.isdecimal() and len(count) < 6 else 0,
+            kill_after_s=float(wait[0]) if wait else KILL_WAIT_S, signals_all=self.signals_all, attempt=self._turn
         )
 
     def _ports(self) -> Sequence[int]:
@@ -170,26 +180,33 @@ class Site:
     # --- a new turn
 
     def conclude(self, policy: JobPolicy, code: int, sink: Sink) -> int:
-        """After a job that ended with ``code``: ask Slurm for another turn, if it was only interrupted.
+        """After a job that ended with ``code``, and has said so: ask Slurm for another turn, if it was interrupted.
 
         Gives the exit code; it is EXIT_REQUEUE if Slurm could not be asked, so that the batch script can.
         """
-        interrupted = policy.told == signal.SIGTERM or (policy.told is None and policy.warned is not None and code == 0)
-        if not self._options.requeue or not interrupted:
+        warned = policy.told is None and policy.warned is not None and code == 0
+        if not self._options.requeue or not (warned or policy.told == signal.SIGTERM):
+            return code
+        by_hand = f"scontrol requeue {self._job}"
+        if warned and policy.since_warned_s > _WARNED_S:
+            sink.say(f"not requeued: the job went on for {policy.since_warned_s:.0f} s after its last warning")
             return code
         if policy.told is not None:
             show = _Asked(("scontrol", "--oneliner", "show", "job", self._job), self._environ)
-            if is_cancelled(show.answer() or ""):
-                sink.say("not requeued: the job was cancelled")
+            why_not = why_not_requeued(show.answer(_SHOW_S), turn=self._turn)
+            if why_not is not None:
+                more = f" ({show.problem}); to have another turn: {by_hand}" if show.problem else ""
+                sink.say(f"{why_not}{more}", level="warning" if show.problem else "info")
                 return code
-        sink.say(
-            "asking Slurm for another turn of this job (--requeue)"
-        )  # it may end us before we can say that it does
+        # it may end us before we can say that it does
+        sink.say("asking Slurm for another turn of this job (--requeue)")
         asked = _Asked(("scontrol", "requeue", self._job), self._environ)
         if asked.answer(_REQUEUE_S) is not None or asked.is_ended_too:
             return code
-        text = f"not requeued: {asked.problem}; the batch script can do it: this ends with {EXIT_REQUEUE}"
-        sink.say(text, level="warning")
+        sink.say(
+            f"not requeued: {asked.problem}; the batch script can do it ({by_hand}): this ends with {EXIT_REQUEUE}",
+            level="warning",
+        )
         return EXIT_REQUEUE
 
 
@@ -205,49 +222,59 @@ class _Asked:
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         self.problem = ""
+        """Why there is no answer."""
+        self.is_ended_too = False
+        """TERM has ended it: under linuxproc Slurm, which does what it was asked, ends it with the job."""
         self._name = argv[0]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._question: Question | None = None
         try:
-            self._process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(environ),
-                start_new_session=True,
-            )  # fmt: skip
+            self._question = Question(argv, environ)
         except OSError as exc:
             self.problem = f"{self._name} cannot be run ({exc.strerror})"
 
-    @property
-    def is_ended_too(self) -> bool:
-        """Tell whether TERM has ended it: under linuxproc Slurm, which does what it was asked, ends it with the job."""
-        return self._process is not None and self._process.returncode == -signal.SIGTERM
-
     def answer(self, within_s: float = _ASK_S) -> str | None:
         """Give what it prints; None if it fails, or takes too long."""
-        if self._process is None:
+        if self._question is None:
             return None
         try:
-            output, errors = self._process.communicate(timeout=within_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
+            code, output, errors = self._question.answer(within_s=within_s)
+        except TimeoutError:
             self.problem = f"{self._name} did not answer within {within_s:g} s"
             return None
-        if self._process.returncode:
+        if code:
+            self.is_ended_too = code == -signal.SIGTERM
             lines = errors.decode(errors="replace").strip().splitlines()
             said = f": {printable(lines[-1][:_LONGEST])}" if lines else ""
-            self.problem = f"{self._name} ended with {self._process.returncode}{said}"
+            self.problem = f"{self._name} ended with {code}{said}"
             return None
         return output.decode(errors="replace")
 
 
-def is_cancelled(told: str) -> bool:
-    """Tell from ``scontrol show job`` whether somebody ended the job, not its time limit or another job; pure."""
-    fields = dict(re.findall(r"(\w+)=(\S*)", told))
-    if fields.get("JobState") not in {"COMPLETING", "CANCELLED"}:
-        return False
-    if fields.get("Reason") == "TimeLimit" or fields.get("PreemptTime", "None") not in {"None", "N/A", "Unknown"}:
-        return False
+def why_not_requeued(told: str | None, *, turn: int) -> str | None:
+    """Tell from ``scontrol show job`` why a job that got TERM, in this turn of it, is not to be requeued; pure.
+
+    None if it was interrupted: at its time limit, by preemption, or by a TERM that was a warning. ``told``: None if
+    there was no answer: a job that somebody has cancelled is not to come back because Slurm is slow.
+    """
+    fields = dict(re.findall(r"(\w+)=(\S*)", told or ""))
+    state, restarts = fields.get("JobState", ""), fields.get("Restarts", "")
+    if (_number(restarts) or 0) > turn:
+        return "Slurm itself has requeued this job"
+    if state in _GOES_ON or fields.get("PreemptTime", "None") not in {"None", "N/A", "Unknown"}:
+        return None
+    if state not in {"COMPLETING", "CANCELLED"}:
+        told_state = f" (its state is {printable(state[:_LONGEST])})" if state else ""
+        return f"not requeued: Slurm does not tell why the job was stopped{told_state}"
+    if fields.get("Reason") == "TimeLimit":
+        return None
     limit_s, run_s = (_seconds(fields.get(name, "")) for name in ("TimeLimit", "RunTime"))
-    return limit_s is None or run_s is None or run_s < limit_s
+    if limit_s is None or run_s is None or run_s < limit_s:
+        return "not requeued: the job was cancelled"
+    return None
+
+
+def _number(word: str) -> int | None:
+    return int(word) if word.isascii() and word.isdecimal() and len(word) < 6 else None
 
 
 def _seconds(clock: str) -> int | None:
@@ -262,7 +289,7 @@ def _components(environ: Mapping[str, str]) -> dict[str, int]:
     """Give for each node of a heterogeneous job which component it is of; nothing for another job."""
     size = environ.get("SLURM_HET_SIZE", "")
     found: dict[str, int] = {}
-    for group in range(int(size) if size.isascii() and size.isdecimal() and len(size) < 4 else 0):
+    for group in range(min(_number(size) or 0, _MOST_COMPONENTS)):
         name = f"SLURM_JOB_NODELIST_HET_GROUP_{group}"
         if name in environ:
             found |= {node: group for node in expand_nodelist(environ[name], where=name) if node not in found}
@@ -277,4 +304,4 @@ def _gpus(hosts: Sequence[str], allocation: Allocation, environ: Mapping[str, st
         return sum(count for count in mine if count is not None) or None
     total = environ.get("SLURM_GPUS", "").rpartition(":")[2]
     whole = {host.name for host in allocation.hosts} == set(hosts)
-    return int(total) if whole and total.isascii() and total.isdecimal() and len(total) < 6 else None
+    return _number(total) if whole else None

@@ -147,7 +147,7 @@ def _job_id(options: TrainOptions, location: Location | None, topology: Topology
             return f"job-{shared}" if shared == LATEST else shared
         return new_job_id(time.time(), os.urandom(3))
     bad = next((letter for letter in options.job_id if not (letter.isalnum() or letter in "._-:+@=,")), None)
-    unusable = not options.job_id.strip(".") or options.job_id == LATEST or options.job_id.startswith("-")
+    unusable = not options.job_id.strip(".") or options.job_id == LATEST or options.job_id.startswith(("-", "."))
     if bad is not None or unusable or len(os.fsencode(options.job_id)) > _JOB_ID_BYTES:
         why = f"{bad!r} is not allowed" if bad else "not usable as a folder's name"
         raise ConfigError(
@@ -173,9 +173,11 @@ class Planned(Record):
 def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
     """Plan without touching anything: what ``plan`` and ``--dry-run`` show. Raises ConfigError."""
     if options.master_addr is not None:
-        from distlaunch.resolve.sources.environment import host_name
+        from distlaunch.resolve.sources.environment import host_or_address
 
-        host_name(options.master_addr, options.named("master_addr"), hint="the name by which the other nodes reach it")
+        host_or_address(
+            options.master_addr, options.named("master_addr"), hint="the name by which the other nodes reach it"
+        )
     if options.interface is not None:
         from distlaunch.resolve.meeting import check_interface
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -66,9 +67,9 @@ class Attempt:
         """Until when the others may run on after the first failure."""
         self._seeks_cause = False
         """They may because that failure looks like a consequence."""
-        self._up: dict[int, int] = {}
-        self._ended: dict[int, int] = {}
-        self._done: dict[int, int] = {}  # of those, with 0
+        self._up: defaultdict[int, set[int]] = defaultdict(set)  # ranks, by member
+        self._ended: defaultdict[int, set[int]] = defaultdict(set)
+        self._done: dict[int, int] = {}  # how many of those, with 0
 
     @property
     def is_full(self) -> bool:
@@ -93,13 +94,24 @@ class Attempt:
 
     def started(self, member: int, message: m.Started) -> None:
         """Take in which workers have come up."""
-        self.up += len(message.pids)
-        self._up[member] = self._up.get(member, 0) + len(message.pids)
+        ranks, known = self.cast.ranks(member), self._up[member]
+        new = [rank for rank in message.pids if rank in ranks and rank not in known]
+        self.up += len(new)
+        known.update(new)
+
+    def unaccounted(self, member: int) -> list[int]:
+        """Give a member's ranks of which no end is known."""
+        ended = self._ended[member]
+        return [rank for rank in self.cast.ranks(member) if rank not in ended]
+
+    def is_news(self, member: int, rank: int) -> bool:
+        """Tell whether a member runs this worker, and its end is not known: no other end counts."""
+        return rank in self.cast.ranks(member) and rank not in self._ended[member]
 
     def exited(self, member: int, message: m.WorkerExited) -> WorkerEnd | None:
         """Take in that a worker has ended; give its end if it failed."""
         self.ended += 1
-        self._ended[member] = self._ended.get(member, 0) + 1
+        self._ended[member].add(message.rank)
         if message.returncode != 0:
             self.failures.append(self._end(member, message))
             return self.failures[-1]
@@ -138,8 +150,9 @@ class Attempt:
         owed = member in self.owing
         self.alive.discard(member)
         self.owing.discard(member)
-        self.ended += self._up.get(member, 0) - self._ended.get(member, 0)
-        self._ended[member] = self._up.get(member, 0)
+        still = self._up[member] - self._ended[member]
+        self.ended += len(still)
+        self._ended[member] |= still
         ranks = self.cast.ranks(member)
         if not owed or self._done.get(member, 0) == len(ranks):
             return None

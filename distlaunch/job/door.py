@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from distlaunch.core.agent import calling
-from distlaunch.core.errors import EXIT_UNAVAILABLE
+from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.text import printable
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire.handshake import Party
@@ -16,19 +18,31 @@ from distlaunch.job.signals import ENDING, SignalPipe
 from distlaunch.job.transport.listening import Listener
 from distlaunch.job.transport.tcp_link import TcpLink
 from distlaunch.resolve.joining import Joiner
+from distlaunch.resolve.rendezvous import Rendezvous
 
 _TELL_S = 5.0
 """After so long in vain the user hears whom we wait for."""
 _TELL_AGAIN_S = 60.0
+_REFUSE_S = 2.0
+"""So long the others may call, and hear why there is no job; who waits for the port calls more often."""
 
 
 class Door:
     """The rendezvous port, held before anything else is made; callers wait until the assembly is there."""
 
-    def __init__(self, joiner: Joiner, party: Party, *, say: Callable[[str], None], clock: Callable[[], float]) -> None:
-        """Have the port. Raises ConfigError if it cannot be had."""
-        rendezvous = joiner.rendezvous
-        self._assembly: Assembly | None = None
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        party: Party,
+        *,
+        members: int,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Have the port, on which so many members may call. Raises ConfigError if it cannot be had."""
+        self._assembly: Assembly
+        """Who lets callers in; it also is who looks for them, once it is there."""
+        self._refusal: p.Turned | None = None
         self.listener = Listener(
             rendezvous.host,
             rendezvous.ports,
@@ -37,7 +51,7 @@ class Door:
             admit=self._admit,
             log=say,
             clock=clock,
-            members=len(joiner.hosts),
+            members=members,
         )
 
     def open(self, assembly: Assembly) -> None:
@@ -45,17 +59,28 @@ class Door:
         self._assembly = assembly
         assembly.listen(self.listener)
 
+    def refuse(self, why: LaunchError) -> None:
+        """Tell whoever calls within 2 s why this launcher, the coordinator, cannot start the job; then be closed."""
+        text = f"it cannot start the job: {why.message}"
+        self._refusal = p.Turned(text=text, hint=why.hint, exit_code=why.exit_code, again=False)
+        until = time.monotonic() + _REFUSE_S
+        poll = select.poll()
+        for descriptor, wanted in self.listener.descriptors().items():
+            poll.register(descriptor, wanted)
+        while (left_s := until - time.monotonic()) > 0:
+            self.listener.ready()
+            poll.poll(min(left_s, 0.5) * 1000)
+        self.listener.close()
+
     def _admit(self, call: p.Call) -> p.Welcome | p.Turned:
-        if self._assembly is None:
-            return p.Turned(text="the coordinator is not ready", hint=None, exit_code=EXIT_UNAVAILABLE, again=True)
-        return self._assembly.admit(call)
+        return self._refusal or self._assembly.admit(call)
 
 
 class Caller:
     """Calls the coordinator, each time in the same name."""
 
     def __init__(
-        self, joiner: Joiner, party: Party, *, join_timeout_s: float, say: Callable[[str], None], signals: SignalPipe
+        self, joiner: Joiner, party: Party, *, join_timeout_s: float, say: Callable[..., None], signals: SignalPipe
     ) -> None:
         """Be ready. Calling is given up for signals that end us, and for no other."""
         self._joiner, self._party, self._join_timeout_s = joiner, party, join_timeout_s
@@ -65,6 +90,7 @@ class Caller:
         self._until = 0.0
         self._instance = os.urandom(16).hex()
         self._rank = joiner.rendezvous.rank
+        self._port = joiner.rendezvous.ports[0]
         self._tell_at = _TELL_S
 
     @property
@@ -74,10 +100,9 @@ class Caller:
 
     @property
     def where(self) -> str:
-        """Say whom we call, for people."""
-        rendezvous = self._joiner.rendezvous
-        host = printable(rendezvous.host)
-        return f"node 0 ({f'[{host}]' if ':' in host else host}:{rendezvous.ports[0]})"
+        """Say whom we call, for people; of several ports the one that has answered last."""
+        host = printable(self._joiner.rendezvous.host)
+        return f"node 0 ({f'[{host}]' if ':' in host else host}:{self._port})"
 
     def __call__(self) -> tuple[TcpLink, p.Welcome]:
         """Call until we are let in, or the time is up. Raises LaunchError, and ``calling.Stopped``."""
@@ -105,10 +130,14 @@ class Caller:
             watched=self._signals.fileno(),
         )
         self._rank = welcome.rank
+        with suppress(OSError):  # it has been reset already
+            self._port = connection.getpeername()[1]
         return TcpLink(connection, self.where), welcome
 
     def _progress(self, elapsed_s: float, why: str) -> None:
         if elapsed_s >= self._tell_at:
             self._tell_at = elapsed_s + _TELL_AGAIN_S
             left_s = max(0.0, self._until - time.monotonic())
-            self._say(f"waiting up to {left_s:.0f} s more for {self.where}: {why}")
+            self._say(
+                f"waiting up to {left_s:.0f} s more for {self.where}: {why}", level="warning"
+            )  # under --quiet too

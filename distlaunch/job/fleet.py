@@ -28,6 +28,7 @@ from distlaunch.job.intake import Intake
 from distlaunch.job.links import Links
 from distlaunch.job.parts import Part
 from distlaunch.job.peers import Peer, Writer
+from distlaunch.job.start_bound import StartBound
 from distlaunch.job.transport.link import Link, Open, Target, Unconnected
 
 LEAVE_S = 8.0
@@ -42,6 +43,9 @@ class Fleet(Links[r.FromRemote]):
     ``find`` runs the command of --discover (in a thread; raises LaunchError), ``read`` makes targets of what it printed
     (by the main loop; raises LaunchError): hosts that are new become targets.
     """
+
+    hears_signals = False
+    """Agents pass on what a scheduler signals to them."""
 
     def __init__(
         self,
@@ -74,6 +78,8 @@ class Fleet(Links[r.FromRemote]):
         self._noted: deque[str] = deque()
         self._faulted = False
         self._parts: dict[int, Part] = {}
+        self._starts: dict[int, StartBound] = {}
+        """Of nodes that have not started all workers of an attempt."""
 
     # --- the runner's side
 
@@ -131,6 +137,10 @@ class Fleet(Links[r.FromRemote]):
         """Send to a node; what cannot be sent any more is lost with it."""
         if (part := self._parts.get(node)) is not None:
             part.told(message)
+            if isinstance(message, m.Start):
+                self._starts.setdefault(node, StartBound()).begin(len(message.workers), self._clock())
+            elif isinstance(message, m.Stop) and node in self._starts:
+                self._starts[node].stop(message.grace_s)
         self._tell(node, message)
 
     def broadcast(self, message: m.ToAgent) -> None:
@@ -146,8 +156,9 @@ class Fleet(Links[r.FromRemote]):
         return wanted
 
     def deadline(self) -> float | None:
-        """Give when the next pings are due."""
-        return self._ping_at
+        """Give when the next pings are due, or workers are late."""
+        dues = (self._ping_at, *(start.until for start in self._starts.values()))
+        return min((due for due in dues if due is not None), default=None)
 
     def receive(self) -> list[a.Event]:
         """Give what has happened, without waiting."""
@@ -163,6 +174,7 @@ class Fleet(Links[r.FromRemote]):
             self._events.append(a.Broken(text=f"the output thread failed\n{self._intake.fault}"))
         self._feed()
         self._tick()
+        self._end_late_starts()
         return self._taken_events()
 
     def close(self) -> None:
@@ -244,7 +256,7 @@ class Fleet(Links[r.FromRemote]):
         if not peer.greeted:
             if isinstance(message, r.Hello):
                 peer.greet(message.clock, self._clock())
-                self._parts[peer.node] = Part(self._intake.window)
+                self._parts[peer.node] = Part(self._intake.window, hears_signals=self.hears_signals)
                 self._tell(peer.node, r.Credit(size=self._intake.window))
                 self._ping(peer)
                 self._events.append(a.Joined(node=peer.node))
@@ -253,6 +265,7 @@ class Fleet(Links[r.FromRemote]):
             if isinstance(message, r.Output):
                 self._intake.drop(peer.node, len(message.data))
             return
+        self._note_start(peer.node, message)
         match message:
             case r.Output() | r.RankEnded():
                 self._intake.take(peer.node, message)
@@ -263,15 +276,26 @@ class Fleet(Links[r.FromRemote]):
                     self._feeder.taken(peer.node, message)
             case r.Ending():
                 self._lose(peer, message.why)
-            case r.Signalled():
-                self._events.append(a.Signalled(signum=message.signum, node=peer.node))
-            case r.Hello():
+            case r.Hello() | r.Signalled():
                 pass
             case m.WorkerExited():
                 ended = replace(message, ended=min(self._clock(), message.ended + peer.offset))
                 self._events.append(a.FromNode(node=peer.node, message=ended))
             case _:
                 self._events.append(a.FromNode(node=peer.node, message=message))
+
+    def _note_start(self, node: int, message: r.FromRemote) -> None:
+        if (start := self._starts.get(node)) is not None:
+            start.heard(message, self._clock())
+            if start.until is None:
+                del self._starts[node]
+
+    def _end_late_starts(self) -> None:
+        """Take nodes for lost whose workers do not come up."""
+        now = self._clock()
+        for node, start in list(self._starts.items()):
+            if (why := start.why_late(now)) is not None:
+                self._lose(self._peers[node], why)
 
     def _lose(self, peer: Peer[r.FromRemote], why: str) -> None:
         self._peers.pop(peer.node, None)
@@ -288,6 +312,7 @@ class Fleet(Links[r.FromRemote]):
 
     def _drop(self, peer: Peer[r.FromRemote]) -> None:
         self._parts.pop(peer.node, None)
+        self._starts.pop(peer.node, None)
         if peer.link is not None:
             self._intake.forget(peer.node)
         super()._drop(peer)

@@ -244,7 +244,14 @@ class Gatherer:
             return []
         left, self.left = self.left, None
         within_s = None if self._hope_until is not None else until - now
-        return shortfalls.waiting(missing, here=self.here(), present=self._present, within_s=within_s, left=left)
+        return shortfalls.waiting(
+            missing,
+            here=self.here(),
+            present=self._present,
+            within_s=within_s,
+            left=left,
+            launchers=self._settings.launchers,
+        )
 
     def absent(self, count: int) -> list[Member]:
         """Give those whose absence counts, where so many take part: spares may come later."""
@@ -268,7 +275,8 @@ class Gatherer:
             self._late += 1
             how = "has come" if member.why_lost is None else "is back"
             text = f"node {member.host} {how}{'' if self.active else ', and may take part from the next attempt on'}"
-            actions += [Say(text=text)] if self._late <= _LATE_SHOWN else []
+            if self._late <= _LATE_SHOWN:  # all launchers hear what warns
+                actions.append(Say(text=text, level="warning" if self._settings.launchers else "info"))
         actions += self.nodes.joined(member)
         if self.active:
             self._forget(number)
@@ -384,6 +392,6 @@ class Gatherer:
 
     def _refuse(self) -> Refusal:
         missing = [member for member in self.nodes.present() if member.number not in self._in]
-        settings, inside = self._settings, [self.nodes[number].host for number in sorted(self._in)]
+        settings, inside = self._settings, [self.nodes[number] for number in sorted(self._in)]
         text = shortfalls.too_few(settings, inside, missing, present=self._present)
         return Refusal(exit_code=EXIT_UNAVAILABLE, text=text)

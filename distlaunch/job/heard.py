@@ -1,40 +1,78 @@
-"""Layer job: which of the signals that launcher and agents get are to be acted on. Pure."""
+"""Layer job: which of the signals that launcher and agents get are to be acted on; no clock, no I/O."""
 
 from __future__ import annotations
 
 import signal
 
+from distlaunch.core.model.record import replace
 from distlaunch.job.actions import Signalled
 
-ECHO_S = 2.0
-"""A signal that comes to one launcher or agent after another within this is one: whoever sends it sends it to all."""
+ECHO_S = 30.0
+"""After so long without a signal that was acted on, the next is no echo: a scheduler may take its time with all."""
 HOLD_S = 0.1
-"""So long after ours, agents may tell that workers have got it as well."""
+"""So long after the first, others may tell of it: then workers have got it as well."""
 _HELD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class Signals:
-    """Takes each signal for one, to however many of us it comes.
+class _Count:
+    """How often each launcher or agent has told of one signal, and how often it was acted on."""
 
-    ``holds``: where the scheduler signals workers as well, ours waits a moment for the word of an agent that it did, so
-    that workers do not get it twice.
+    __slots__ = ("acted", "at", "told")
+
+    def __init__(self) -> None:
+        self.acted = 0
+        self.at = 0.0
+        """When it was acted on last, in seconds."""
+        self.told: dict[int | None, int] = {}
+
+    def at_time(self, now: float) -> _Count:
+        """Begin anew if what was counted is too old."""
+        if self.acted and now - self.at >= ECHO_S:
+            self.acted, self.told = 0, {}
+        return self
+
+    def add(self, node: int | None) -> int:
+        self.told[node] = self.told.get(node, 0) + 1
+        return self.told[node]
+
+    def act(self, now: float) -> None:
+        self.acted, self.at = self.acted + 1, now
+
+
+class Signals:
+    """Takes each signal for one, to however many of us it comes, and however far apart.
+
+    Whoever sends it sends it to all, or to one alone: the n-th of one launcher or agent counts unless the n-th of
+    another has; what a person typed to kill always does.
+    ``holds``: where the scheduler signals workers as well, the first waits a moment for the word of an agent that it
+    did, or for that of a second launcher, which shows it: so workers do not get it twice.
     """
 
     def __init__(self, *, holds: bool) -> None:
         self._holds = holds
-        self._counted: dict[int, tuple[float, int | None]] = {}  # when each came, and to whom
+        self._counts: dict[int, _Count] = {}  # by signal
         self._held: dict[int, tuple[float, Signalled]] = {}
 
     def take(self, event: Signalled, now: float) -> Signalled | None:
         """Give the event if it is to be acted on now."""
-        at, to = self._counted.get(event.signum, (-ECHO_S, None))
-        if to != event.node and now - at < ECHO_S:
+        count = self._counts.setdefault(event.signum, _Count()).at_time(now)
+        if not event.kill and count.told.get(event.node, 0) < count.acted:
+            count.add(event.node)
             return None
-        if self._holds and event.node is None and not event.kill and event.signum in _HELD:
-            self._held.setdefault(event.signum, (now + HOLD_S, event))
-            return None
-        self._held.pop(event.signum, None)
-        self._counted[event.signum] = now, event.node
+        held = self._held.get(event.signum)
+        if self._holds and not event.reached and not event.kill and event.signum in _HELD:
+            if held is None:
+                self._held[event.signum] = now + HOLD_S, event
+                return None
+            if held[1].node == event.node:
+                return None
+            event = replace(event, reached=True)
+        if held is not None:
+            del self._held[event.signum]
+            if held[1].node != event.node:
+                count.add(held[1].node)
+        count.add(event.node)
+        count.act(now)
         return event
 
     def deadline(self) -> float | None:
@@ -46,5 +84,7 @@ class Signals:
         found = [event for until, event in self._held.values() if until <= now]
         for event in found:
             del self._held[event.signum]
-            self._counted[event.signum] = now, event.node
+            count = self._counts[event.signum]
+            count.add(event.node)
+            count.act(now)
         return found

@@ -13,6 +13,7 @@ from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
+from distlaunch.job.signals import FOR_THE_JOB
 
 _LEFT_BYTES = 5 << 20
 """Beyond its credit, an agent sends what it reads of a worker at its end: two full pipes, and what is written meanwhile
@@ -24,8 +25,9 @@ _STATUSES = range(-128, 256)
 class Part:
     """One node's part in the attempts of a job, from when it has joined until it is gone."""
 
-    def __init__(self, granted: int) -> None:
-        """``granted``: the credit for output that it has from the start."""
+    def __init__(self, granted: int, *, hears_signals: bool = False) -> None:
+        """``granted``: the credit for output that it has from the start; ``hears_signals``: it passes on Slurm's."""
+        self._signals = FOR_THE_JOB if hears_signals else frozenset()
         self._attempt = -1
         self._asked = -1
         """The newest attempt that it was to prepare."""
@@ -88,6 +90,9 @@ class Part:
                 self._counts(message.attempt, message.pids)
             case m.Alive():
                 self._counts(message.attempt, (*message.wrote, *(each.rank for each in message.heartbeats)))
+            case r.Signalled():
+                if message.signum not in self._signals:
+                    raise ProtocolError(f"it tells of signal {str(message.signum)[:20]}, which is not for the job")
             case m.Stacks():
                 self._counts(message.attempt, (each.rank for each in message.stacks))
         return getattr(message, "attempt", self._attempt) >= self._attempt

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE
+from distlaunch.core.model.ids import name_ranks
 from distlaunch.core.model.never import assert_never
 from distlaunch.core.model.text import counted
 from distlaunch.core.wire import messages as m
@@ -113,7 +114,7 @@ class JobPolicy(Supervision):
             case m.Alive():
                 return self._alive(message, now) if self._is_of(node, message.attempt) else []
             case m.Gone():
-                return self._gone(node, message, now) if self._is_of(node, message.attempt) else []
+                return self._gone_from(node, message, now) if self._is_of(node, message.attempt) else []
             case m.Prepared():
                 return self._prepared(node, message, now) if self._is_of(node, message.attempt) else []
             case m.WorkerHalted():
@@ -233,6 +234,17 @@ class JobPolicy(Supervision):
             text = f"node {convening.host(node)} left ({convening.why_lost(node)}); its workers had all ended with 0"
             actions.append(Say(text=text))
         return actions + (self._hung(now) if run.owing or not owed else self._all_gone(now))
+
+    def _gone_from(self, node: int, message: m.Gone, now: float) -> list[Action]:
+        """Take in that a node has nothing left: without an end of each worker, and unasked, it is lost to us."""
+        missing = self._run.unaccounted(node) if self.phase in ("starting", "running") else []
+        if not missing:
+            return self._gone(node, message, now)
+        why = f"it says that nothing is left, but not how {name_ranks(missing)} ended"
+        convening = self._convening
+        if convening is None:
+            return self._faulted(node, m.Fault(text=why), now)
+        return [convening.leave(node), *self._lost(convening, Lost(node=node, why=why), now)]
 
     def _faulted(self, node: int, message: m.Fault, now: float) -> list[Action]:
         convening, text = self._convening, message.text

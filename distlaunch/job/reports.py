@@ -32,7 +32,9 @@ class Reporter:
         events: EventLog,
         desk: Desk,
         started_s: float,
+        launchers: bool = False,
     ) -> None:
+        """Be ready. ``launchers``: those of other nodes file their workers' output, perhaps where we see nothing."""
         self.plan = plan
         """That of the newest attempt."""
         self._max_restarts = max_restarts
@@ -41,6 +43,7 @@ class Reporter:
         self._events = events
         self._desk = desk
         self._started_s = started_s
+        self._launchers = launchers
 
     def failed(self, action: a.Failed, *, terminal: bool) -> None:
         """Tell of an attempt in which a worker failed; ``terminal``: its stderr is in its one stream."""
@@ -65,8 +68,18 @@ class Reporter:
             elapsed_s=time.monotonic() - self._started_s,
             run_dir=plan.layout.attempt_dir(plan.run_dir, action.attempt),
             many_hosts=len(plan.nodes) > 1,
+            filed=None if wrote else self._filed_elsewhere(path, cause.ranks[0]),
         )
         self._last_words(text, action.why_final)
+
+    def _filed_elsewhere(self, path: str, rank: int) -> str | None:
+        """Say where a file is that its rank's own launcher writes, if that is another than we."""
+        plan = self.plan
+        node_rank = plan.workers[rank].node_rank
+        if not self._launchers or node_rank == 0:
+            return None
+        within = os.path.relpath(path, os.path.dirname(plan.run_dir or ""))
+        return f"{within} in the log directory of {plan.nodes[node_rank].host}"
 
     def hung(self, action: a.Hung) -> None:
         """Tell of an attempt that hung. Its ``hang`` event was written when that was found."""
@@ -111,7 +124,7 @@ class Reporter:
 
     def _last_words(self, text: str, why_final: str | None) -> None:
         if why_final:
-            text = f"{text.rstrip()}\n{why_final}\n"
+            text = f"{text.rstrip()}\n  {why_final}\n"
         self._desk.do(lambda: self._run_dir.write_report(text.rstrip() + "\n"))
         self._sink.say(text.rstrip(), level="error")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -47,7 +48,9 @@ def log_base(log_dir: str | None, environ: Mapping[str, str]) -> str | None:
 class RunDir:
     """The folder of one job. Its event file stays locked while the job runs, so that none prunes it."""
 
-    def __init__(self, path: str, base: str, *, temporary: bool, pruned: bool, node: int | None = None) -> None:
+    def __init__(
+        self, path: str, base: str, *, job_id: str, temporary: bool, pruned: bool, node: int | None = None
+    ) -> None:
         """Take a new folder. ``node``: that of another launcher than the first, with which it may share the folder."""
         self.path = path
         self.temporary = temporary
@@ -56,7 +59,12 @@ class RunDir:
         how = _NEW if node is None else _NEW & ~os.O_EXCL
         events = EVENTS if node is None else EVENTS_OF_NODE.format(node=node)
         self.events = os.open(os.path.join(path, events), how | os.O_APPEND, 0o600)
-        os.close(os.open(os.path.join(path, MARKER), how, 0o600))
+        marker = os.open(os.path.join(path, MARKER), how, 0o600)
+        try:
+            if not os.fstat(marker).st_size:
+                os.write(marker, os.fsencode(job_id))
+        finally:
+            os.close(marker)
         with suppress(OSError):  # a file system without locks: pruning goes by age alone there
             fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -147,15 +155,19 @@ def _in_use(events: str) -> bool:
     return False
 
 
-def make_run_dir(log_dir: str | None, job_id: str, environ: Mapping[str, str], *, node: int | None = None) -> RunDir:
-    """Make ``<log dir>/<job id>``, 0700. An id that exists gets ``-2``, ``-3`` …: nothing is overwritten.
+def make_run_dir(
+    log_dir: str | None, name: str, environ: Mapping[str, str], *, node: int | None = None, job_id: str | None = None
+) -> RunDir:
+    """Make ``<log dir>/<name>``, 0700. A name that exists gets ``-2``, ``-3`` …: nothing is overwritten.
 
-    Raises ConfigError if an explicit directory cannot be written; the default one falls back to a temporary one.
+    ``job_id``: where the job is called otherwise than its folder. Raises ConfigError if an explicit directory cannot be
+    written; the default one falls back to a temporary one.
     """
-    base = log_base(log_dir, environ)
+    base, job_id = log_base(log_dir, environ), job_id or name
     try:
         if base is not None:
-            return RunDir(_make(base, job_id), base, temporary=False, pruned=log_dir is None, node=node)
+            path = _make(base, name)
+            return RunDir(path, base, job_id=job_id, temporary=False, pruned=log_dir is None, node=node)
     except OSError as exc:
         if log_dir is not None:
             raise ConfigError(
@@ -165,33 +177,45 @@ def make_run_dir(log_dir: str | None, job_id: str, environ: Mapping[str, str], *
 
     try:
         base = os.path.join(tempfile.gettempdir(), f"distlaunch-jobs-{os.getuid()}")
-        return RunDir(_make(base, job_id, shared_place=True), base, temporary=True, pruned=True, node=node)
+        path = _make(base, name, shared_place=True)
+        return RunDir(path, base, job_id=job_id, temporary=True, pruned=True, node=node)
     except OSError as exc:
         why = os.strerror(exc.errno or 0)
         raise ConfigError(f"there is no place for log files: {why}", hint="name one with --log-dir") from exc
 
 
-def join_run_dir(log_dir: str | None, folder: str, environ: Mapping[str, str], *, node: int) -> RunDir:
+def join_run_dir(log_dir: str | None, folder: str, environ: Mapping[str, str], *, node: int, job_id: str) -> RunDir:
     """Have the folder that the job's coordinator has made, or make one of that name where theirs is not to be seen.
 
-    Raises ConfigError as ``make_run_dir``.
+    No link is followed, and no other job's folder entered. Raises ConfigError as ``make_run_dir``.
     """
     base = log_base(log_dir, environ)
     if base is not None:
         path = os.path.join(base, folder)
         with suppress(OSError):
-            if os.path.isfile(os.path.join(path, MARKER)) and os.stat(path).st_uid == os.getuid():
-                return RunDir(path, base, temporary=False, pruned=log_dir is None, node=node)
-    return make_run_dir(log_dir, folder, environ, node=node)
+            if _is_of(path, job_id):
+                return RunDir(path, base, job_id=job_id, temporary=False, pruned=log_dir is None, node=node)
+    return make_run_dir(log_dir, folder, environ, node=node, job_id=job_id)
 
 
-def _make(base: str, job_id: str, *, shared_place: bool = False) -> str:
+def _is_of(path: str, job_id: str) -> bool:
+    """Tell whether a folder, and no link to one, is of our own making for this job. Raises OSError if there is none."""
+    found = os.stat(path, follow_symlinks=False)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        return False
+    marker = os.open(os.path.join(path, MARKER), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(marker, "rb") as file:
+        expected = os.fsencode(job_id)
+        return file.read(len(expected) + 1) == expected
+
+
+def _make(base: str, name: str, *, shared_place: bool = False) -> str:
     os.makedirs(base, mode=0o700, exist_ok=True)
     if shared_place and os.stat(base, follow_symlinks=False).st_uid != os.getuid():
         raise PermissionError(13, "belongs to another user")
     number = 1
     while True:
-        path = os.path.join(base, job_id if number == 1 else f"{job_id}-{number}")
+        path = os.path.join(base, name if number == 1 else f"{name}-{number}")
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:

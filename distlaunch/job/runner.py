@@ -152,6 +152,7 @@ class Runner:
             events=events,
             desk=self._desk,
             started_s=self._started_s,
+            launchers=launchers,
         )
 
     def run(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from distlaunch.core.model.ids import format_ranks
 from distlaunch.core.model.text import counted
 from distlaunch.core.wire.remote import Survey, Surveyed
 from distlaunch.job.actions import Action, Say
@@ -61,7 +62,7 @@ def why_not(member: Member, *, waited_s: float, calls: bool = False) -> ConnectF
     return ConnectFailure(host=member.host, step="connect", text=f"not reached within {waited_s:g} s")
 
 
-def too_few(settings: Gathering, inside: Sequence[str], missing: Sequence[Member], *, present: int) -> str:
+def too_few(settings: Gathering, inside: Sequence[Member], missing: Sequence[Member], *, present: int) -> str:
     """Say that there is no attempt for want of nodes: who is missing, and why, each in a row."""
     if settings.flexible:
         there = "is" if len(inside) == 1 else "are"
@@ -69,22 +70,40 @@ def too_few(settings: Gathering, inside: Sequence[str], missing: Sequence[Member
     else:
         few = f"{len(missing)} of {counted(present, 'node')} cannot be used"
     if settings.launchers and inside:
-        few += f"; there: {name_hosts(inside)}"
+        few += f"; there: {_launchers(inside)}"
     failures = [why_not(member, waited_s=settings.join_timeout_s, calls=settings.launchers) for member in missing]
     instead = without(failures) if inside and not settings.flexible and not settings.launchers else ""
     return f"error: {few}\n{render(failures)}".rstrip() + instead
 
 
+def _launchers(members: Sequence[Member]) -> str:
+    """Name launchers by their hosts; by their numbers as well if several are on one."""
+    hosts = dict.fromkeys(member.host for member in members)
+    if len(hosts) == len(members):
+        return name_hosts(hosts)
+    return f"launchers {format_ranks(member.number for member in members)} on {name_hosts(hosts)}"
+
+
 def waiting(
-    missing: Sequence[Member], *, here: int, present: int, within_s: float | None, left: str | None
+    missing: Sequence[Member],
+    *,
+    here: int,
+    present: int,
+    within_s: float | None,
+    left: str | None,
+    launchers: bool = False,
 ) -> list[Action]:
-    """Say who is waited for, and why they are not here, as far as that is known; ``left``: who has left just now."""
+    """Say who is waited for, and why they are not here, as far as that is known; ``left``: who has left just now.
+
+    ``launchers``: those that are here wait as well, and are to hear of it, as of all that warns.
+    """
     text = f"{here} of {counted(present, 'node')} {'is' if here == 1 else 'are'} here; waiting "
     text += "" if within_s is None else f"up to {within_s:.0f} s more "
     text += f"for {name_hosts(member.host for member in missing)}"
     failure = next((member.failure for member in missing if member.failure is not None), None)
     text += f" ({failure.host}: {failure.step}: {shown(failure.text)})" if failure is not None else ""
-    return [Say(text=f"{left}; {text}", level="warning") if left else Say(text=text)]
+    text = f"{left}; {text}" if left else text
+    return [Say(text=text, level="warning" if left or launchers else "info")]
 
 
 def without(failures: Sequence[ConnectFailure]) -> str:

@@ -8,6 +8,8 @@ from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+FOR_THE_JOB = frozenset((*ENDING, *_PASSED_ON))
+"""What counts wherever it comes: here, to another launcher, to an agent of a scheduler's step."""
 _NEVER_IGNORED = (signal.SIGCONT, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _OWN = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections import deque
 from typing import Any
 
@@ -13,10 +12,10 @@ from distlaunch.core.wire import remote as r
 from distlaunch.job import actions as a
 from distlaunch.job.fleet import Fleet
 from distlaunch.job.peers import Peer
+from distlaunch.job.signals import ENDING
 from distlaunch.job.transport.srun import Srun
 
 _ENDED_WITH = "Slurm ended it, as an agent of the same step had ended"
-_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _MOST_SAID = 40
 _MANNERS = re.compile(r"got SIGCONT|forcing job termination|Job step aborted: Waiting|Force Terminated|_step_signal")
 """What srun says of itself, which tells nobody anything."""
@@ -25,13 +24,14 @@ _MANNERS = re.compile(r"got SIGCONT|forcing job termination|Job step aborted: Wa
 class StepFleet(Fleet):
     """A ``Fleet`` whose links come of ``srun``. ``signals_all``: Slurm's signals reach the workers as well."""
 
+    hears_signals = True
+
     def __init__(self, *args: Any, srun: Srun, signals_all: bool, **kwargs: Any) -> None:
         super().__init__(*args, open_link=srun.open, **kwargs)
         self._srun = srun
         self._signals_all = signals_all
         self._said: deque[str] = deque()
         self._much = 0
-        self._lost: set[str] = set()
         self._busy: set[int] = set()
         """Nodes with an attempt that has not ended there."""
         self._doomed: set[int] = set()
@@ -62,8 +62,8 @@ class StepFleet(Fleet):
     def _take(self, peer: Peer[r.FromRemote], message: r.FromRemote) -> None:
         node = peer.node
         if isinstance(message, r.Signalled) and peer.greeted:
-            host = self.targets[node].host
-            if message.signum not in _TO_END or not any(self._srun.ended_with(host, each) for each in self._lost):
+            self._parts[node].check(message)
+            if message.signum not in ENDING or not self._srun.is_ending(self.targets[node].host):
                 event = a.Signalled(signum=message.signum, node=node, reached=self._signals_all)
                 self._events.append(event)
             elif node in self._busy:
@@ -79,7 +79,7 @@ class StepFleet(Fleet):
 
     def _lose(self, peer: Peer[r.FromRemote], why: str) -> None:
         if peer.greeted:
-            self._lost.add(self.targets[peer.node].host)
+            self._srun.lost(self.targets[peer.node].host)
         super()._lose(peer, why)
 
     def _drop(self, peer: Peer[r.FromRemote]) -> None:
@@ -89,7 +89,6 @@ class StepFleet(Fleet):
 
     def close(self) -> None:
         """Have all agents leave, then srun end; see ``Fleet``."""
-        broken = bool(self._lost)
         self._leaving = True
         super().close()
-        self._srun.close(broken=broken)
+        self._srun.close()

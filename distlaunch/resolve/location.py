@@ -108,6 +108,11 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
     """Make the nodes of one who starts a launcher on each, as torchrun's users do: only their number is known."""
     rank, nodes = options.node_rank, options.num_nodes
     most = nodes[1] if isinstance(nodes, tuple) else nodes or 1
+    if nodes is None and options.rendezvous is not None:
+        raise ConfigError(
+            f"{options.named('rendezvous')} is for one launcher of several, but nothing says how many nodes there are",
+            hint="--num-nodes N; with --num-nodes 1 this machine trains alone",
+        )
     if rank is None and (options.rendezvous is None or most == 1):
         return None
     from distlaunch.resolve.rendezvous import endpoint

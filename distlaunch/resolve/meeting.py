@@ -118,7 +118,7 @@ def meet(
     node has not.
     """
     ranks = range(1, len(surveys))
-    ways = {rank: {route.address: route for route in _routes(reached, rank)} for rank in ranks}
+    ways = {rank: {route.address: route for route in _routes(reached, rank, tried)} for rank in ranks}
     address = next((each for each in tried if all(each in routes for routes in ways.values())), None)
     if address is None:
         raise _cannot_meet(surveys, reached, tried, hosts)
@@ -250,15 +250,16 @@ def _is_loopback(address: str) -> bool:
 # --- who cannot reach whom
 
 
-def _routes(reached: Mapping[int, Reached], rank: int) -> Sequence[Route]:
-    return reached[rank].routes if rank in reached else ()
+def _routes(reached: Mapping[int, Reached], rank: int, tried: Sequence[str]) -> Sequence[Route]:
+    """Give the ways that a node has found to the addresses which it was told: no other counts."""
+    return [route for route in reached[rank].routes if route.address in tried] if rank in reached else ()
 
 
 def _cannot_meet(
     surveys: Sequence[Surveyed], reached: Mapping[int, Reached], tried: Sequence[str], hosts: Sequence[str]
 ) -> NodesError:
     master, at = printable(hosts[0]), ", ".join(tried[:_SHOWN])
-    lost = [rank for rank in range(1, len(hosts)) if not _routes(reached, rank)]
+    lost = [rank for rank in range(1, len(hosts)) if not _routes(reached, rank, tried)]
     if lost:
         names = name_hosts(hosts[rank] for rank in lost)
         why = next((problem for rank in lost if rank in reached and (problem := reached[rank].problem)), None)
@@ -270,7 +271,7 @@ def _cannot_meet(
             f" --interface NAME|CIDR choose the network; of {master}: {_what_it_has(surveys[0])}"
         )
         return NodesError(said, hint=hint)
-    by = [f"{name_hosts(names)} by {address} only" for address, names in _parties(reached, hosts)]
+    by = [f"{name_hosts(names)} by {address} only" for address, names in _parties(reached, tried, hosts)]
     more = f", and {counted(len(by) - _SHOWN, 'other')}" if len(by) > _SHOWN else ""
     return NodesError(
         f"no address of {master}, where rank 0 is to be, is reached by all nodes: {', '.join(by[:_SHOWN])}{more}",
@@ -278,8 +279,11 @@ def _cannot_meet(
     )
 
 
-def _parties(reached: Mapping[int, Reached], hosts: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def _parties(
+    reached: Mapping[int, Reached], tried: Sequence[str], hosts: Sequence[str]
+) -> Iterator[tuple[str, list[str]]]:
     parties: dict[str, list[str]] = {}
     for rank in range(1, len(hosts)):
-        parties.setdefault(" and ".join(route.address for route in _routes(reached, rank)), []).append(hosts[rank])
+        found = {route.address for route in _routes(reached, rank, tried)}
+        parties.setdefault(" and ".join(each for each in tried if each in found), []).append(hosts[rank])
     yield from parties.items()

@@ -11,7 +11,7 @@ from typing import Literal
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable, quoted
-from distlaunch.core.model.topology import Topology
+from distlaunch.core.model.topology import Node, Topology
 from distlaunch.resolve.location import Location
 from distlaunch.resolve.options import TrainOptions
 
@@ -76,12 +76,26 @@ def settle(options: TrainOptions, location: Location, topology: Topology) -> Ren
     )
 
 
+def settle_unplanned(options: TrainOptions, location: Location) -> Rendezvous:
+    """Decide where the launchers meet for one that has no plan, by what says who there is. Raises ConfigError."""
+    allocation = location.allocation
+    first = allocation.hosts[0]
+    topology = Topology(
+        nodes=tuple(Node(host=host.name, slots=host.slots, known=host.known) for host in allocation.hosts),
+        device="cpu",
+        here=location.here,
+        master_addr=allocation.master_addr or (first.name if first.known else None),
+        master_port=allocation.master_port,
+    )
+    return settle(options, location, topology)
+
+
 def endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
     """Read --rendezvous: HOST:PORT, HOST, [IPv6]:PORT. Raises ConfigError."""
     text, who = options.rendezvous, options.named("rendezvous")
     if text is None:
         return None, None
-    from distlaunch.resolve.sources.environment import host_name
+    from distlaunch.resolve.sources.environment import host_or_address
 
     host, number = text.strip(), ""
     if host.startswith("["):
@@ -95,7 +109,7 @@ def endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
             raise _odd(text, who)
     if number and not (number.isascii() and number.isdecimal() and len(number) <= 5 and 0 < int(number) <= 65535):
         raise _odd(text, who)
-    host_name(host, who, hint="HOST:PORT, HOST being the node of rank 0")
+    host_or_address(host, who, hint="HOST:PORT, HOST being the node of rank 0")
     return host, int(number) if number else None
 
 

@@ -20,7 +20,7 @@ from distlaunch.resolve.identity import is_loopback
 from distlaunch.resolve.known import KnownHosts, likeness
 from distlaunch.resolve.options import TrainOptions, asks_for_gpus, check_kind, on_cpus, shares_gpus
 from distlaunch.resolve.sizes import Place, Request, about_idle, names_of, workers_of
-from distlaunch.resolve.sources.local import selection_here
+from distlaunch.resolve.sources.local import selection_here, workers_here
 
 
 def build_topology(
@@ -248,11 +248,13 @@ class _Builder:
         self._several = len(planned) > 1
         self._by_task = request.allocation.part == "worker" and any(count != 1 for _, count in planned)
         """A launcher for each of several workers of a node: what we see here is one worker's, not the node's."""
-        seen = [
-            len(selection_here(request.options, facts).ids)
-            for facts in (known.values() if self._by_task and not on_cpus(request.options) else ())
-        ]
-        self._isolated = seen == [1]
+        seen = {
+            place: len(selection_here(request.options, facts).ids)
+            for place, facts in known.items()
+            if self._by_task and not on_cpus(request.options)
+        }
+        self._isolated = list(seen.values()) == [1]
+        self._without = {place: known[place] for place, devices in seen.items() if not devices}
         self._known = {} if self._by_task else known
 
     def topology(self, notes: list[str]) -> Topology:
@@ -273,7 +275,7 @@ class _Builder:
             if (node := finder.node(place, count)) is not None:
                 nodes.append(node)
         finder.check()
-        told = finder.notes()
+        told = [*finder.notes(), *self._cpu_tasks()]
         notes += [note for note in told if note not in notes]
         if all(place.chosen.place in self._known for place, _ in self._planned):
             device = finder.device or device
@@ -291,6 +293,15 @@ class _Builder:
             master_addr=master,
             master_port=self._allocation.master_port if of_first else None,
         )
+
+    def _cpu_tasks(self) -> list[str]:
+        """Say that workers that have a launcher each run on the CPU. Raises ConfigError if GPUs were asked for."""
+        counts = {place.chosen.place: count for place, count in self._planned}
+        for place, facts in self._without.items():
+            workers_here(self._options, facts, count=counts.get(place))
+        if not self._without or self._allocation.local_rank:
+            return []  # of several launchers on a node, the first says it
+        return ["no GPU was found: workers run on the CPU; --device cpu asks for that"]
 
     def _check_picked(self) -> None:
         """Refuse UUIDs where they would have to hold on several machines, and GPUs not granted. Raises ConfigError."""

@@ -78,7 +78,8 @@ def convert(option: Option, text: str, source: str) -> object:
         case "port":
             return _whole(text, source, least=1, most=65535)
         case "seconds":
-            return _seconds(text, source, least_s=option.least_s)
+            default_s = option.default if isinstance(option.default, float) else None
+            return _seconds(text, source, least_s=option.least_s, default_s=default_s)
         case "choice":
             if text not in option.choices:
                 listed = ", ".join(option.choices[:-1]) + " or " + option.choices[-1]
@@ -114,7 +115,7 @@ def _count_or_range(text: str, source: str) -> int | tuple[int, int]:
     return ends[0] if ends[0] == ends[1] else (ends[0], ends[1])
 
 
-def _seconds(text: str, source: str, *, least_s: float) -> float:
+def _seconds(text: str, source: str, *, least_s: float, default_s: float | None) -> float:
     """Read a time: digits with at most one point, then nothing or a unit (s, m, h)."""
     unit_s = _UNITS_S.get(text[-1:])
     number = text if unit_s is None else text[:-1]
@@ -129,6 +130,6 @@ def _seconds(text: str, source: str, *, least_s: float) -> float:
         raise option_error(
             source,
             f"takes a time of at least {least_s:g} seconds, not {quoted(text)}",
-            hint="it is off where it is not set",
+            hint=f"it is {'off' if default_s is None else f'{default_s:g} s'} where it is not set",
         )
     return value_s

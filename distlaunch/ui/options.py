@@ -29,6 +29,8 @@ _DEFAULTS = defaults_of(TrainOptions)
 HELP_FLAGS = ("--help", "-h")
 LEAST_LOST_S = 5.0
 """Nodes are asked for a sign of life every 2 s."""
+LEAST_JOIN_S = 0.1
+"""In less nobody can be called."""
 LEAST_SILENCE_S = 1.5
 """Signs of life are told once a second: no shorter silence can be seen."""
 
@@ -189,6 +191,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "rendezvous",
         "How long nodes may take to come in (one that refuses at the start: 15 s, unless this is given).",
         metavar="SECONDS",
+        least_s=LEAST_JOIN_S,
     ),
     _row(
         "--rendezvous",

@@ -76,7 +76,7 @@ def _start_slurm(directory: str, tracker: str) -> dict[str, str]:
 
     def all_idle() -> bool:
         sinfo = subprocess.run(
-            [_program("sinfo"), "--noheader", "--Node", "--format=%T"],
+            [_program("sinfo"), "--noheader", "--partition=all", "--Node", "--format=%T"],
             env=env,
             capture_output=True,
             text=True,
@@ -181,6 +181,8 @@ def configuration(directory: str, tracker: str, ports: Sequence[int]) -> dict[st
         "ProctrackType": f"proctrack/{tracker}",
         "TaskPlugin": "task/none",
         "JobAcctGatherType": "jobacct_gather/none",
+        "PreemptType": "preempt/partition_prio",
+        "PreemptMode": "REQUEUE",
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core",
         "SchedulerType": "sched/backfill",
@@ -188,6 +190,7 @@ def configuration(directory: str, tracker: str, ports: Sequence[int]) -> dict[st
         "SlurmdParameters": "config_overrides",
         "GresTypes": "gpu",
         "ReturnToService": 2,
+        "FirstJobId": random.randrange(1000, 1 << 25),  # what is named after it is another's in another test bed
         "MinJobAge": 86400,
         "MpiDefault": "none",
         "SwitchType": "switch/none",
@@ -203,7 +206,10 @@ def configuration(directory: str, tracker: str, ports: Sequence[int]) -> dict[st
             f"NodeName={node} Name=gpu Type={name} File={directory}/dev/nvidia{index} Flags=nvidia_gpu_env"
             for index, name in enumerate(_gpus(types))
         ]
-    lines.append(f"PartitionName=all Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO")
+    partition = f"Nodes={','.join(NODES)} MaxTime=INFINITE State=UP OverSubscribe=NO"
+    lines.append(f"PartitionName=all {partition} Default=YES PreemptMode=OFF")
+    # Jobs of the first take the nodes of this one's.
+    lines.append(f"PartitionName=cheap {partition} PriorityTier=0 PreemptMode=REQUEUE")
     # salloc reads this where it runs: without a command it then starts a step, and the shell in that.
     interactive = [
         "LaunchParameters=use_interactive_step",

@@ -57,15 +57,24 @@ def until(condition: Callable[[], Any], what: str, within_s: float = 60.0) -> An
 
 
 class Job:
-    """A batch job; ``options`` are sbatch's, ``train`` those of distlaunch."""
+    """A batch job; ``options`` are sbatch's, ``train`` those of distlaunch; ``size`` where there are no GPUs."""
 
-    def __init__(self, slurm, options: str, *, train: str = "", words: str = "", script: str = "exec {}") -> None:
+    def __init__(
+        self,
+        slurm,
+        options: str,
+        *,
+        train: str = "",
+        words: str = "",
+        script: str = "exec {}",
+        size: str = "--procs-per-node 1",
+    ) -> None:
         self.slurm = slurm
         self.place = slurm.work / f"place-{time.monotonic_ns()}"
         self.place.mkdir()
         command = f"{shlex.quote(sys.executable)} -m distlaunch train --device cuda {SHORT} {train} {HEARS} {words}"
         if "--gpu" not in options and "--gres" not in options:
-            command = command.replace("--device cuda", "--procs-per-node 1")
+            command = command.replace("--device cuda", size)
         text = f"export PLACE={self.place} XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT}\n" + script.format(
             command
         )
@@ -102,7 +111,10 @@ class Job:
 
     def wait_heard(self, *lines: str, attempt: int = 0) -> None:
         """Wait until every worker has heard just this."""
-        until(lambda: all(each == list(lines) for each in self.heard(attempt)), f"{lines} in {self.heard(attempt)}")
+        try:
+            until(lambda: all(each == list(lines) for each in self.heard(attempt)), f"{lines}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}, not {self.heard(attempt)}\n{self.output}") from None
 
     def enough(self) -> None:
         (self.place / "enough").touch()
@@ -133,6 +145,20 @@ class Job:
     def agent(self, node: str) -> Process:
         [found] = [each for each in processes(self.slurm) if self._is_agent(each) and each.node == node]
         return found
+
+    def launcher(self, node: str | None = None) -> Process:
+        """Find its one launcher, or that on a node."""
+        found = [each for each in processes(self.slurm) if self._is_launcher(each) and node in (None, each.node)]
+        assert len(found) == 1, found
+        return found[0]
+
+    def processes(self, *names: str) -> list[Process]:
+        """Give its processes whose program has one of these names, or begins."""
+        mine = [each for each in processes(self.slurm) if each.job == self.id]
+        return [each for each in mine if each.words[0].rpartition("/")[2].startswith(names) or each.words[0] in names]
+
+    def _is_launcher(self, process: Process) -> bool:
+        return process.job == self.id and process.words[1:4] == ["-m", "distlaunch", "train"]
 
     def _is_agent(self, process: Process) -> bool:
         return process.job == self.id and process.words[0].startswith("dl-agent")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.job.transport.srun_step import node_list
 from distlaunch.resolve.hostlist import expand_nodelist
 from distlaunch.resolve.sources import slurm as source
 
@@ -260,6 +261,19 @@ def test_node_lists_expand_as_scontrol_expands_them(slurm, jobs):
     assert {name for name, _ in lists} >= {"SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_NODELIST"}
     for name, text in lists:
         assert expand_nodelist(text, where=name) == slurm.hostnames(text)
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        ["n1", "n2", "n4", "m08", "m09", "m10", "login"],
+        ["rack1-n5", "rack2-n5", "rack2-n6", "r1-ib", "r2-ib", "n9", "n010"],
+        [f"n{number}" for number in range(1, 20_000, 2)],
+    ],
+    ids=["runs", "other places", "no run, in 57 KB"],
+)
+def test_the_nodes_of_a_step_are_written_as_scontrol_reads_them(slurm, hosts):
+    assert sorted(slurm.hostnames(node_list(hosts))) == sorted(hosts)
 
 
 def test_a_request_for_uneven_gpus_is_granted_unevenly(jobs):

@@ -10,18 +10,19 @@ import sys
 
 import pytest
 
-from tests.cluster.slurm_jobs import ROOT, SHORT, Job, node_killed, until
+from tests.cluster.slurm_jobs import ROOT, SHORT, Job, Process, node_killed, until
 
 pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def limited(slurm) -> Job:
-    """Give a job that comes to its time limit while others are tested: Slurm looks for these twice a minute."""
-    job = Job(slurm, "-N2 -w n3,n4 --time=9", train="--requeue")
-    job.up(2)
-    slurm.run("scontrol", "update", f"JobId={job.id}", "EndTime=now+1")
-    return job
+def limited(slurm) -> list[Job]:
+    """Give jobs that come to their time limit while others are tested: Slurm looks for these twice a minute."""
+    jobs = [Job(slurm, "-N2 -w n3,n4 --time=9", train=train) for train in ("--requeue", "")]
+    for job in jobs:
+        job.up(2)
+        slurm.run("scontrol", "update", f"JobId={job.id}", "EndTime=now+1")
+    return jobs
 
 
 def placed(told) -> list[tuple[str, str, str]]:
@@ -120,7 +121,8 @@ def test_a_job_that_was_warned_gets_another_turn_and_one_that_was_cancelled_does
     done = refused.wait()
     assert (done.state, done.exit_code) == ("FAILED", "75:0"), done.output
     assert re.search(
-        r"not requeued: scontrol ended with 1: .*; the batch script can do it: this ends with 75", done.output
+        r"not requeued: scontrol ended with 1: .*; the batch script can do it \(scontrol requeue \d+\): this ends with 75",
+        done.output,
     )
     done = cancelled.wait()
     assert done.state == "CANCELLED", done.output
@@ -142,10 +144,12 @@ def test_an_agent_that_is_killed_is_a_lost_node(slurm):
     assert [each["SLURMD_NODENAME"] for each in elastic.told(1)] == ["n2", "n4"]
     elastic.enough()
     again.up(2, attempt=1)
-    again.enough()
-    for job in (again, elastic):
-        done = job.wait()
-        assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
+    slurm.run("scancel", "--signal=TERM", str(again.id))  # to the agents alone
+    done = again.wait()
+    assert (done.state, done.exit_code) == ("FAILED", "143:0"), done.output
+    assert again.heard(attempt=1) == [["SIGTERM", "saved"]] * 2
+    done = elastic.wait()
+    assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
 
 
 def test_a_node_that_dies_ends_a_job_of_fixed_size_and_not_an_elastic_one(slurm):
@@ -166,8 +170,59 @@ def test_a_node_that_dies_ends_a_job_of_fixed_size_and_not_an_elastic_one(slurm)
 
 
 def test_the_time_limit_leaves_workers_time_to_save(slurm, limited):
-    until(lambda: limited.fields()["JobState"] == "PENDING", "the time limit, and the job to be pending again", 90)
-    assert limited.heard() == [["SIGTERM", "saved"]] * 2
-    assert "asking Slurm for another turn" in limited.output
-    slurm.run("scancel", str(limited.id))
-    limited.wait()
+    again, ended = limited
+    until(lambda: again.fields()["JobState"] == "PENDING", "the time limit, and the job to be pending again", 90)
+    assert again.heard() == [["SIGTERM", "saved"]] * 2
+    assert "asking Slurm for another turn" in again.output
+    slurm.run("scancel", str(again.id))
+    again.wait()
+    done = ended.wait()
+    assert done.state == "TIMEOUT", done.output
+    assert ended.heard() == [["SIGTERM", "saved"]] * 2
+    assert "stopped: 2 workers ended, none had to be killed" in done.output
+
+
+@pytest.mark.parametrize("grace_s", [0, 60])
+def test_a_job_that_is_preempted_saves_once_and_goes_on_in_its_next_turn(slurm, grace_s):
+    slurm.run("scontrol", "update", "PartitionName=cheap", f"GraceTime={grace_s}")
+    job = Job(slurm, "-p cheap -N2 -w n1,n2", train=f"--requeue --job-id cheap-{grace_s}")
+    job.up(2)
+    urgent = slurm.submit("sleep 1000", "--exclusive", "-N1", "-w", "n2")
+    until(lambda: job.fields()["JobState"] == "PENDING", "the job to be pending again", 90)
+    assert job.heard() == [["SIGTERM", "saved"]] * 2
+    slurm.run("scancel", str(urgent))
+    slurm.run("scontrol", "update", f"JobId={job.id}", "StartTime=now+2")
+    told = job.up(2, attempt=1)
+    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"1"}
+    job.enough()
+    done = job.wait()
+    assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
+    assert done.output.count("stopped: 2 workers ended, none had to be killed") == 1
+    assert f"there are logs of a job cheap-{grace_s} already" in done.output
+    asks = "asking Slurm for another turn" if grace_s else "Slurm itself has requeued this job"
+    assert asks in done.output
+    assert "not requeued" not in done.output
+
+
+def test_a_launcher_that_is_killed_leaves_workers_time_to_save(slurm):
+    job = Job(slurm, "-N2 -w n1,n2", script="{}; sleep 1000")
+    job.up(2)
+    os.kill(job.launcher().pid, signal.SIGKILL)
+    until(lambda: job.heard() == [["SIGTERM", "saved"]] * 2, "all workers to have saved")
+    until(lambda: not job.processes("srun", "dl-", sys.executable), "the end of all that it has started")
+    slurm.run("scancel", str(job.id))
+    job.wait()
+
+
+def test_an_srun_that_waits_for_resources_ends_with_its_launcher(slurm):
+    job = Job(slurm, "-N2 -w n1,n2", script="srun -N2 -n2 sleep 1000 & sleep 2; {}; sleep 1000")
+
+    def waiting() -> list[Process]:
+        return [each for each in job.processes("srun") if "--job-name=distlaunch" in each.words]
+
+    until(lambda: "0 of 2 nodes are here" in job.output and waiting(), "srun to wait")
+    os.kill(job.launcher().pid, signal.SIGKILL)
+    until(lambda: not waiting(), "the end of srun")
+    assert not job.told()
+    slurm.run("scancel", str(job.id))
+    job.wait()

@@ -170,6 +170,7 @@ def test_a_choice_of_workers_that_cannot_be_is_refused(distlaunch, words, says):
         (["--backend", "nosuch", "good.py"], ("no such backend", "pytorch-ddp")),
         (["--job-id", "a/b", "good.py"], ("--job-id 'a/b'",)),
         (["--job-id", "..", "good.py"], ("--job-id '..'",)),
+        (["--job-id", ".x", "good.py"], ("--job-id '.x'",)),
         (["--job-id", "a\nb", "good.py"], ("--job-id",)),
         (["--output", "5", "good.py"], ("--output 5: there is no rank 5",)),
         (["--output", "some", "good.py"], ("--output some",)),

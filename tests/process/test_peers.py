@@ -7,10 +7,12 @@ import os
 import random
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
+from distlaunch.job.supervision import DOUBLE_S
 from tests.process.conftest import PROGRAMS, is_alive, until
 
 LONG_S = 60.0
@@ -131,6 +133,18 @@ def test_launchers_without_a_common_directory_have_each_their_own(team, tmp_path
     assert (second / "attempt-0" / "rank-1.log").exists()
 
 
+def test_a_log_that_only_another_node_has_is_named_with_that_node(team, tmp_path):
+    for rank in (0, 1):
+        team.start(rank, "--log-dir", str(tmp_path / str(rank)))
+    folder = Path(team.ready(0, 1)[0]["DISTLAUNCH_RUN_DIR"]).name
+    team.put("fail-0-1")
+    assert set(team.codes().values()) == {7}
+    where = f"  log: {folder}/attempt-0/rank-1.log in the log directory of {socket.gethostname()}, if rank 1 wrote any"
+    for rank in (0, 1):
+        assert where in team.said(rank).splitlines()
+    assert (tmp_path / "1" / folder / "attempt-0" / "rank-1.log").exists()
+
+
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_failure_on_any_node_ends_all_launchers_with_its_code_and_reason(team, failing):
     team.start_all(size=3)
@@ -185,7 +199,9 @@ def test_ctrl_c_twice_at_any_launcher_kills_all_workers(team):
     peer.send_signal(signal.SIGINT)
     peer.wait_stderr("once more kills")
     team.launchers[0].wait_stderr("asking 2 workers to end")
-    until(lambda: peer.send_signal(signal.SIGINT) or "killing" in team.said(0), "the second one has come")
+    told_at = time.monotonic()
+    until(lambda: time.monotonic() > told_at + 10 * DOUBLE_S, "nobody takes both for one")
+    peer.send_signal(signal.SIGINT)
     assert team.codes() == {0: 130, 1: 130}
     assert not any(map(is_alive, pids))
 
@@ -241,7 +257,7 @@ def test_a_killed_coordinator_ends_the_job_where_no_restart_is_left(team):
 
 def test_a_coordinator_that_comes_back_goes_on_where_the_first_was(team):
     team.start_all("--max-restarts", "3", size=3)
-    team.ready(0, 1, 2)
+    before = team.ready(0, 1, 2)
     os.kill(team.launchers[0].pid, signal.SIGKILL)
     team.launchers[0].wait()
     team.start(0, "--max-restarts", "3", size=3)
@@ -249,6 +265,35 @@ def test_a_coordinator_that_comes_back_goes_on_where_the_first_was(team):
     team.put("end-1")
     assert team.codes() == dict.fromkeys(range(3), 0)
     assert {each["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"1"}
+    for name in ("DISTLAUNCH_JOB_ID", "TORCHELASTIC_RUN_ID"):  # though the second coordinator has made up its own
+        assert len({each[name] for each in told}) == 1
+    assert told[1]["DISTLAUNCH_RUN_DIR"] == before[1]["DISTLAUNCH_RUN_DIR"]
+    assert told[1]["DISTLAUNCH_JOB_ID"] != before[1]["DISTLAUNCH_JOB_ID"]
+    events = Path(told[1]["DISTLAUNCH_RUN_DIR"], "events-1.jsonl").read_text().splitlines()
+    rejoined = [each for each in map(json.loads, events) if each["type"] == "rejoined"]
+    assert [each["job_id"] for each in rejoined] == [told[0]["DISTLAUNCH_JOB_ID"]]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stop_that_was_asked_for_is_not_forgotten_when_the_coordinator_is_lost(team, number, code):
+    team.start_all("--max-restarts", "3")
+    pids = [each["pid"] for each in team.ready(0, 1)]
+    coordinator, peer = team.launchers[0], team.launchers[1]
+    coordinator.send_signal(signal.SIGSTOP)
+    peer.send_signal(number)
+    peer.wait_stderr("telling node 0")
+    coordinator.send_signal(signal.SIGKILL)
+    assert team.codes() == {0: -9, 1: code}
+    assert not is_alive(pids[1])
+    until(lambda: not is_alive(pids[0]), "all workers have ended")
+
+
+def test_a_launcher_waits_for_as_long_as_it_is_told(team):
+    team.start_all("--lost-after", "1000h", "--grace", "1000h", "--failure-grace", "1000h")
+    team.ready(0, 1)
+    team.launchers[1].send_signal(signal.SIGTERM)
+    assert team.codes() == {0: 143, 1: 143}
+    assert not any("internal error" in team.said(node) for node in (0, 1))
 
 
 def test_a_peer_that_is_replaced_joins_the_next_attempt(team):
@@ -305,6 +350,44 @@ def test_launchers_that_run_different_commands_say_so(team):
     assert team.codes() == {0: 2, 1: 2}
     for node in (0, 1):
         assert "something else" in team.said(node)
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "why"),
+    [
+        ([], "missing.py", "there is no such file"),
+        (["--backend", "nope"], "member.py", "nope"),
+        (["--workdir", "/nowhere"], "member.py", "there is no such directory"),
+        (["--log-dir", "/dev/null/logs"], "member.py", "Not a directory"),
+    ],
+)
+def test_a_launcher_that_cannot_take_part_is_named_on_all_nodes(team, words, program, why):
+    team.start(0, size=3)
+    team.start(1, size=3).wait_stderr("joined")
+    team.start(2, *words, size=3, program=program)
+    assert team.codes() == dict.fromkeys(range(3), 2)
+    assert why in team.said(2)
+    for node in (0, 1):
+        assert "node rank 2 (" in team.said(node)
+        assert "cannot take part: " in team.said(node)
+        assert why in team.said(node)
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "why"),
+    [
+        (["--log-dir", "/dev/null/logs"], "member.py", "Not a directory"),
+        ([], "missing.py", "there is no such file"),
+    ],
+)
+def test_a_coordinator_that_cannot_start_tells_the_others_why(team, words, program, why):
+    for rank in (1, 2):
+        team.start(rank, size=3).wait_stderr("waiting")
+    team.start(0, *words, size=3, program=program)
+    assert team.codes() == dict.fromkeys(range(3), 2)
+    for node in range(3):
+        assert why in team.said(node)
+        assert node == 0 or "it cannot start the job: " in team.said(node)
 
 
 def test_scripts_that_differ_are_named_on_all_nodes(team, tmp_path):

@@ -71,7 +71,10 @@ class Preparing:
             holders = await_release(ended, bound_s=GPU_RELEASE_S, environ=os.environ)
             self._post(GpusFree(prepare=message, holders=holders))
 
-        threading.Thread(target=wait, name="gpu memory", daemon=True).start()
+        try:
+            threading.Thread(target=wait, name="gpu memory", daemon=True).start()
+        except RuntimeError:  # the limit of processes: then without the wait
+            self._hold(message, owner, warning="no thread can wait for the memory of the GPUs")
 
     def gpus_free(self, event: GpusFree, *, owner: str) -> None:
         """Go on after the wait."""

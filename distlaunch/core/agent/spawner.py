@@ -39,6 +39,7 @@ CLEANERS_S = 2.0
 ROUSE_S = 3.0
 """How long an agent may take to act at the end of its channel before the spawner does in its place."""
 _SWEEP_STEP_S = 0.02
+_LONGEST_POLL_S = 3600.0  # poll takes a C int of milliseconds
 _SWEEP_PASSES = 16
 _WEDGED_STEP_S = 5.0
 _TO_WORKERS = (
@@ -174,7 +175,7 @@ class Spawner:
     def _timeout_ms(self) -> float | None:
         times = [] if self._warm.timeout_s is None else [self._warm.timeout_s]
         times += [] if self._act_at is None else [self._act_at - time.monotonic()]
-        return max(0.0, min(times)) * 1000 if times else None
+        return min(max(0.0, min(times)), _LONGEST_POLL_S) * 1000 if times else None
 
     def _rouse_agent(self) -> None:
         """See to it that the agent notices the end of its channel: somebody may have stopped it."""

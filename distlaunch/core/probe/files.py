@@ -53,7 +53,7 @@ def read_bounded(path: str, *, most: int, patience_s: float) -> bytes:
                     return bytes(data)
                 continue
             time.sleep(_STEP_S)
-        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB")
+        raise OSError(errno.EFBIG, f"it has more than {_size(most)}")
     finally:
         os.close(fd)
 
@@ -87,3 +87,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 def under(root: str, path: str) -> str:
     """Return the absolute ``path`` as seen below ``root``."""
     return path if root == "/" else root.rstrip("/") + path
+
+
+def _size(count: int) -> str:
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count:,} bytes"

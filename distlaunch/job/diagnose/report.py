@@ -23,10 +23,12 @@ def render_report(
     elapsed_s: float,
     run_dir: str | None,
     many_hosts: bool,
+    filed: str | None = None,
 ) -> str:
     """Write the report: who failed and how, the exception, where, the excerpt, the others, a hint, the log.
 
-    Plain text without a control character (but newlines), ends with a newline. ``attempt`` counts from 0.
+    Plain text without a control character (but newlines), ends with a newline. ``attempt`` counts from 0. ``filed``:
+    where the first rank's log is if it has one, in words, where that is not to be seen from here.
     """
     cause = diagnosis.cause
     host = f" on {cause.host}" if many_hosts and cause.host else ""
@@ -50,7 +52,7 @@ def render_report(
     if diagnosis.hint:
         lines += _wrapped(f"hint: {diagnosis.hint}", "  ")
     if cause.log_path or run_dir:
-        lines.append(f"  {_where_logs_are(cause, world_size, run_dir)}")
+        lines.append(f"  {_where_logs_are(cause, world_size, run_dir, filed)}")
     lines.append(job_line(job_id=job_id, attempt=attempt, max_restarts=max_restarts, elapsed_s=elapsed_s))
     return "\n".join(printable(line).rstrip() for line in lines) + "\n"
 
@@ -109,9 +111,11 @@ def _who(ranks: Sequence[int], world_size: int) -> str:
     return f"{name_ranks(ranks)} of {world_size}"
 
 
-def _where_logs_are(cause: Cause, world_size: int, run_dir: str | None) -> str:
+def _where_logs_are(cause: Cause, world_size: int, run_dir: str | None, filed: str | None) -> str:
     """Name the failed rank's file; where every rank failed alike, all files, as none says more than the others."""
     path = cause.log_path
+    if path is None and filed is not None:
+        return f"log: {filed}, if {name_ranks(cause.ranks[:1])} wrote any"
     if path is None:
         wrote = f" ({name_ranks(cause.ranks[:1])} wrote none)" if cause.ranks else ""
         return f"logs: {run_dir}{wrote}"

@@ -18,8 +18,9 @@ _CHUNK = 1 << 16
 _MOST_WORDS = 16 << 10
 _REAP_S = 0.5
 """What KILL takes on a busy machine, and the next in line may wait."""
-_GUARDED = 'exec 3<&0 <&1; ({ read -r _ <&3; kill -9 0; } </dev/null >/dev/null 2>&1 &); exec 3<&- "$@"'
-"""Gets the leash as stdin. A process of the program's own group waits for the leash's end, and kills the group."""
+_GUARD = '; ({ read -r _ <&3; kill -9 0; } </dev/null >/dev/null 2>&1 &); exec 3<&- "$@"'
+"""A process of the program's own group waits for the leash's end, and kills the group."""
+_LEASH_IS_STDIN = "exec 3<&0 <&1"
 
 _unreaped: list[subprocess.Popen[bytes]] = []
 _reaping = threading.Lock()
@@ -47,6 +48,14 @@ class Leash:
                 self._ends = os.pipe()
             self._held += 1
             return os.dup(self._ends[0])
+
+    def kill(self, group: int) -> None:
+        """Kill a process group that hangs on it. It may have ended."""
+        with self._lock:
+            # As long as the leash is there, so is the guard, and the group's number nobody else's.
+            if not self.is_closed:
+                with suppress(ProcessLookupError, PermissionError):  # PermissionError: sudo's, which its stream ends
+                    os.killpg(group, signal.SIGKILL)
 
     def let_go(self) -> None:
         """Have one less that hangs on it; the last one takes the descriptors with it."""
@@ -82,7 +91,7 @@ class Child:
         words = list(argv)
         if leash is not None:
             _check(words[0], environ)
-            words = ["/bin/sh", "-c", _GUARDED, "sh", *words]
+            words = guarded(words, _LEASH_IS_STDIN)
         held = None if leash is None else leash.hold()
         try:
             self.stream, self._words, self._process = _started(words, environ, held)
@@ -131,10 +140,7 @@ class Child:
         self._closed = True
         self.said()
         if self._leash is not None:
-            # As long as the leash is there, so is the guard, and the group's number nobody else's.
-            if not self._leash.is_closed:
-                with suppress(ProcessLookupError, PermissionError):  # PermissionError: sudo's, which its stream ends
-                    os.killpg(self._process.pid, signal.SIGKILL)
+            self._leash.kill(self._process.pid)
             self._leash.let_go()
         self._close_words()
         if self._process.poll() is not None:
@@ -184,30 +190,50 @@ def _started(
     return ours, words, process
 
 
+class Question:
+    """A program that is asked something, and runs beside us until its answer is wanted. Nothing of it outlives us."""
+
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Start it. Raises OSError."""
+        self._child = Child(argv, environ=environ, leash=Leash())
+        self._child.stream.shutdown(socket.SHUT_WR)
+
+    def answer(self, *, within_s: float) -> tuple[int, bytes, bytes]:
+        """Give its exit code, stdout, and the last of stderr; nothing of it is left then. To be called once.
+
+        Raises OSError, TimeoutError.
+        """
+        deadline = time.monotonic() + within_s
+        child = self._child
+        try:
+            answer = bytearray()
+            while True:
+                child.stream.settimeout(max(0.001, deadline - time.monotonic()))
+                data = child.stream.recv(_CHUNK)
+                child.said()
+                if not data:
+                    break
+                answer += data
+            code = child.returncode(max(0.0, deadline - time.monotonic()))
+            if code is None:
+                raise TimeoutError
+            return code, bytes(answer), child.said()
+        finally:
+            child.close()
+            child.stream.close()
+
+
 def ask(argv: Sequence[str], environ: Mapping[str, str], *, within_s: float) -> tuple[int, bytes, bytes]:
     """Run a program that is asked something; give its exit code, stdout, and the last of stderr.
 
     Nothing of it outlives that, or us. Raises OSError, TimeoutError.
     """
-    deadline = time.monotonic() + within_s
-    child = Child(argv, environ=environ, leash=Leash())
-    try:
-        child.stream.shutdown(socket.SHUT_WR)
-        answer = bytearray()
-        while True:
-            child.stream.settimeout(max(0.001, deadline - time.monotonic()))
-            data = child.stream.recv(_CHUNK)
-            child.said()
-            if not data:
-                break
-            answer += data
-        code = child.returncode(max(0.0, deadline - time.monotonic()))
-        if code is None:
-            raise TimeoutError
-        return code, bytes(answer), child.said()
-    finally:
-        child.close()
-        child.stream.close()
+    return Question(argv, environ).answer(within_s=within_s)
+
+
+def guarded(argv: Sequence[str], to_three: str) -> list[str]:
+    """Write the command of a program that hangs on a leash; ``to_three``: shell that makes descriptor 3 of it."""
+    return ["/bin/sh", "-c", to_three + _GUARD, "sh", *argv]
 
 
 def reap() -> None:

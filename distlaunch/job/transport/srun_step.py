@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import os
 import re
-import signal
+import select
 import subprocess
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.job.transport.bootstrap import FLAGS, OLDEST, PYTHONS, stub
+from distlaunch.job.transport.child import Leash, guarded
 from distlaunch.job.transport.limits import as_found
+from distlaunch.resolve.hostlist import fold_hosts
 
 _OF_THE_JOB = re.compile(
     r"SLURM_(NTASKS.*|NPROCS|CPUS_PER.*|MEM_PER.*|GPUS.*|GPU_BIND|CPU_BIND.*|TRES_PER.*|HINT|LABELIO|STD(IN|OUT|ERR)MODE)"
@@ -39,7 +44,14 @@ _SCRIPT = (
 _STUB = stub("called", "sys.argv[2:]")
 _OF_OUR_OWN = "configuration lacks support for cpu binding"
 """What srun says of --cpu-bind=none, where there is nothing to bind by."""
+_LEASH_IS_STDERR = "exec 3<&2 2>&1"
+"""All output is one. Unlike in ``child``, stdin has to be a pipe: of a socket that nobody writes to any more srun
+leaves what it has not read."""
+_END_S, _LOST_END_S, _TERM_S = 3.0, 0.5, 2.0
+"""How long srun may take to end after all agents have left, if it waits for one that is lost, and after a signal."""
 _CHUNK = 1 << 16
+_MOST_READS = 16
+"""Of an srun that has ended: what it has started may go on writing."""
 _MOST_LINES = 50
 _LONGEST_LINE = 300
 
@@ -65,7 +77,7 @@ class Wanted(Record):
 def step_argv(wanted: Wanted, hosts: Sequence[str], *, again: bool) -> list[str]:
     """Write the command up to the program. ``again``: an earlier step on these nodes may still be there."""
     count = len(hosts)
-    argv = ["srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}"]
+    argv = ["srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={node_list(hosts)}"]
     if hosts[0] in wanted.components:
         argv.append(f"--het-group={wanted.components[hosts[0]]}")
     argv += ["--job-name=distlaunch", "--mpi=none", "--export=ALL", "--cpu-bind=none", "--input=all"]
@@ -80,6 +92,12 @@ def step_argv(wanted: Wanted, hosts: Sequence[str], *, again: bool) -> list[str]
     return [*argv, *wanted.args]
 
 
+def node_list(hosts: Sequence[str]) -> str:
+    """Write nodes as Slurm reads them, short: an argument has at most 128 KiB. Only the last number is in brackets."""
+    alike = groupby(hosts, key=lambda host: host.rstrip("0123456789"))
+    return ",".join(fold_hosts(group) for _, group in alike)
+
+
 def step_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """Leave out of the environment what would change the step."""
     return {name: value for name, value in environ.items() if not _OF_THE_JOB.fullmatch(name)}
@@ -91,53 +109,78 @@ def agent_argv(words: tuple[str, str, str, str], *, count: int, pythons: Sequenc
 
 
 class Step:
-    """A running srun. All of it is one thread's; nothing waits but ``end``."""
+    """A running srun, which ends with us however we end. All but ``has_lost`` is one thread's; only ``wait`` waits."""
 
-    def __init__(self, argv: Sequence[str], hosts: Sequence[str], code: bytes, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, argv: Sequence[str], hosts: Sequence[str], code: bytes, environ: Mapping[str, str], *, leash: Leash
+    ) -> None:
         """Start it. Raises OSError."""
         self.hosts = tuple(hosts)
         self.lines: deque[str] = deque(maxlen=_MOST_LINES)
         """The last that it has said, or the agents before they had called."""
+        self.has_lost = False
+        """An agent of it that had called is lost: srun may end the others, or wait for ever."""
         self._unsent = memoryview(code)
         self._half = b""
-        self.reading, its_output = os.pipe2(os.O_CLOEXEC)
-        its_input, self.writing = os.pipe2(os.O_CLOEXEC)
+        self._leash = leash
+        self._closed = False
+        self._reading = self._writing = -1
+        held = leash.hold()
+        theirs = [held]
         try:
+            self._reading, its_output = os.pipe2(os.O_CLOEXEC)
+            theirs.append(its_output)
+            its_input, self._writing = os.pipe2(os.O_CLOEXEC)
+            theirs.append(its_input)
             self._process = subprocess.Popen(
-                as_found(argv),  # srun has the tasks start with its own limits
-                stdin=its_input, stdout=its_output, stderr=its_output, env=dict(environ),
+                guarded(as_found(argv), _LEASH_IS_STDERR),  # srun has the tasks start with its own limits
+                stdin=its_input, stdout=its_output, stderr=held, env=dict(environ),
                 start_new_session=True,
             )  # fmt: skip
         except BaseException:
-            self.close()
+            leash.let_go()
+            self._close_pipes()
             raise
         finally:
-            os.close(its_input)
-            os.close(its_output)
-        for descriptor in (self.reading, self.writing):
+            for descriptor in theirs:
+                os.close(descriptor)
+        for descriptor in (self._reading, self._writing):
             os.set_blocking(descriptor, False)
+
+    def descriptors(self) -> dict[int, int]:
+        """Give what to poll."""
+        wanted = {self._reading: select.POLLIN, self._writing: select.POLLOUT}
+        return {descriptor: mask for descriptor, mask in wanted.items() if descriptor >= 0}
 
     def send(self) -> None:
         """Give srun of the zip what it takes now; its stdin is closed after the last of it."""
+        if self._writing < 0:
+            return
         try:
             while self._unsent:
-                self._unsent = self._unsent[os.write(self.writing, self._unsent[:_CHUNK]) :]
+                self._unsent = self._unsent[os.write(self._writing, self._unsent[:_CHUNK]) :]
         except BlockingIOError:
             return
         except OSError:
             pass  # it has ended, or will tell
-        os.close(self.writing)
-        self.writing = -1
+        os.close(self._writing)
+        self._writing = -1
 
     def read(self) -> list[str]:
         """Give the lines that have come; printable, and cut off."""
+        return self._read() or []
+
+    def _read(self) -> list[str] | None:
+        """Read once, and give the lines that has completed; None if there was nothing to read."""
+        if self._reading < 0:
+            return None
         try:
-            data = os.read(self.reading, _CHUNK)
+            data = os.read(self._reading, _CHUNK)
         except BlockingIOError:
-            return []
+            return None
         if not data:
-            os.close(self.reading)
-            self.reading = -1
+            os.close(self._reading)
+            self._reading = -1
         *lines, self._half = (self._half + data).split(b"\n")
         if not data or len(self._half) > _CHUNK:
             lines, self._half = [*lines, self._half], b""
@@ -146,10 +189,21 @@ class Step:
         self.lines.extend(new)
         return new
 
+    def finish_reading(self) -> None:
+        """Read what there is of an srun that has ended."""
+        for _ in range(_MOST_READS):
+            if self._read() is None:
+                return
+
     @property
     def returncode(self) -> int | None:
         """Give how it has ended; None if it has not."""
         return self._process.poll()
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether it has ended, and all that it has said is read."""
+        return self._reading < 0 and self.returncode is not None
 
     def how_ended(self) -> str:
         """Say how srun has ended, as a clause."""
@@ -158,19 +212,42 @@ class Step:
             return "srun has not ended"
         return f"srun was killed by signal {-code}" if code < 0 else f"srun ended with status {code}"
 
-    def end(self, patience_s: float) -> None:
-        """Wait for its end, and bring it about after that: by TERM, by KILL."""
-        for signum, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 2.0), (signal.SIGKILL, 2.0)):
-            try:
-                self._process.wait(wait_s)
-                break
-            except subprocess.TimeoutExpired:
-                self._process.send_signal(signum)
-        self.close()
+    def wait(self, until: float) -> bool:
+        """Wait for its end until this monotonic time; tell whether it has come."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, until - time.monotonic()))
+        return self.returncode is not None
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
 
     def close(self) -> None:
-        """Have nothing to do any more with what it reads and says."""
-        for descriptor in (self.reading, self.writing):
+        """Kill it if it runs, and have nothing to do any more with what it reads and says."""
+        if self._closed:
+            return
+        self._closed = True
+        self._leash.kill(self._process.pid)
+        self._leash.let_go()
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        for descriptor in (self._reading, self._writing):
             if descriptor >= 0:
                 os.close(descriptor)
-        self.reading = self.writing = -1
+        self._reading = self._writing = -1
+
+
+def end_steps(steps: Sequence[Step]) -> None:
+    """Wait for the end of all of them at once, and bring it about after that: by TERM, by KILL."""
+    began = time.monotonic()
+    left = [step for step in steps if not step.wait(began + (_LOST_END_S if step.has_lost else _END_S))]
+    for step in left:
+        step.terminate()
+    until = time.monotonic() + _TERM_S
+    left = [step for step in left if not step.wait(until)]
+    for step in steps:
+        step.close()
+    until = time.monotonic() + _TERM_S
+    for step in left:
+        step.wait(until)

@@ -98,6 +98,19 @@ def host_name(name: str, where: str, *, hint: str = IGNORE_HINT) -> str:
     return name
 
 
+def host_or_address(name: str, where: str, *, hint: str) -> str:
+    """Check where somebody is to be called: what is written like an address has to be one. Raises ConfigError."""
+    host_name(name, where, hint=hint)
+    if ":" in name or "%" in name or ("." in name and name.rpartition(".")[2].isdecimal()):
+        import ipaddress
+
+        try:
+            ipaddress.ip_address(name)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {quoted(name)} is no IP address", hint=hint) from error
+    return name
+
+
 def host_and_port(environ: Environ, name: str) -> tuple[str | None, int | None]:
     """Read ``host``, ``host:port``, ``[v6]:port`` or a bare IPv6 address. Raises ConfigError."""
     value = text(environ, name)

@@ -33,6 +33,10 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     front = TorchrunFront(meaning)
     try:
+        if meaning.assumed:
+            from distlaunch.ui.torchrun.node_zero import check_is_node_zero
+
+            check_is_node_zero(meaning.options, environ)
         return run_job(
             meaning.options,
             environ,
@@ -40,9 +44,11 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             open_terminal=front.open_terminal,
             open_filters=front.open_filters,
         )
-    except LaunchError as error:
+    except LaunchError as error:  # the same one goes on: of what kind it is, and its exit code, may be its own
         spelt = meaning.options.dialect.spelt
-        raise type(error)(spelt(error.message), hint=spelt(error.hint) if error.hint else None) from error
+        error.message, error.hint = spelt(error.message), spelt(error.hint) if error.hint else None
+        error.args = (error.message,)
+        raise
 
 
 class TorchrunFront(Front):

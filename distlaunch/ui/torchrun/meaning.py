@@ -24,6 +24,11 @@ _AGENT_VARIABLES = ("TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_HEALTH_CHECK
 _TIMEOUT_S = 30.0
 _JOIN_S = 600.0
 """What torchrun's rendezvous waits for nodes."""
+WAYS_OUT = "--node-rank N says which of the nodes this is, --rdzv-backend c10d numbers them as they come"
+"""For one of several launchers of a static rendezvous that are all node 0."""
+_JOIN_KEYS = ("join_timeout", "timeout")
+"""What they are called in --rdzv-conf; the first one counts."""
+_JOIN_DIGITS = 9
 _RENDEZVOUS_PORT = 29400
 
 
@@ -80,12 +85,16 @@ class Display(Record):
 
 
 class Meaning(Record):
-    """One command, understood. ``remarks`` are to be said before the job starts, unless ``silent``."""
+    """One command, understood. ``remarks`` are to be said before the job starts, unless ``silent``.
+
+    ``assumed``: of several nodes this is node 0, but nobody has said so.
+    """
 
     options: TorchrunOptions
     display: Display
     remarks: tuple[str, ...]
     silent: bool
+    assumed: bool
 
 
 def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
@@ -106,6 +115,12 @@ def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
         values["log_dir"] = log_dir
     elif "log_dir" in values:
         sources["log_dir"] = "DISTLAUNCH_LOG_DIR"
+    if given["standalone"] or given["rdzv_backend"] != "static":
+        sources["master_addr"] = sources["local_addr"]
+    elif (given["rdzv_endpoint"] or "").strip():
+        sources["master_addr"] = sources["rdzv_endpoint"]
+    else:
+        sources["rdzv_endpoint"] = sources["master_addr"]
     values["master_addr"], values["master_port"] = _master(parsed)
     values.update(_nodes(parsed))
     values["grace"] = _shutdown_timeout(given, environ)
@@ -121,6 +136,7 @@ def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
     template = given["log_line_prefix_template"]
     if template == PREFIX and environ.get(_TEMPLATE_VARIABLE):
         template = environ[_TEMPLATE_VARIABLE]
+    assumed = options.node_rank == 0 and not _is_ranked(parsed)
     no_files = log_dir == os.devnull
     display = Display(
         redirects=0 if no_files else given["redirects"],
@@ -136,18 +152,24 @@ def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
         run_id=given["rdzv_id"],
         role=display.role,
         prefix_columns=_columns(display) if display.tee else 0,
-        spelling=_spelling(sources),
+        spelling=_spelling(sources, assumed=assumed),
     )
     options = replace(options, dialect=dialect)
-    return Meaning(options=options, display=display, remarks=_remarks(parsed, environ), silent=silent)
+    remarks = _remarks(parsed, environ)
+    return Meaning(options=options, display=display, remarks=remarks, silent=silent, assumed=assumed)
 
 
 _SCRIPT = next(option for option in TRAIN_OPTIONS if option.field == "script")
 
 
-def _spelling(sources: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Give what hints and errors that speak of ``train``'s options say here: an option, or the variable it is from."""
+def _spelling(sources: Mapping[str, str], *, assumed: bool) -> tuple[tuple[str, str], ...]:
+    """Give what hints and errors that speak of ``train``'s options say here: an option, or the variable it is from.
+
+    Who has node 0's port is another node 0, if this one is only ``assumed`` to be it.
+    """
     words = {"--num-procs 1 (or --num-gpus 1)": "--nproc-per-node 1", "-x PYTHONFAULTHANDLER=1": "PYTHONFAULTHANDLER=1"}
+    if assumed:
+        words["name another port: --rendezvous HOST:PORT, on all nodes"] = f"{WAYS_OUT}; or name another port"
     named = {option.name: sources[option.field] for option in OPTIONS}
     for option in TRAIN_OPTIONS:
         if option.field in INSTEAD:
@@ -192,8 +214,7 @@ def _nodes(parsed: Parsed) -> dict[str, object]:
     """
     given = parsed.values
     least, most = given["nnodes"]
-    ranked = parsed.sources["node_rank"] != "--node-rank" or "node_rank" in {option.field for option in parsed.given}
-    node_rank = given["node_rank"] if ranked or given["rdzv_backend"] == "static" else None
+    node_rank = given["node_rank"] if _is_ranked(parsed) or given["rdzv_backend"] == "static" else None
     alone = most == 1 or given["standalone"]
     host, port = _endpoint(given["rdzv_endpoint"] or "", parsed.sources["rdzv_endpoint"])
     if host is None and given["rdzv_backend"] == "static" and given["master_port"] is not None:
@@ -217,18 +238,30 @@ def _nodes(parsed: Parsed) -> dict[str, object]:
         "rendezvous": f"{where}:{port or _RENDEZVOUS_PORT}",
         "master_port": None,
         "source": "flags",
-        "join_timeout": _join_timeout(given["rdzv_conf"]),
+        "join_timeout": _join_timeout(given["rdzv_conf"], parsed.sources["rdzv_conf"]),
     }
     return found if given["rdzv_backend"] == "static" else {**found, "master_addr": _bare(given["local_addr"])}
 
 
-def _join_timeout(conf: str | None) -> float:
-    """Read of --rdzv-conf how long nodes may take to come in: torchrun's join_timeout, or timeout."""
-    pairs = dict(item.partition("=")[::2] for item in (conf or "").replace(" ", "").split(","))
-    for name in ("join_timeout", "timeout"):
-        if pairs.get(name, "").isdecimal() and 0 < int(pairs[name]) < 10**9:
-            return float(pairs[name])
-    return _JOIN_S
+def _is_ranked(parsed: Parsed) -> bool:
+    """Tell whether the option or its variable says which node this is."""
+    return parsed.sources["node_rank"] != "--node-rank" or "node_rank" in {option.field for option in parsed.given}
+
+
+def _join_timeout(conf: str | None, source: str) -> float:
+    """Read of --rdzv-conf how long nodes may take to come in: torchrun's join_timeout, or timeout.
+
+    Raises ConfigError for what torchrun does not take, and for times that are none.
+    """
+    items = [item.partition("=") for item in conf.split(",")] if conf and conf.strip() else []
+    pairs = {key.strip(): value.strip() for key, _, value in items}
+    if not all(key.strip() and value.strip() for key, _, value in items):
+        raise option_error(source, f"takes KEY=VALUE,KEY=VALUE, not {quoted(conf or '')}")
+    for name in _JOIN_KEYS:
+        text = pairs.get(name, "1")
+        if not (text.isascii() and text.isdecimal() and len(text) <= _JOIN_DIGITS and int(text) > 0):
+            raise option_error(source, f"takes {name} as a whole number of seconds from 1, not {quoted(text)}")
+    return next((float(pairs[name]) for name in _JOIN_KEYS if name in pairs), _JOIN_S)
 
 
 def _master(parsed: Parsed) -> tuple[str | None, int | None]:
@@ -258,7 +291,8 @@ def _endpoint(text: str, source: str) -> tuple[str | None, int | None]:
         host, number = text, "0"
     if not (number.isascii() and number.isdigit() and len(number) <= 5 and int(number) <= 65535):
         raise option_error(source, f"takes HOST:PORT with a port from 0 to 65535, not {quoted(text)}")
-    if not host or any(letter.isspace() or not letter.isprintable() for letter in host):
+    is_odd = any(letter.isspace() or not letter.isprintable() for letter in host)
+    if not host or is_odd or host.startswith("[") != host.endswith("]"):
         raise option_error(source, f"takes HOST:PORT, not {quoted(text)}")
     return _bare(host), int(number) or None
 

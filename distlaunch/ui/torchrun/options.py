@@ -197,6 +197,8 @@ INSTEAD = {
     "master_addr": "--master-addr",
     "master_port": "--master-port",
     "job_id": "--rdzv-id",
+    "rendezvous": "--rdzv-endpoint",
+    "join_timeout": "--rdzv-conf join_timeout",
     "isolate_gpus": "--virtual-local-rank",
     "max_restarts": "--max-restarts",
     "grace": "--shutdown-timeout",

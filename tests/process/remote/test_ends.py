@@ -73,13 +73,15 @@ def test_the_end_of_the_channel_ends_workers_that_obey_and_those_that_do_not(age
     assert "the channel to the coordinator was closed" in agent.stderr()
 
 
-def test_workers_whose_coordinator_is_lost_may_write_and_save(agent, tmp_path):
+@pytest.mark.parametrize("grace_s", [30.0, 3.6e6], ids=["30 s", "1000 h"])
+def test_workers_whose_coordinator_is_lost_may_write_and_save(agent, tmp_path, grace_s):
     path = str(tmp_path / "checkpoint")
-    started(agent, SAVES.format(path=path), orphan_grace_s=30.0)
+    started(agent, SAVES.format(path=path), orphan_grace_s=grace_s)
     agent.close()
     agent.process.wait(30)
     with open(path, encoding="ascii") as file:
         assert file.read() == "saved"
+    assert "Error" not in agent.stderr()
 
 
 def test_workers_without_any_credit_may_save_too(agent, tmp_path):
@@ -98,6 +100,14 @@ def test_silence_of_the_coordinator_is_its_loss(make_agent, count_marked):
     assert agent.until_end() == 1
     assert count_marked() == []
     assert "nothing was heard of the coordinator for" in agent.of(r.Ending)[0].why
+
+
+def test_no_silence_is_too_long_to_wait_for(make_agent):
+    agent = make_agent(silence_s=3.6e6)
+    agent.send(r.Ping(serial=1, silence_s=1e9))
+    agent.until(r.Pong)
+    assert agent.leave() == 0
+    assert not agent.of(r.Ending)
 
 
 def test_pings_are_answered_and_keep_the_agent(make_agent):

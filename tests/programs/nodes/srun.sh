@@ -1,10 +1,16 @@
 #!/bin/sh
 # Plays srun: starts the program on each "node" of --nodelist, all on this machine, with its stdin. $CALLS gets the options.
+# The list is n1 or n[1-3].
 # $SAYS: say that, and fail. $WAITS: say that, and wait. $LATE: this node's task never starts.
 printf '%s\n' "$*" | sed 's/ \/bin\/sh .*//' >>"$CALLS"
 for word; do
     case $word in
-        --nodelist=*) nodes=$(printf %s "${word#*=}" | tr , ' ') ;;
+        --nodelist=*\[*)
+            first=${word#*\[}
+            last=${first#*-}
+            nodes=$(seq -f n%g "${first%-*}" "${last%]}")
+            ;;
+        --nodelist=*) nodes=${word#*=} ;;
         /bin/sh) break ;;
     esac
     shift
@@ -21,7 +27,7 @@ code=$(mktemp "$CALLS.XXXXXX")
 cat >"$code"
 id=0
 for node in $nodes; do
-    [ "$node" = "$LATE" ] || SLURMD_NODENAME=$node SLURM_NODEID=$id "$@" <"$code" &
+    [ "$node" = "$LATE" ] || SLURMD_NODENAME=$node SLURM_NODEID=$id setsid -w "$@" <"$code" &
     id=$((id + 1))
 done
 wait

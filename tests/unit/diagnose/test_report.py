@@ -71,6 +71,14 @@ def test_host_and_attempt_are_said_where_there_are_several(end_of):
     assert text.endswith("  logs: /jobs/ab12 (rank 2 wrote none)\n  job ab12, after 1 h 02 min, attempt 2 of 4\n")
 
 
+def test_a_log_that_another_nodes_launcher_files_is_not_said_to_be_missing(end_of):
+    text = shown(
+        diagnose([end_of(2, TAIL)], world_size=4), filed="ab12/attempt-0/rank-2.log in the log directory of n2"
+    )
+    assert "\n  log: ab12/attempt-0/rank-2.log in the log directory of n2, if rank 2 wrote any\n" in text
+    assert "wrote none" not in text
+
+
 def test_same_failure_everywhere_is_all_ranks(end_of):
     text = shown(diagnose([end_of(rank, TAIL) for rank in range(4)], world_size=4))
     assert text.startswith("all 4 ranks failed: exit code 1\n")

@@ -19,6 +19,7 @@ from distlaunch.job.policy import JobPolicy
 from distlaunch.job.settings import Gathering, PolicySettings
 from distlaunch.resolve.meeting import Meeting
 from tests.unit.job.fleets import fleets  # noqa: F401 - a fixture
+from tests.unit.job.peering import peering  # noqa: F401 - a fixture
 
 RAISED = b"""Traceback (most recent call last):
   File "/home/u/train.py", line 9, in <module>
@@ -204,6 +205,7 @@ class NodesJob(Job):
         bounds=None,
         *,
         discover=False,
+        launchers=False,
         join_timeout_s=60.0,
         patience_s=None,
         **more,
@@ -223,6 +225,7 @@ class NodesJob(Job):
             join_timeout_s=join_timeout_s,
             patience_s=patience_s,
             discover=discover,
+            launchers=launchers,
         )
         super().__init__(0, per_node, gathering=gathering, **more)
 

@@ -10,6 +10,7 @@ from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
 from distlaunch.job import actions as a
 from distlaunch.job.failures import ConnectFailure
+from distlaunch.job.start_bound import START_S
 from tests.unit.job.fleets import REMARK, WITHIN_S, exited
 
 
@@ -121,6 +122,53 @@ def test_a_launcher_that_slept_does_not_lose_all_its_nodes(nodes):
     for _ in range(6):
         fleet.now += 1.0
         fleet.events += fleet.fleet.receive()
+    assert [event.node for event in fleet.of(a.Lost)] == [0]
+
+
+def starting(nodes, *messages):
+    """Give a fleet whose one node answers, is to start two workers, and has said this."""
+    fleet = nodes(1)
+    fleet.fleet.silence_s = 1e9
+    fleet.join(0)
+    fleet.give(0, 0, 1)
+    fleet.say("n0", *messages)
+    fleet.pump(lambda: len(fleet.of(a.FromNode)) == len(messages))
+    return fleet
+
+
+def test_a_node_whose_workers_never_start_is_lost_though_it_answers(nodes):
+    fleet = starting(nodes, m.Started(attempt=0, pids={0: 5}))
+    assert fleet.fleet.deadline() <= fleet.now + START_S
+    fleet.now += START_S - 1.0
+    fleet.events += fleet.fleet.receive()
+    assert not fleet.of(a.Lost)
+    fleet.now += 1.0
+    fleet.events += fleet.fleet.receive()
+    assert fleet.of(a.Lost) == [a.Lost(node=0, why="its workers have not started within 60 s")]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [m.Started(attempt=0, pids={1: 6}), exited(8.0, rank=1), m.Gone(attempt=0, left=())],
+    ids=["all have started", "one has ended", "all are gone"],
+)
+def test_a_node_whose_workers_have_started_or_ended_is_not_late(nodes, last):
+    fleet = starting(nodes, m.Started(attempt=0, pids={0: 5}), last)
+    fleet.now += 10 * START_S
+    assert not any(isinstance(event, a.Lost) for event in fleet.fleet.receive())
+
+
+def test_a_node_that_says_what_takes_long_or_has_to_stop_what_it_started_has_more_time(nodes):
+    fleet = starting(nodes)
+    fleet.now += 30.0
+    fleet.say("n0", m.Remark(text="still importing torch", warning=True))
+    fleet.pump(lambda: fleet.of(a.FromNode))
+    fleet.fleet.send(0, m.Stop(attempt=0, signum=15, grace_s=500.0))
+    fleet.now += 30.0 + 500.0 + START_S - 1.0
+    fleet.events += fleet.fleet.receive()
+    assert not fleet.of(a.Lost)
+    fleet.now += 1.0
+    fleet.events += fleet.fleet.receive()
     assert [event.node for event in fleet.of(a.Lost)] == [0]
 
 

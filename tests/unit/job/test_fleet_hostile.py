@@ -28,6 +28,8 @@ ELSEWHERE = {
     "the end of an attempt to come": m.Gone(attempt=1, left=()),
     "a port for an attempt to come": m.Prepared(attempt=2, port=80, problem=None, hint=None, warning=None),
     "a way for an attempt to come": r.Reached(attempt=2, routes=(), problem=None),
+    "a signal, which is its own": r.Signalled(signum=15),
+    "no signal": r.Signalled(signum=9999),
     "a clock of hundreds of digits": exited(10**400),  # type: ignore[arg-type]
 }
 

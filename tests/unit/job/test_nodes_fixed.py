@@ -169,6 +169,22 @@ def test_nodes_that_never_answer_are_named_at_the_join_timeout(make_nodes):
     assert "not reached within 30 s" in job.said
 
 
+def test_launchers_that_are_here_hear_who_is_waited_for_and_several_of_one_host_are_told_apart(make_nodes):
+    job = make_nodes(3, join_timeout_s=30.0, launchers=True)
+    job.begin()
+    for node in (0, 2):
+        job.step(p.Joined(node=node, host="vm"))
+        job.surveyed(node)
+    job.unreachable(1, step="call", text="it sends what no agent of ours does")
+    job.pass_time(WAITING_S)
+    [waits] = [say for say in job.of(p.Say) if "waiting up to" in say.text]
+    assert waits.level == "warning"
+    job.pass_time(30.0)
+    assert job.exit_code == 69
+    assert "1 of 3 nodes cannot be used; there: launchers 0,2 on vm\n" in job.said
+    assert "it sends what no agent of ours does" in job.said.splitlines()[-1]
+
+
 def test_the_user_hears_once_who_is_waited_for(make_nodes):
     job = make_nodes(4)
     job.begin()
@@ -464,5 +480,6 @@ def test_workers_that_a_node_makes_up_do_no_harm(make_nodes):
         job.say(1, exited)
     job.say(1, m.Started(attempt=0, pids=dict.fromkeys(range(1000), -1)))
     job.gone(1)
+    job.exited(0)
     job.gone(0)
     assert job.exit_code == 1

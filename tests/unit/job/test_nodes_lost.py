@@ -13,10 +13,15 @@ from distlaunch.job.attempt import CAUSE_S
 from distlaunch.job.gathering import LOOK_AGAIN_S
 from distlaunch.job.membership import AFTER_S
 from distlaunch.resolve.members import NodesDiffer
+from tests.unit.job.fleets import exited
 
 
 def stops(job, actions) -> list[tuple[int, int, float]]:
     return [(node, stop.signum, stop.grace_s) for node, stop in job.sent(m.Stop, actions)]
+
+
+def exit_of(rank: int) -> m.WorkerExited:
+    return exited(1.0, rank=rank, returncode=0)
 
 
 def test_the_others_are_stopped_and_the_job_ends_with_69_and_says_who_was_lost(make_nodes):
@@ -291,6 +296,44 @@ def test_a_node_that_is_gone_already_may_go(make_nodes):
     job.exited(0)
     job.gone(0)
     assert job.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        [m.Started(attempt=0, pids={2: 5, 3: 6})],
+        [exit_of(2)],
+        [exit_of(2), exit_of(2)],
+        [exit_of(2), exit_of(0)],
+        [exit_of(2), exit_of(7)],
+    ],
+    ids=["nothing", "only the start", "one of two", "the same twice", "another node's", "nobody's"],
+)
+@pytest.mark.parametrize("left", [(), (5,)])
+def test_a_node_that_has_nothing_left_but_did_not_tell_of_each_end_is_lost(make_nodes, words, left):
+    job = make_nodes(2).run()
+    for message in words:
+        job.say(1, message)
+    actions = job.gone(1, left=left)
+    assert job.of(p.Disconnect, actions) == [p.Disconnect(node=1)]
+    assert stops(job, actions) == [(0, signal.SIGTERM, job.policy.settings.failure_grace_s)]
+    job.exited(0)
+    job.exited(1)
+    job.gone(0)
+    assert job.exit_code == 69
+    [failed] = job.of(p.Failed)
+    missing = "rank 3" if exit_of(2) in words else "ranks 2-3"
+    assert failed.diagnosis.cause.host == "n1"
+    assert failed.diagnosis.cause.summary.endswith(f"nothing is left, but not how {missing} ended")
+
+
+def test_the_only_node_has_to_tell_of_each_end_as_well(make_job):
+    job = make_job(1, 2).run()
+    job.exited(0)
+    job.gone()
+    assert job.exit_code == 70
+    assert "nothing is left, but not how rank 1 ended" in job.said
 
 
 def test_a_fault_on_a_node_is_the_loss_of_it_and_ends_a_job_of_fixed_size_with_70(make_nodes):

@@ -306,8 +306,22 @@ def test_texts_stay_short_however_many_nodes_there_are(make_surveyed):
     assert len(caught.value.message) < 300
     answers = {rank: reached(way(f"10.1.{rank}", "x")) for rank in range(1, 2000)}
     with pytest.raises(NodesError) as caught:
-        meet(surveys, answers, tried=("10.0.0.0",), hosts=hosts)
+        meet(surveys, answers, tried=[f"10.1.{rank}" for rank in range(2000)], hosts=hosts)
+    assert "is reached by all nodes" in caught.value.message
     assert len(caught.value.message) < 1200
+
+
+def test_addresses_that_nobody_was_told_to_try_do_not_count(make_surveyed):
+    answers = {
+        1: reached(way("10.0.0.1", "10.0.0.2"), way("\n\x1b[2J", "x")),
+        2: reached(way("8.8.8.8\nerror", "10.0.0.3")),
+        3: reached(way("10.9.0.1", "10.0.0.4")),
+    }
+    with pytest.raises(NodesError, match=r"^n3 cannot connect to n1, where rank 0 is to be, at 10.0.0.1, 10.9.0.1$"):
+        meet(four(make_surveyed), answers, tried=("10.0.0.1", "10.9.0.1"), hosts=NAMES)
+    answers[2] = answers[1]
+    with pytest.raises(NodesError, match=r"all nodes: n\[2-3\] by 10.0.0.1 only, n4 by 10.9.0.1 only$"):
+        meet(four(make_surveyed), answers, tried=("10.0.0.1", "10.9.0.1"), hosts=NAMES)
 
 
 @given(data=st.data(), nodes=st.integers(2, 5))

@@ -339,6 +339,34 @@ def test_a_task_plans_the_whole_job_and_sees_only_its_own_gpu(make_facts):
     assert [node.isolated for node in together.nodes] == [False, False]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_gpus": 4},
+        {"num_gpus": "auto"},
+        {"gpus_per_node": 2},
+        {"device": "cuda"},
+        {"procs_per_node": 2, "device": "cuda"},
+        {"gpus": "0,1"},
+    ],
+    ids=str,
+)
+def test_gpus_that_a_task_asks_for_have_to_be_there(make_facts, options):
+    error = refused(make_facts, "a:2,b:2", source="openmpi", here=0, allocation=TASKS, **options)
+    assert "no GPU" in error.message
+    assert plan(make_facts, "a:2,b:2", source="openmpi", here=0, seen=2, allocation=TASKS, **options).device == "cuda"
+
+
+def test_the_first_task_of_a_node_says_that_workers_run_on_the_cpu(make_facts):
+    def said(local_rank: int, **options) -> tuple[str, ...]:
+        allocation = {**TASKS, "local_rank": local_rank}
+        return plan(make_facts, "a:2,b:2", source="openmpi", here=0, allocation=allocation, **options).told
+
+    (note,) = said(0)
+    assert note.startswith("no GPU was found: workers run on the CPU")
+    assert said(1) == said(0, device="cpu") == said(0, procs_per_node=2) == said(0, seen=1) == ()
+
+
 def test_the_only_task_of_each_node_is_a_launcher_like_any_other(make_facts):
     assert plan(make_facts, "a:1", source="openmpi", here=0, seen=1, allocation=TASKS).here == 0
 

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import os
 import select
+from itertools import groupby
 
 import pytest
 
 from distlaunch.core.model.record import replace
-from distlaunch.job.transport.srun_step import Step, Wanted, agent_argv, step_argv, step_environ
+from distlaunch.job.transport.child import Leash
+from distlaunch.job.transport.srun_step import Step, Wanted, agent_argv, end_steps, node_list, step_argv, step_environ
+from distlaunch.resolve.hostlist import expand_nodelist
 
 FIXED = Wanted(nodes=2, all_or_none=True, grace_s=25.0, inside=False)
 
@@ -14,7 +17,7 @@ FIXED = Wanted(nodes=2, all_or_none=True, grace_s=25.0, inside=False)
 def test_a_job_of_fixed_size_ends_with_any_of_its_agents():
     argv = step_argv(replace(FIXED, gpus=4), ["n1", "n2"], again=False)
     assert argv[0] == "srun"
-    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n1,n2", "--gpus=4"} <= set(argv)
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n[1-2]", "--gpus=4"} <= set(argv)
     assert {"--mpi=none", "--export=ALL", "--kill-on-bad-exit=1", "--wait=55"} <= set(argv)
     assert not {"--overlap", "--no-kill"} & set(argv)
 
@@ -40,6 +43,24 @@ def test_the_components_of_a_heterogeneous_job_have_steps_of_their_own():
     assert not [word for word in step_argv(FIXED, ["n1"], again=False) if word.startswith("--het")]
 
 
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        (["login"], "login"),
+        (["n1", "n2", "n4", "m08", "m09", "m10"], "n[1-2,4],m[08-10]"),
+        (["rack1-n5", "rack2-n5", "rack2-n6"], "rack1-n5,rack2-n[5-6]"),
+        (["r1-ib", "r2-ib"], "r1-ib,r2-ib"),
+    ],
+)
+def test_nodes_are_written_with_brackets_at_the_end_of_a_name_only_as_slurm_has_them(hosts, text):
+    assert node_list(hosts) == text
+    assert expand_nodelist(text, where="") == hosts
+
+
+def test_the_names_of_many_nodes_fit_into_an_argument():
+    assert len(node_list([f"cluster-compute-node-{number:05d}" for number in range(20_000)])) < 100
+
+
 def test_what_was_asked_for_the_jobs_own_tasks_is_left_out():
     words = {
         "SLURM_": "NTASKS NTASKS_PER_NODE NTASKS_PER_GPU NPROCS CPUS_PER_TASK CPUS_PER_GPU MEM_PER_NODE MEM_PER_CPU GPUS"
@@ -52,34 +73,49 @@ def test_what_was_asked_for_the_jobs_own_tasks_is_left_out():
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Run a shell script in the place of srun, with something on its stdin, to its end."""
+def start():
+    """Start a shell script in the place of srun, with something on its stdin."""
+    leash = Leash()
     steps: list[Step] = []
 
+    def starting(script: str, code: bytes = b"") -> Step:
+        steps.append(Step(["/bin/sh", "-c", script], ["n1"], code, {"PATH": os.environ["PATH"]}, leash=leash))
+        steps[-1].leash = leash
+        return steps[-1]
+
+    yield starting
+    for step in steps:
+        step.close()
+        assert step.wait(until=float("inf"))
+
+
+@pytest.fixture
+def run(start):
+    """Run such a script to the end of its output."""
+
     def running(script: str, code: bytes = b"") -> Step:
-        step = Step(["/bin/sh", "-c", script], ["n1"], code, {"PATH": os.environ["PATH"]})
-        steps.append(step)
-        poll = select.poll()
-        while step.reading >= 0:
-            for descriptor in (step.reading, step.writing):
-                if descriptor >= 0:
-                    poll.register(descriptor, select.POLLIN if descriptor == step.reading else select.POLLOUT)
-            for descriptor, _ in poll.poll(10_000):
-                poll.unregister(descriptor)
-            if step.writing >= 0:
-                step.send()
+        step = start(script, code)
+        while wanted := step.descriptors():
+            poll = select.poll()
+            for descriptor, mask in wanted.items():
+                poll.register(descriptor, mask)
+            assert poll.poll(30_000)
+            step.send()
             step.read()
         return step
 
-    yield running
-    for step in steps:
-        step.end(5.0)
+    return running
 
 
 def test_all_of_the_code_goes_to_its_stdin(run):
     code = os.urandom(300_000)
-    step = run("wc -c; md5sum </dev/null >/dev/null", code)
+    step = run("wc -c", code)
     assert list(step.lines) == ["300000"]
+
+
+def test_one_that_takes_none_of_the_code_is_heard_to_its_end(run):
+    step = run("exec <&-; echo no", os.urandom(3_000_000))
+    assert list(step.lines) == ["no"]
 
 
 def test_what_it_says_is_kept_printable_and_bounded(run):
@@ -91,22 +127,86 @@ def test_what_it_says_is_kept_printable_and_bounded(run):
     assert max(map(len, step.lines)) <= 300
 
 
+def test_what_one_has_said_last_is_read_when_it_has_ended_even_without_a_line_end(start):
+    step = start("printf 'srun: the reason'; exit 1")
+    assert step.wait(until=float("inf"))
+    step.finish_reading()
+    assert list(step.lines) == ["srun: the reason"]
+
+
 @pytest.mark.parametrize(
     ("script", "how"), [("exit 3", "srun ended with status 3"), ("kill -9 $$", "srun was killed by signal 9")]
 )
 def test_it_is_told_how_it_ended(run, script, how):
     step = run(script)
-    step.end(5.0)
+    end_steps([step])
+    assert step.is_over
     assert step.how_ended() == how
 
 
-def test_one_that_does_not_end_is_ended(tmp_path):
-    step = Step(
-        ["/bin/sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"], ["n1"], b"", {"PATH": os.environ["PATH"]}
-    )
+def test_one_that_does_not_end_is_ended(start):
+    step = start("trap '' TERM; echo deaf; while :; do sleep 0.1; done")
+    heard_its_first_line(step)
     assert step.how_ended() == "srun has not ended"
-    step.end(0.2)
+    step.has_lost = True
+    end_steps([step])
+    assert step.wait(until=float("inf"))
     assert step.returncode == -9
+
+
+def test_one_that_ends_when_it_is_asked_to_is_not_killed(start):
+    step = start("trap 'exit 3' TERM; echo up; while :; do sleep 0.1; done")
+    heard_its_first_line(step)
+    step.has_lost = True
+    end_steps([step])
+    assert step.returncode == 3
+
+
+def test_it_ends_with_its_leash_while_it_waits_for_resources(start):
+    step = start("trap '' TERM; echo 'srun: retrying'; while :; do sleep 0.1; done")
+    heard_its_first_line(step)
+    step.leash.close()
+    assert step.wait(until=float("inf"))
+    assert step.returncode == -9
+
+
+def heard_its_first_line(step: Step) -> None:
+    poll = select.poll()
+    step.send()
+    [descriptor] = step.descriptors()
+    poll.register(descriptor, select.POLLIN)
+    while not step.lines:
+        assert poll.poll(30_000)
+        step.read()
+
+
+class Silent:
+    """A step that never ends, and what is done to it."""
+
+    def __init__(self, done: list[tuple[str, float]], *, has_lost: bool) -> None:
+        self.done, self.has_lost = done, has_lost
+
+    def wait(self, until: float) -> bool:
+        self.done.append(("wait", until))
+        return False
+
+    def terminate(self) -> None:
+        self.done.append(("TERM", 0.0))
+
+    def close(self) -> None:
+        self.done.append(("close", 0.0))
+
+
+def test_silent_steps_are_waited_for_at_once():
+    done: list[tuple[str, float]] = []
+    end_steps([Silent(done, has_lost=lost) for lost in (False, True, False)])
+    turns = [(what, [until for _, until in each]) for what, each in groupby(done, key=lambda entry: entry[0])]
+    assert [(what, len(each)) for what, each in turns] == [
+        *(("wait", 3), ("TERM", 3), ("wait", 3), ("close", 3), ("wait", 3))
+    ]
+    first, asked = turns[0][1], turns[2][1]
+    assert first[0] == first[2] > first[1], "for the end of a step that has lost an agent less is waited"
+    assert len(set(asked)) == 1
 
 
 def test_the_agents_shell_needs_no_python_of_the_launchers():

@@ -139,6 +139,8 @@ def test_values_are_read(name: str, text: str, value: object):
         ("--grace", "9" * 60, "--grace takes a time of at most 1000000000 seconds, not '" + "9" * 60 + "'"),
         ("--hang-timeout", "0", "--hang-timeout takes a time of at least 1.5 seconds, not '0'"),
         ("--hang-timeout", "1s", "--hang-timeout takes a time of at least 1.5 seconds, not '1s'"),
+        ("--lost-after", "0", "--lost-after takes a time of at least 5 seconds, not '0'"),
+        ("--join-timeout", "0", "--join-timeout takes a time of at least 0.1 seconds, not '0'"),
         ("--device", "gpu", "--device takes auto, cuda or cpu, not 'gpu'"),
         ("--num-nodes", "0", "--num-nodes takes a whole number >= 1 or MIN:MAX, not '0'"),
         ("--num-nodes", "2:", "--num-nodes takes a whole number >= 1 on both sides of MIN:MAX, not ''"),
@@ -154,10 +156,13 @@ def test_wrong_values_are_refused_with_what_would_be_right(name: str, text: str,
     assert caught.value.exit_code == 2
 
 
-def test_who_wants_no_hang_timeout_is_told_how_to_have_none():
+@pytest.mark.parametrize(
+    ("name", "default"), [("--hang-timeout", "off"), ("--lost-after", "10 s"), ("--join-timeout", "60 s")]
+)
+def test_who_wants_no_such_time_is_told_what_there_is_without_the_option(name: str, default: str):
     with pytest.raises(UsageError) as caught:
-        convert(BY_NAME["--hang-timeout"], "0", "--hang-timeout")
-    assert caught.value.hint == "it is off where it is not set"
+        convert(BY_NAME[name], "0", name)
+    assert caught.value.hint == f"it is {default} where it is not set"
 
 
 def test_a_wrong_value_from_the_environment_names_the_variable_and_is_no_usage_error():

@@ -64,7 +64,7 @@ def test_rank_0s_address_and_port_are_those_of_a_static_rendezvous(words, master
     assert (options.master_addr, options.master_port) == master
 
 
-@pytest.mark.parametrize("endpoint", ["h:x", "h:70000", ":29500", "a b:1", "h:"])
+@pytest.mark.parametrize("endpoint", ["h:x", "h:70000", ":29500", "a b:1", "h:", "[::1", "[::1:5", "::1]:5"])
 def test_a_bad_endpoint_is_refused_where_it_was_written(endpoint):
     assert refused("--rdzv-endpoint", endpoint).startswith("--rdzv-endpoint takes HOST:PORT")
     assert refused(PET_RDZV_ENDPOINT=endpoint).startswith("PET_RDZV_ENDPOINT takes HOST:PORT")
@@ -92,6 +92,29 @@ def test_several_nodes_meet_where_torchruns_would(words, expected):
     found = (options.num_nodes, options.node_rank, options.rendezvous, options.master_addr, options.join_timeout)
     assert found == expected
     assert (options.master_port, options.source) == (None, "flags")
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        *("join_timeout=nan", "join_timeout=-1", "join_timeout=0", "join_timeout=1e400", "join_timeout=1,timeout=2.5"),
+        *("timeout=", "=,=", "timeout", "timeout=5,", ",", "join_timeout=1234567890"),
+    ],
+)
+def test_a_bad_rdzv_conf_is_refused_as_torchrun_refuses_it(conf):
+    words = ["--nnodes=2", "--rdzv-endpoint=h:7"]
+    assert refused(*words, "--rdzv-conf", conf).startswith("--rdzv-conf takes ")
+    assert refused(*words, PET_RDZV_CONF=conf).startswith("PET_RDZV_CONF takes ")
+    assert meaning(*words, "--rdzv-conf", " read_timeout=x , timeout = 5").options.join_timeout == 5.0
+
+
+def test_what_is_called_where_is_named_by_the_option_that_said_it():
+    def spelt(*words: str) -> str:
+        return meaning("--nnodes=2", *words).options.dialect.spelt("--rendezvous, --master-addr")
+
+    assert spelt("--rdzv-endpoint=h:7") == "--rdzv-endpoint, --rdzv-endpoint"
+    assert spelt("--master-addr=h", "--master-port=7") == "--master-addr, --master-addr"
+    assert spelt("--rdzv-backend=c10d", "--rdzv-endpoint=h:7") == "--rdzv-endpoint, --local-addr"
 
 
 def test_nodes_that_could_not_meet_are_refused_and_the_variable_is_named_where_it_was_one():

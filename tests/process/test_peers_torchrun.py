@@ -1,0 +1,64 @@
+"""Several launchers in torchrun's words: what they say where the nodes do not become one job."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from tests.process.conftest import PROGRAMS, until
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_launcher_of_another_job_is_told_so_in_torchruns_words(distlaunch, port):
+    def words(job: str) -> list[str]:
+        place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", job]
+        return ["torchrun", "--nnodes", "2", *place, str(PROGRAMS / "member.py")]
+
+    distlaunch.start(words("7"))
+    until(lambda: is_open(port), "the first launcher has the port")
+    ended = distlaunch.run(words("8"))
+    assert ended.returncode == 2
+    assert "the port belongs to another job: it is of job '7'" in ended.stderr
+    assert "all launchers of a job have the same --rdzv-id, --rdzv-endpoint names its own port" in ended.stderr
+
+
+def test_a_second_node_0_of_a_static_rendezvous_hears_how_to_be_another(distlaunch, port):
+    words = ["torchrun", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", str(PROGRAMS / "member.py")]
+    distlaunch.start(words)
+    until(lambda: is_open(port), "the first launcher has the port")
+    ended = distlaunch.run(words)
+    assert ended.returncode == 2
+    assert f"port {port} is in use" in ended.stderr
+    assert "hint: --node-rank N says" in ended.stderr
+    assert "--rdzv-backend c10d" in ended.stderr
+    said = distlaunch.run([*words[:3], "--node-rank", "0", *words[3:]])
+    assert "hint: name another port: --rdzv-endpoint HOST:PORT" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["--rdzv-endpoint", "192.0.2.1:{port}"], "--rdzv-endpoint"),
+        (["--master-addr", "192.0.2.1", "--master-port", "{port}"], "--master-addr"),
+    ],
+    ids=["endpoint", "master"],
+)
+def test_a_static_launcher_that_cannot_be_node_0_ends_at_once(distlaunch, port, words, option):
+    place = [word.format(port=port) for word in words]
+    ended = distlaunch.run(["torchrun", "--nnodes", "2", *place, str(PROGRAMS / "member.py")])
+    assert ended.returncode == 2
+    said = f"{option}: 192.0.2.1 is another machine, but without --node-rank this launcher is node 0"
+    assert said in ended.stderr
+    assert "hint: --node-rank N says" in ended.stderr

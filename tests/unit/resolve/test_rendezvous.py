@@ -1,0 +1,28 @@
+"""Where launchers meet, as --rendezvous says it."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.rendezvous import endpoint
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["127.0.0.1:5:5", "[fe80::1%%eth0]", "[fe80::1%]:5", "[10.0.0.1:5]:6", "256.1.1.1", "10.0.0.1%eth0:5", "1.2.3:5"],
+)
+def test_what_is_written_like_an_address_has_to_be_one(text):
+    with pytest.raises(ConfigError, match=r"^--rendezvous: .* is no IP address") as error:
+        endpoint(TrainOptions(rendezvous=text))
+    assert error.value.exit_code == 2
+    assert error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [("10.0.0.1:5", "10.0.0.1"), ("[fe80::1%eth0]:5", "fe80::1%eth0"), ("n1.x2:5", "n1.x2"), ("7:5", "7")],
+)
+def test_addresses_and_names_are_places(text, host):
+    assert endpoint(TrainOptions(rendezvous=text)) == (host, 5)

@@ -1,0 +1,92 @@
+"""What starts the agents of a Slurm job, with a made-up srun: whoever waits for one that has ended is told so."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from distlaunch.job.transport.link import Target, Unconnected
+from distlaunch.job.transport.srun import Srun
+from distlaunch.job.transport.srun_step import Wanted
+
+
+class Ending:
+    """A step that has said all, and is seen to have ended when that is asked for the ``at``th time."""
+
+    def __init__(self, hosts, *, at: int) -> None:
+        self.hosts = hosts
+        self.lines = ["srun: error: no such step"]
+        self.has_lost = False
+        self._left = at
+
+    @property
+    def returncode(self) -> int | None:
+        self._left -= 1
+        return 3 if self._left <= 0 else None
+
+    @property
+    def is_over(self) -> bool:
+        return self.returncode is not None
+
+    def descriptors(self) -> dict[int, int]:
+        return {}
+
+    def send(self) -> None:
+        pass
+
+    def read(self) -> list[str]:
+        return []
+
+    def finish_reading(self) -> None:
+        pass
+
+    def how_ended(self) -> str:
+        return f"srun ended with status {self.returncode}"
+
+    def wait(self, until: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def make():
+    """Make one for two nodes, whose steps end when they are asked for the ``at``th time."""
+    made: list[Srun] = []
+
+    def making(at: int) -> Srun:
+        def start(argv, hosts, code, environ, *, leash):
+            return Ending(hosts, at=at)
+
+        wanted = Wanted(nodes=2, all_or_none=True, grace_s=5.0, inside=False)
+        srun = Srun(
+            ["n1", "n2"], wanted=wanted, code=b"", pythons=[], environ={}, addresses=["127.0.0.1"], ports=[0],
+            release="1", job_id="j", start_step=start,
+        )  # fmt: skip
+        made.append(srun)
+        return srun
+
+    yield making
+    for srun in made:
+        srun.close()
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_the_end_of_srun_is_told_to_all_who_wait_whenever_it_comes(make, at):
+    srun = make(at)
+    failures = {}
+
+    def wait(host: str) -> None:
+        try:
+            srun.open(Target(host=host), 3600.0)
+        except Unconnected as exc:
+            failures[host] = exc.failure.text
+
+    waiting = [threading.Thread(target=wait, args=(host,), daemon=True) for host in ("n1", "n2")]
+    for thread in waiting:
+        thread.start()
+    for thread in waiting:
+        thread.join(30.0)
+    assert failures == dict.fromkeys(("n1", "n2"), "srun ended with status 3: srun: error: no such step")
