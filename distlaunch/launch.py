@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from distlaunch.core.agent.ports import hold_port
+from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import replace
 from distlaunch.job.desk import Desk
 from distlaunch.job.filters import LineFilter
@@ -30,6 +31,7 @@ from distlaunch.launching import (
 )
 from distlaunch.planning import Planned, make_plan
 from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.select import hints
 
 if TYPE_CHECKING:
     from distlaunch.job.fleet import Fleet
@@ -53,8 +55,15 @@ def run_job(
     open_filters: OpenFilters | None = None,
 ) -> int:
     """Run a whole job; return the exit code of the launcher. Raises LaunchError before the start."""
-    planned = make_plan(options, environ)
-    site = _site(planned, options, environ)
+    try:
+        planned = make_plan(options, environ)
+        site = _site(planned, options, environ)
+    except ConfigError as exc:
+        if options.rendezvous is not None or options.node_rank is not None or hints(environ):
+            from distlaunch.launch_peers import tell_others
+
+            tell_others(options, environ, exc)
+        raise
     if planned.join is not None:
         from distlaunch.launch_peers import run_launcher
 

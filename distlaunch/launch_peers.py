@@ -16,15 +16,17 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import quoted
 from distlaunch.core.probe.files import read_bounded
 from distlaunch.core.wire import peers as p
-from distlaunch.core.wire.handshake import Party
+from distlaunch.core.wire.handshake import TOKEN, Party
 from distlaunch.core.wire.remote import Surveyed
 from distlaunch.job.assembly import Assembly
 from distlaunch.job.composition import Composition
+from distlaunch.job.declining import decline
 from distlaunch.job.door import Caller, Door
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.herald import Herald, LocalRanks
 from distlaunch.job.own_node import OwnNode
-from distlaunch.job.peer import PeerRunner, PeerSettings
+from distlaunch.job.peer import PeerRunner
+from distlaunch.job.peer_settings import PeerSettings
 from distlaunch.job.policy import JobPolicy
 from distlaunch.job.records import EventLog, OutputFiles
 from distlaunch.job.rundir import join_run_dir, make_run_dir, new_job_id
@@ -32,9 +34,11 @@ from distlaunch.job.runner import Clock, Runner
 from distlaunch.job.settings import Gathering
 from distlaunch.job.signals import SignalPipe
 from distlaunch.job.sink import Sink
-from distlaunch.planning import Planned
+from distlaunch.planning import Planned, read_facts
 from distlaunch.resolve.joining import Joiner
+from distlaunch.resolve.location import locate
 from distlaunch.resolve.options import TorchrunOptions, TrainOptions
+from distlaunch.resolve.rendezvous import Rendezvous, settle_unplanned
 
 if TYPE_CHECKING:
     from distlaunch.launch_slurm import Site
@@ -42,7 +46,6 @@ if TYPE_CHECKING:
 OpenSink = Callable[[int], Sink]
 OpenFilters = Callable[[int], Mapping[int, LineFilter]] | None
 
-TOKEN = "DISTLAUNCH_TOKEN"  # noqa: S105 - a variable's name
 _TOKEN_BYTES = 16
 _MOST_TOKEN_BYTES = 4096
 _PATIENCE_S = 10.0
@@ -68,11 +71,11 @@ def token_of(options: TrainOptions, environ: Mapping[str, str]) -> bytes | None:
     return data
 
 
-def party_of(joiner: Joiner, options: TrainOptions, environ: Mapping[str, str]) -> Party:
+def party_of(rendezvous: Rendezvous, options: TrainOptions, environ: Mapping[str, str]) -> Party:
     """Say in what all launchers of the job have to agree. Raises ConfigError."""
     from distlaunch import __version__
 
-    return Party(release=__version__, job_key=joiner.rendezvous.job_key, token=token_of(options, environ))
+    return Party(release=__version__, job_key=rendezvous.job_key, token=token_of(options, environ))
 
 
 class Launchers:
@@ -139,6 +142,21 @@ class Launchers:
 # --- a whole job
 
 
+def tell_others(options: TrainOptions, environ: Mapping[str, str], why: LaunchError) -> None:
+    """Let node 0 know, within 2 s, that this launcher has no plan, if it is one of several, and it is known which."""
+    if options.discover is not None or options.include is not None or options.exclude is not None:
+        return  # who is which number takes a plan
+    try:
+        facts = read_facts(options, environ)
+        location = None if facts.surroundings is None else locate(options, facts)[0]
+        if location is None or location.allocation.part == "all":
+            return
+        rendezvous = settle_unplanned(options, location)
+        decline(rendezvous, party_of(rendezvous, options, environ), host=facts.hostname, why=why.message)
+    except LaunchError:
+        return  # the first error is the one that counts
+
+
 def run_launcher(
     planned: Planned,
     options: TrainOptions,
@@ -152,8 +170,7 @@ def run_launcher(
     if planned.join is None:
         raise ValueError("this launcher is alone")
     joiner = planned.join()
-    party = party_of(joiner, options, environ)
-    launching.check_proc()
+    party = party_of(joiner.rendezvous, options, environ)
     local = isinstance(options, TorchrunOptions) and options.format is None
     sink: Sink = open_sink(max(2, joiner.own_slots) if local else joiner.most_workers)
     if local:
@@ -168,7 +185,12 @@ def run_launcher(
         except ConfigError:
             if joiner.rendezvous.leads == "yes":
                 raise
-    mine = _Mine(planned, joiner, options, environ, sink, open_filters)
+    try:
+        launching.check_proc()
+        mine = _Mine(planned, joiner, options, environ, sink, open_filters)
+    except LaunchError as exc:
+        decline(joiner.rendezvous, party, host=joiner.hostname, why=exc.message)
+        raise
     return _join(mine, party) if door is None else _coordinate(mine, door, site, clock)
 
 
@@ -253,6 +275,8 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
             own, host=joiner.hostname, job_id=job_id, folder=os.path.basename(run_dir.path), say=warn, clock=clock
         )
         assembly.silence_s = options.lost_after
+        if site is not None:  # after the verdict: Slurm may take its time
+            stack.callback(lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None)
         stack.callback(assembly.close)
         herald = Herald(sink, assembly.notice)
         settings = launching.policy_settings(
@@ -285,11 +309,9 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
         housekeeping.start()
         door.open(assembly)
         code = runner.run()
-        if site is not None:
-            code = site.conclude(policy, code, sink)
         assembly.verdict = p.Verdict(exit_code=code, text=herald.last_words(code))
         ended.append(code)
-    return code
+    return ended[-1]
 
 
 def _join(mine: _Mine, party: Party) -> int:
@@ -320,10 +342,13 @@ def _join(mine: _Mine, party: Party) -> int:
         runner = PeerRunner(
             settings=PeerSettings(
                 coordinator=call.where,
+                job_id=welcome.job_id,
                 max_restarts=options.max_restarts,
                 failure_grace_s=options.failure_grace,
                 lost_after_s=options.lost_after,
                 flexible=joiner.bounds[0] < joiner.bounds[1],
+                leaves=joiner.bounds[0] < joiner.bounds[1] and "SLURM_JOB_ID" not in environ,
+                grace_s=options.grace,
                 speaks=joiner.speaks,
             ),
             planner=joiner,
@@ -333,7 +358,7 @@ def _join(mine: _Mine, party: Party) -> int:
             events=EventLog(run_dir.events, sink),
             signal_pipe=signal_pipe,
             clock=clock,
-            call=lambda: call()[0],
+            call=call,
             count_from=mine.count_from,
         )
         stack.callback(runner.close)

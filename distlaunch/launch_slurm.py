@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from distlaunch.core.model.text import printable
 from distlaunch.core.probe.interfaces import probe_interfaces
 from distlaunch.job.settings import Scheduler
 from distlaunch.job.sink import Sink
+from distlaunch.job.transport.child import Question
 from distlaunch.resolve.allocation import Allocation
 from distlaunch.resolve.hostlist import expand_nodelist
 from distlaunch.resolve.options import TrainOptions
@@ -35,10 +35,15 @@ if TYPE_CHECKING:
 KILL_WAIT_S = 30.0
 """Slurm's own default: from TERM to KILL."""
 _ASK_S = 5.0
-_REQUEUE_S = 20.0
+_SHOW_S, _REQUEUE_S = 4.0, 6.0
+"""Slurm's KILL may be 5 s away when the last worker has ended; an idle controller answers in some 20 ms."""
+_WARNED_S = 1800.0
+"""Workers that go on for longer after USR1 or USR2 were not ended by it."""
 _PORTS = 16
 _LONGEST = 200
 _NO_KILL = re.compile(r"^#SBATCH\b.*\s(--no-kill\b(?!=off)|-[a-zA-Z]*k\b)", re.MULTILINE)
+_GOES_ON = {"RUNNING", "TIMEOUT", "PREEMPTED", "PENDING", "REQUEUED", "SUSPENDED", "STOPPED", "SIGNALING"}
+"""States in which a job is, or ended, that nobody has cancelled."""
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
@@ -170,26 +175,33 @@ class Site:
     # --- a new turn
 
     def conclude(self, policy: JobPolicy, code: int, sink: Sink) -> int:
-        """After a job that ended with ``code``: ask Slurm for another turn, if it was only interrupted.
+        """After a job that ended with ``code``, and has said so: ask Slurm for another turn, if it was interrupted.
 
         Gives the exit code; it is EXIT_REQUEUE if Slurm could not be asked, so that the batch script can.
         """
-        interrupted = policy.told == signal.SIGTERM or (policy.told is None and policy.warned is not None and code == 0)
-        if not self._options.requeue or not interrupted:
+        warned = policy.told is None and policy.warned is not None and code == 0
+        if not self._options.requeue or not (warned or policy.told == signal.SIGTERM):
+            return code
+        by_hand = f"scontrol requeue {self._job}"
+        if warned and policy.since_warned_s > _WARNED_S:
+            sink.say(f"not requeued: the job went on for {policy.since_warned_s:.0f} s after its last warning")
             return code
         if policy.told is not None:
             show = _Asked(("scontrol", "--oneliner", "show", "job", self._job), self._environ)
-            if is_cancelled(show.answer() or ""):
-                sink.say("not requeued: the job was cancelled")
+            why_not = not_interrupted(show.answer(_SHOW_S))
+            if why_not is not None:
+                more = f" ({show.problem}); to have another turn: {by_hand}" if show.problem else ""
+                sink.say(f"not requeued: {why_not}{more}", level="warning" if show.problem else "info")
                 return code
-        sink.say(
-            "asking Slurm for another turn of this job (--requeue)"
-        )  # it may end us before we can say that it does
+        # it may end us before we can say that it does
+        sink.say("asking Slurm for another turn of this job (--requeue)")
         asked = _Asked(("scontrol", "requeue", self._job), self._environ)
         if asked.answer(_REQUEUE_S) is not None or asked.is_ended_too:
             return code
-        text = f"not requeued: {asked.problem}; the batch script can do it: this ends with {EXIT_REQUEUE}"
-        sink.say(text, level="warning")
+        sink.say(
+            f"not requeued: {asked.problem}; the batch script can do it ({by_hand}): this ends with {EXIT_REQUEUE}",
+            level="warning",
+        )
         return EXIT_REQUEUE
 
 
@@ -205,49 +217,53 @@ class _Asked:
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         self.problem = ""
+        """Why there is no answer."""
+        self.is_ended_too = False
+        """TERM has ended it: under linuxproc Slurm, which does what it was asked, ends it with the job."""
         self._name = argv[0]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._question: Question | None = None
         try:
-            self._process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(environ),
-                start_new_session=True,
-            )  # fmt: skip
+            self._question = Question(argv, environ)
         except OSError as exc:
             self.problem = f"{self._name} cannot be run ({exc.strerror})"
 
-    @property
-    def is_ended_too(self) -> bool:
-        """Tell whether TERM has ended it: under linuxproc Slurm, which does what it was asked, ends it with the job."""
-        return self._process is not None and self._process.returncode == -signal.SIGTERM
-
     def answer(self, within_s: float = _ASK_S) -> str | None:
         """Give what it prints; None if it fails, or takes too long."""
-        if self._process is None:
+        if self._question is None:
             return None
         try:
-            output, errors = self._process.communicate(timeout=within_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
+            code, output, errors = self._question.answer(within_s=within_s)
+        except TimeoutError:
             self.problem = f"{self._name} did not answer within {within_s:g} s"
             return None
-        if self._process.returncode:
+        if code:
+            self.is_ended_too = code == -signal.SIGTERM
             lines = errors.decode(errors="replace").strip().splitlines()
             said = f": {printable(lines[-1][:_LONGEST])}" if lines else ""
-            self.problem = f"{self._name} ended with {self._process.returncode}{said}"
+            self.problem = f"{self._name} ended with {code}{said}"
             return None
         return output.decode(errors="replace")
 
 
-def is_cancelled(told: str) -> bool:
-    """Tell from ``scontrol show job`` whether somebody ended the job, not its time limit or another job; pure."""
-    fields = dict(re.findall(r"(\w+)=(\S*)", told))
-    if fields.get("JobState") not in {"COMPLETING", "CANCELLED"}:
-        return False
-    if fields.get("Reason") == "TimeLimit" or fields.get("PreemptTime", "None") not in {"None", "N/A", "Unknown"}:
-        return False
+def not_interrupted(told: str | None) -> str | None:
+    """Tell from ``scontrol show job`` why a job that got TERM was not just interrupted; None if it was. Pure.
+
+    Interrupted is one at its time limit, a preempted one, and one that got TERM as a warning, and would have gone on.
+    ``told``: None if there was no answer: a job that somebody has cancelled is not to come back since Slurm is slow.
+    """
+    fields = dict(re.findall(r"(\w+)=(\S*)", told or ""))
+    state = fields.get("JobState", "")
+    if state in _GOES_ON or fields.get("PreemptTime", "None") not in {"None", "N/A", "Unknown"}:
+        return None
+    if state not in {"COMPLETING", "CANCELLED"}:
+        told_state = f" (its state is {printable(state[:_LONGEST])})" if state else ""
+        return f"Slurm does not tell why the job was stopped{told_state}"
+    if fields.get("Reason") == "TimeLimit":
+        return None
     limit_s, run_s = (_seconds(fields.get(name, "")) for name in ("TimeLimit", "RunTime"))
-    return limit_s is None or run_s is None or run_s < limit_s
+    if limit_s is None or run_s is None or run_s < limit_s:
+        return "the job was cancelled"
+    return None
 
 
 def _seconds(clock: str) -> int | None:

@@ -22,15 +22,15 @@ from distlaunch.core.wire.codec import Decoder
 from distlaunch.job import actions as a
 from distlaunch.job.links import Links
 from distlaunch.job.own_node import OwnNode
-from distlaunch.job.parts import Part
 from distlaunch.job.peers import Peer, Writer
+from distlaunch.job.seats import Seat, number_of
 from distlaunch.job.transport.link import Link
+from distlaunch.job.transport.troubles import Troubles
 from distlaunch.resolve.joining import Member
 
-PROBE_S = 3.0
-"""If another launcher calls for a seat, the one that has it gets so long to answer a ping."""
 LEAVE_S = 9.0
 """How long launchers may take to hear the verdict, and to end what is left on their nodes."""
+_LONGEST_WHY = 2000
 _SIGNALS = frozenset(
     {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 )  # fmt: skip
@@ -55,30 +55,15 @@ class Callers(Protocol):
 class Rules(Protocol):
     """What launchers have to agree in; see ``resolve.joining``."""
 
-    def conflict(self, number: int, host: str, told: p.Apply, *, wall: float) -> str | None:
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The fewest and the most members of an attempt."""
+
+    def conflict(self, number: int, host: str, told: p.Apply) -> str | None:
         """Say what a launcher was told otherwise than we were."""
 
     def clock_note(self, number: int, host: str, told: p.Apply, *, wall: float) -> str | None:
         """Say that a node's clock is far off."""
-
-
-class _Seat:
-    """What is known of one member."""
-
-    __slots__ = ("apply", "host", "instance", "joined", "part", "peer", "probed_at", "wanted_at")
-
-    def __init__(self) -> None:
-        self.host = ""
-        self.instance = ""
-        self.peer: Peer[p.FromPeer] | None = None
-        self.apply: p.Apply | None = None
-        self.part = Part(0)
-        """What its launcher may say of attempts; output stays with it."""
-        self.wanted_at: float | None = None
-        """From when on the policy wants to hear of it; None: it has not asked, or has heard."""
-        self.joined = False
-        self.probed_at: float | None = None
-        """When it was asked whether it is still there, as another launcher has called for its seat."""
 
 
 class Assembly(Links[p.FromPeer]):
@@ -105,9 +90,11 @@ class Assembly(Links[p.FromPeer]):
         self._job_id, self._folder = job_id, folder
         self._rules = rules
         self._say = say
-        self._seats = [_Seat() for _ in range(size)]
+        self._troubles = Troubles(say, clock)
+        self._seats = [Seat() for _ in range(size)]
         self._let_in: dict[str, int] = {}  # by instance, whose link is yet to come
         self._wanted: set[int] = set()  # seats of which the policy waits to hear
+        self._starting: set[int] = set()  # seats whose workers are to start
         self._callers: Callers | None = None
         self._has_begun = False
         self.verdict = p.Verdict(exit_code=EXIT_SOFTWARE, text="the coordinator has failed")
@@ -147,8 +134,10 @@ class Assembly(Links[p.FromPeer]):
     def disconnect(self, node: int) -> None:
         """Leave a member; it may call again."""
         seat = self._seats[node]
-        seat.joined, seat.wanted_at, seat.peer = False, None, None
+        seat.joined, seat.wanted_at = False, None
+        seat.leave()
         self._wanted.discard(node)
+        self._starting.discard(node)
         super().disconnect(node)
 
     def discover(self) -> None:
@@ -158,6 +147,9 @@ class Assembly(Links[p.FromPeer]):
         """Send to a member; what cannot be sent any more is lost with it."""
         self._has_begun = self._has_begun or isinstance(message, m.Prepare)
         self._seats[node].part.told(message)
+        if isinstance(message, p.Commence):
+            self._seats[node].commence(len(message.local_ranks), self._clock())
+            self._starting.add(node)
         if isinstance(message, r.Survey) and node:
             self._tell(node, p.Ask(serial=message.serial))
         elif isinstance(message, p.Commence) or node:
@@ -191,6 +183,8 @@ class Assembly(Links[p.FromPeer]):
         dues = [self._ping_at, self._own.deadline(), None if self._callers is None else self._callers.deadline()]
         wanted = [self._seats[node] for node in self._wanted]
         dues += [seat.wanted_at for seat in wanted if seat.apply is not None and seat.peer is not None]
+        dues += [self._seats[node].start_until for node in self._starting]
+        dues.append(self._troubles.deadline())
         return min((due for due in dues if due is not None), default=None)
 
     def receive(self) -> list[a.Event]:
@@ -205,6 +199,8 @@ class Assembly(Links[p.FromPeer]):
         self._take_callers()
         for node in list(self._wanted):
             self._offer(node)
+        self._end_late_starts()
+        self._troubles.tick()
         self._tick()
         return self._taken_events()
 
@@ -226,7 +222,7 @@ class Assembly(Links[p.FromPeer]):
 
     def admit(self, call: p.Call) -> p.Welcome | p.Turned:
         """Decide whether a launcher that has called gets a seat, and which."""
-        number = call.rank if call.rank is not None else self._number_of(call)
+        number = call.rank if call.rank is not None else number_of(call, self._seats, self._let_in)
         if number is None:
             return _turned("all places of the job are taken", code=EXIT_UNAVAILABLE, again=True)
         who = printable(call.host[:80])
@@ -235,6 +231,8 @@ class Assembly(Links[p.FromPeer]):
         if number == 0:
             return self._taken(0, self._host, who)
         seat = self._seats[number]
+        if seat.peer is not None and seat.refused:
+            self._lose(seat.peer, "it cannot take part")
         if seat.peer is not None and seat.instance != call.instance:
             if (turned := self._probe(number, seat, who)) is not None:
                 return turned
@@ -247,32 +245,22 @@ class Assembly(Links[p.FromPeer]):
         seat.instance, seat.host = call.instance, who
         return p.Welcome(job_id=self._job_id, rank=number, folder=self._folder)
 
-    def _number_of(self, call: p.Call) -> int | None:
-        """Give a launcher that has no rank the seat that it had, or one of its host that is free, or the next."""
-        seats = list(enumerate(self._seats))[1:]
-        known = [number for number, seat in seats if seat.instance == call.instance]
-        free = [number for number, seat in seats if seat.peer is None and seat.instance not in self._let_in]
-        same = [number for number in free if self._seats[number].host == call.host]
-        fresh = [number for number in free if not self._seats[number].host]
-        return next(iter((*known, *same, *fresh, *free)), None)
-
-    def _probe(self, number: int, seat: _Seat, who: str) -> p.Turned | None:
+    def _probe(self, number: int, seat: Seat, who: str) -> p.Turned | None:
         """Find out whether the launcher that has a seat is still there; None: it is not."""
-        now, peer = self._clock(), seat.peer
-        if peer is None:
+        if seat.peer is None:
             return None
-        if seat.probed_at is None or now - seat.probed_at > 2 * PROBE_S + LEAVE_S:
-            seat.probed_at = now
-            self._ping(peer)
-        elif peer.heard > seat.probed_at:
-            return self._taken(number, seat.host, who)
-        elif now - seat.probed_at >= PROBE_S:
-            return None
+        match seat.probe(seat.peer, self._clock()):
+            case "gone":
+                return None
+            case "there":
+                return self._taken(number, seat.host, who)
+            case "ask":
+                self._ping(seat.peer)
         return _turned(f"{self._what} {number} belongs to the launcher on {seat.host}, which is asked", again=True)
 
     def _taken(self, number: int, host: str, who: str) -> p.Turned:
         text = f"two launchers have {self._what} {number}: on {host}, and on {who}"
-        self._say(f"{text}; the second is turned away")
+        self._troubles.note("taken", f"{text}; the second is turned away")
         return _turned(text, hint=f"each launcher needs a {self._what} of its own")
 
     def _take_callers(self) -> None:
@@ -284,7 +272,7 @@ class Assembly(Links[p.FromPeer]):
             seat = self._seats[number]
             peer: Peer[p.FromPeer] = Peer(number, Decoder(p.FROM_PEER, r.REMOTE_PARTS))
             peer.writer = Writer(peer, lambda link=link: link, name=f"to {seat.host}")  # type: ignore[misc]
-            seat.peer, seat.apply, seat.probed_at, seat.part = peer, None, None, Part(0)
+            seat.have(peer)
             self._peers[number] = peer
             try:
                 peer.writer.start()
@@ -307,9 +295,13 @@ class Assembly(Links[p.FromPeer]):
 
     def _take(self, peer: Peer[p.FromPeer], message: p.FromPeer) -> None:
         seat = self._seats[peer.node]
+        if seat.refused:
+            return
         if not peer.greeted:
             if isinstance(message, p.Apply):
                 self._greet(peer, seat, message)
+            elif isinstance(message, r.Ending):
+                self._cannot_take_part(peer, seat, message.why)
             return
         match message:
             case r.Pong():
@@ -321,7 +313,7 @@ class Assembly(Links[p.FromPeer]):
                     self._events.append(a.Signalled(signum=message.signum, node=peer.node))
             case p.Apply() | p.Call() | p.Proof():
                 pass
-            case _ if not seat.joined or not _counts(seat, message):
+            case _ if not seat.joined or not self._counts(peer, seat, message):
                 pass
             case m.WorkerExited():
                 ended = replace(message, ended=min(self._clock(), message.ended + peer.offset))
@@ -329,25 +321,55 @@ class Assembly(Links[p.FromPeer]):
             case _:
                 self._events.append(a.FromNode(node=peer.node, message=message))
 
-    def _greet(self, peer: Peer[p.FromPeer], seat: _Seat, told: p.Apply) -> None:
+    def _counts(self, peer: Peer[p.FromPeer], seat: Seat, message: p.FromPeer) -> bool:
+        """Tell whether a launcher may say this: it may have come back with words of another coordinator's attempt."""
+        try:
+            counts = seat.part.check(message)
+        except ProtocolError:
+            return False
+        seat.heard(message, self._clock())
+        if seat.start_until is None:
+            self._starting.discard(peer.node)
+        return counts
+
+    def _greet(self, peer: Peer[p.FromPeer], seat: Seat, told: p.Apply) -> None:
         peer.greet(told.clock, self._clock())
         wall = time.time()
-        conflict = self._rules.conflict(peer.node, seat.host, told, wall=wall)
+        conflict = self._rules.conflict(peer.node, seat.host, told)
         if conflict is not None:
+            seat.refused = True
             hint = "all launchers of a job get the same command line"
             if not self._has_begun:
                 self._events.append(a.Refused(text=conflict, hint=hint))
                 return
-            self._say(f"a launcher was turned away: {conflict}")
+            self._troubles.note("conflict", f"a launcher was turned away: {conflict}")
             self._tell(peer.node, p.Verdict(exit_code=EXIT_USAGE, text=f"error: {conflict}\n  hint: {hint}"))
             return
         if (note := self._rules.clock_note(peer.node, seat.host, told, wall=wall)) is not None:
-            self._say(note)
+            self._troubles.note("clock", note)
         seat.apply = told
         if told.attempt >= 0 and not self._has_begun:
-            self._events.append(a.Known(attempt=told.attempt, restarts=max(0, told.restarts)))
+            self._events.append(a.Known(attempt=told.attempt, restarts=told.restarts))
         self._ping(peer)
         self._offer(peer.node)
+
+    def _cannot_take_part(self, peer: Peer[p.FromPeer], seat: Seat, why: str) -> None:
+        """Take in that a launcher has failed before it had anything else to say."""
+        text = f"{self._what} {peer.node} ({seat.host}) cannot take part: {printable(why[:_LONGEST_WHY])}"
+        fewest, most = self._rules.bounds
+        if fewest == most and not self._has_begun:
+            self._events.append(a.Refused(text=text))
+        else:
+            self._troubles.note("unfit", text)
+        self._lose(peer, why)
+
+    def _end_late_starts(self) -> None:
+        """Take launchers for lost whose workers do not come up: they answer pings, so nothing else would tell."""
+        now = self._clock()
+        for node in list(self._starting):
+            seat = self._seats[node]
+            if seat.peer is not None and seat.start_until is not None and now >= seat.start_until:
+                self._lose(seat.peer, f"its workers have not started within {now - seat.commenced:.0f} s")
 
     def _lose(self, peer: Peer[p.FromPeer], why: str) -> None:
         self._peers.pop(peer.node, None)
@@ -355,21 +377,14 @@ class Assembly(Links[p.FromPeer]):
         seat = self._seats[peer.node]
         if seat.peer is not peer:
             return
-        seat.peer = None
+        seat.leave()
+        self._starting.discard(peer.node)
         if seat.joined:
             seat.joined = False
             self._events.append(a.Lost(node=peer.node, why=why))
 
     def _ended(self, why: str) -> str:
         return f"its launcher is gone: {why}"
-
-
-def _counts(seat: _Seat, message: p.FromPeer) -> bool:
-    """Tell whether a launcher may say this: it may have come back with words of another coordinator's attempt."""
-    try:
-        return seat.part.check(message)
-    except ProtocolError:
-        return False
 
 
 def _turned(text: str, *, hint: str | None = None, code: int = EXIT_USAGE, again: bool = False) -> p.Turned:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from distlaunch.core.agent import calling
-from distlaunch.core.errors import EXIT_UNAVAILABLE
 from distlaunch.core.model.text import printable
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire.handshake import Party
@@ -28,7 +27,8 @@ class Door:
     def __init__(self, joiner: Joiner, party: Party, *, say: Callable[[str], None], clock: Callable[[], float]) -> None:
         """Have the port. Raises ConfigError if it cannot be had."""
         rendezvous = joiner.rendezvous
-        self._assembly: Assembly | None = None
+        self._assembly: Assembly
+        """Who lets callers in; it also is who looks for them, once it is there."""
         self.listener = Listener(
             rendezvous.host,
             rendezvous.ports,
@@ -46,8 +46,6 @@ class Door:
         assembly.listen(self.listener)
 
     def _admit(self, call: p.Call) -> p.Welcome | p.Turned:
-        if self._assembly is None:
-            return p.Turned(text="the coordinator is not ready", hint=None, exit_code=EXIT_UNAVAILABLE, again=True)
         return self._assembly.admit(call)
 
 

@@ -18,13 +18,18 @@ from distlaunch.core.agent.agent import Agent
 from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.output import Taker
 from distlaunch.core.agent.reach import Reaching
-from distlaunch.core.agent.surveying import FILES_S, answer_to, look_around
+from distlaunch.core.agent.surveying import FILES_S, Look, answer_to, look_around
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import replace
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.spawning import FromSpawner
+from distlaunch.job.transport.limits import found
+
+_MOST_THREADS = 16
+"""A launcher may ask again while what was asked before hangs."""
+_HINT = "a file server or a driver there does not answer"
 
 Words = m.FromAgent | r.Surveyed | r.Reached
 """What a node says."""
@@ -33,6 +38,7 @@ Words = m.FromAgent | r.Surveyed | r.Reached
 class OwnNode:
     """Carries out what the coordinator says, and gives what the node has to say by ``receive``.
 
+    ``nofile``: the limit of open files for workers, unless we have raised that before, to listen for others.
     ``gpus`` and ``cpus``: what planning has found on this machine, so that no driver is asked twice.
     """
 
@@ -55,8 +61,8 @@ class OwnNode:
         self._waking = threading.Lock()
         channel, pid = spawner
         self._agent = Agent(
-            job_id=job_id, cookie=os.urandom(8).hex(), nofile=nofile, channel=channel, spawner_pid=pid, port=None,
-            taker=taker, send=self._said.append, clock=clock,
+            job_id=job_id, cookie=os.urandom(8).hex(), nofile=found(nofile), channel=channel, spawner_pid=pid,
+            port=None, taker=taker, send=self._said.append, clock=clock,
         )  # fmt: skip
         self._reaching = Reaching(self._said.append, self._nudge)
         self._looking = _Looking(self._said.append, self._nudge, gpus=gpus, cpus=cpus)
@@ -136,10 +142,13 @@ class _Looking:
         *,
         gpus: GpuInventory,
         cpus: CpuInventory,
+        look: Look = look_around,
     ) -> None:
         self._send = send
         self._nudge = nudge
         self._gpus, self._cpus = gpus, cpus
+        self._look = look
+        self._threads: list[threading.Thread] = []
         self._order: r.Survey | None = None
         self._doing = ("", 0.0, 0.0)
         """To what it has turned, how long that may take, and until when."""
@@ -156,7 +165,7 @@ class _Looking:
         def look() -> None:
             found: r.Surveyed | m.Fault
             try:
-                found = look_around(replace(order, gpus=False, topology=False), turn_to)
+                found = self._look(replace(order, gpus=False, topology=False), turn_to)
             except Exception:  # noqa: BLE001 - whatever it is, the coordinator has to know
                 import traceback
 
@@ -165,10 +174,17 @@ class _Looking:
             self._nudge()
 
         turn_to(f"the directory {order.workdir}", FILES_S)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if len(self._threads) >= _MOST_THREADS:
+            self._answer(order, f"it has been asked {_MOST_THREADS} times, and each time something hangs", _HINT)
+            return
+        thread = threading.Thread(target=look, name="survey", daemon=True)
         try:
-            threading.Thread(target=look, name="survey", daemon=True).start()
+            thread.start()
         except RuntimeError:
             self._answer(order, "no thread can be started", "see the limits: ulimit -u")
+        else:
+            self._threads.append(thread)
 
     def deadline(self) -> float | None:
         """Give when it must have come further (monotonic seconds)."""
@@ -186,8 +202,7 @@ class _Looking:
             self._send(found)
         order_now, (what, bound_s, until) = self._order, self._doing
         if order_now is not None and time.monotonic() >= until:
-            hint = "a file server or a driver there does not answer"
-            self._answer(order_now, f"{what} does not answer within {bound_s:.0f} s", hint)
+            self._answer(order_now, f"{what} does not answer within {bound_s:.0f} s", _HINT)
 
     def _answer(self, order: r.Survey, problem: str, hint: str) -> None:
         self._order = None

@@ -11,20 +11,22 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Protocol
 
+from distlaunch.core.agent.hearing import Hearing
 from distlaunch.core.agent.remote_agent import Clock
-from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, LaunchError, ProtocolError
-from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, ConfigError, LaunchError, ProtocolError
 from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import printable
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import Decoder, encode
 from distlaunch.job import signals
+from distlaunch.job.orders import PASSED_ON, Orders
 from distlaunch.job.own_node import OwnNode, Words
+from distlaunch.job.peer_settings import AGAIN_S, END_S, SIGNALS_LEAVE, Call, PeerSettings, Planner
 from distlaunch.job.peers import Peer, Writer
 from distlaunch.job.records import EventLog, OutputFiles
 from distlaunch.job.sink import Sink
@@ -32,49 +34,9 @@ from distlaunch.job.starting import Streams, start_of
 from distlaunch.job.supervision import DOUBLE_S
 from distlaunch.job.transport.link import Link
 
-END_S = 10.0
-"""How long workers may take to end beyond their grace."""
-SIGNALS_LEAVE = 4
-"""The first that ends a job has all asked, the next has all killed; after so many, and nothing of the coordinator, this
-launcher leaves alone."""
-_SLEPT_S = 1.0
 _MOST_CHUNKS = 64
+_LONGEST_TEXT = 1 << 18
 _LAST_S = 2.0
-_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_ASKING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL})
-_PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
-
-
-class Planner(Protocol):
-    """What this launcher plans of its own; see ``resolve.joining``."""
-
-    def survey(self, serial: int) -> r.Survey:
-        """Make the question about its own node."""
-
-    def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.Apply:
-        """Say what it is to do."""
-
-    def commenced(self, told: p.Commence, interfaces: list[str]) -> LaunchPlan:
-        """Plan its own workers of an attempt. Raises LaunchError."""
-
-
-class PeerSettings(Record):
-    """What does not change."""
-
-    coordinator: str
-    """What it is called: ``node 0 at n1:29400``."""
-    max_restarts: int
-    failure_grace_s: float
-    lost_after_s: float
-    """How long the coordinator may be silent, until it says otherwise itself."""
-    flexible: bool
-    """The job goes on without a node that is lost, and takes it in again."""
-    speaks: bool = True
-    """The user hears from us what the coordinator says."""
-
-
-Call = Callable[[], Link]
-"""Call the coordinator (again), and wait until it lets us in. Raises LaunchError, and Stopped."""
 
 
 class PeerRunner:
@@ -105,41 +67,74 @@ class PeerRunner:
         self._clock = clock
         self._call = call
         self._count_from = count_from
+        self._job_id = settings.job_id
         self._peer: Peer[p.ToPeer] | None = None
-        self._heard = 0.0
-        self._silence_s = settings.lost_after_s
-        self._due: float | None = None
+        self._hearing = Hearing(settings.lost_after_s)
+        self._joined_at = 0.0
         self._why = ""
         """Why the coordinator counts as lost; empty as long as it does not."""
+        self._is_odd = False
+        """It said what no coordinator of ours says: to call it again would not help."""
+        self._leaves = False
+        """It is not lost, but this launcher leaves it."""
         self._exit_code: int | None = None
-        self._attempt, self._restarts = -1, 0
+        self._orders = Orders()
+        self._restarts = 0
         self._running: int | None = None
         """The attempt that has workers here."""
-        self._told_to_end = 0
+        self._asked = False
+        """These have been asked to end."""
+        self._told: int | None = None
+        """The first signal that told us to end."""
+        self._times_told = 0
         self._told_at = -DOUBLE_S
         self._noted: set[str] = set()
 
     def run(self, link: Link) -> int:
-        """Serve until the verdict is there, or the coordinator is lost for good; give the exit code."""
-        self._own.start()
-        while True:
-            self._join(link)
-            while not self._is_over and not self._why:
-                self._serve()
-            if not self._is_over:
-                self._wind_up()
-            if self._exit_code is not None:
-                return self._exit_code
-            left = self._attempt < 0 or self._restarts < self._settings.max_restarts or self._settings.flexible
-            if not left:
-                self._sink.say("the job has failed: there is no restart left", level="error")
-                return EXIT_UNAVAILABLE
-            self._events.write("calling_again", {"attempt": self._attempt, "restarts": self._restarts})
-            link = self._call()
+        """Serve until the verdict is there, or the coordinator is lost for good; give the exit code.
 
-    @property
+        Raises LaunchError, and what ``call`` raises.
+        """
+        self._open(link)
+        try:
+            self._own.start()
+        except LaunchError as exc:
+            self._refuse(exc)
+            raise
+        while True:
+            self._apply()
+            while not self._is_over():
+                self._serve()
+            if self._exit_code is None:
+                self._wind_up()
+            if self._exit_code is None:
+                self._exit_code = self._end_of_job()
+            if self._exit_code is not None:
+                self._events.write("job_ended", {"exit_code": self._exit_code})
+                return self._exit_code
+            self._events.write("calling_again", {"attempt": self._orders.attempt, "restarts": self._restarts})
+            link, welcome = self._call()
+            self._open(link)
+            self._come_back(welcome)
+
+    def _end_of_job(self) -> int | None:
+        """Give the exit code if the lost coordinator is not to be called again; else return when it is time to."""
+        settings, began = self._settings, self._orders.attempt >= 0
+        may_go_on = not began or self._restarts < settings.max_restarts or settings.flexible
+        if may_go_on and not self._is_odd:
+            self._rest()
+        if self._told is not None:
+            return 128 + self._told
+        if self._is_odd:
+            return EXIT_UNAVAILABLE
+        if may_go_on:
+            return None
+        self._sink.say("the job has failed: there is no restart left", level="error")
+        return EXIT_UNAVAILABLE
+
     def _is_over(self) -> bool:
-        return self._exit_code is not None
+        """Tell whether the coordinator has nothing more to say to us: the job has ended, or it is lost."""
+        return self._exit_code is not None or bool(self._why)
 
     @property
     def _has_workers(self) -> bool:
@@ -153,20 +148,31 @@ class PeerRunner:
 
     # --- the coordinator
 
-    def _join(self, link: Link) -> None:
+    def _open(self, link: Link) -> None:
+        """Have the link. Raises ConfigError if no thread can be started for it."""
         self._why = ""
-        self._heard = time.monotonic()
-        self._told_to_end = 0
-        peer: Peer[p.ToPeer] = Peer(0, Decoder(p.TO_PEER, r.REMOTE_PARTS))
+        self._joined_at = time.monotonic()
+        self._hearing.heard()
+        self._orders.joined()
+        self._peer = peer = Peer[p.ToPeer](0, Decoder(p.TO_PEER, r.REMOTE_PARTS))
         peer.open(link, now=0.0)
         peer.writer = Writer(peer, lambda: link, name="to the coordinator")
-        peer.writer.start()
-        self._peer = peer
-        self._send(
-            self._planner.apply(
-                clock=self._clock(), wall=time.time(), attempt=self._attempt, restarts=self._restarts
-            )
-        )  # fmt: skip
+        try:
+            peer.writer.start()
+        except RuntimeError as exc:
+            raise ConfigError("no thread can be started", hint="the limit of processes is reached: ulimit -u") from exc
+
+    def _apply(self) -> None:
+        attempt, restarts = self._orders.attempt, self._restarts
+        self._send(self._planner.apply(clock=self._clock(), wall=time.time(), attempt=attempt, restarts=restarts))
+
+    def _come_back(self, welcome: p.Welcome) -> None:
+        """Go on with a coordinator that may be another, with a name of its own for the job; our files stay here."""
+        self._events.write("rejoined", {"job_id": welcome.job_id})
+        if welcome.job_id != self._job_id:
+            self._job_id = welcome.job_id
+            self._planner.renamed(welcome.job_id)
+            self._sink.say(f"the job is called {welcome.job_id} now; this node's logs stay where they are")
 
     def _send(self, message: Record) -> None:
         if self._peer is not None:
@@ -174,29 +180,25 @@ class PeerRunner:
 
     def _serve(self) -> None:
         """Wait, and do what there is to do, once."""
-        self._wait(self._silent_at())
+        self._wait([] if self._clock.paused else [self._hearing.left_s])
         self._hear()
         for message in self._own.receive():
             self._tell(message)
-        self._listen_for_silence()
+        silent_s = self._hearing.silent_s()
+        if silent_s is not None and not self._clock.paused:
+            self._why = self._why or f"no word from it for {silent_s:.0f} s"
 
-    def _silent_at(self) -> float | None:
-        return None if self._clock.paused else self._heard + self._silence_s
-
-    def _wait(self, until: float | None) -> None:
+    def _wait(self, waits_s: Iterable[float]) -> None:
         poll = select.poll()
         for descriptor, wanted in self._own.descriptors().items():
             poll.register(descriptor, wanted)
         poll.register(self._signals.fileno(), select.POLLIN)
         if self._peer is not None and self._peer.link is not None:
             poll.register(self._peer.link.fileno(), select.POLLIN)
-        now = time.monotonic()
-        waits = [] if until is None else [until - now]
+        waits_s = [*waits_s]
         if not self._clock.paused and (deadline := self._own.deadline()) is not None:
-            waits.append(deadline - self._clock())
-        timeout_s = max(0.0, min(waits)) if waits else None
-        self._due = None if timeout_s is None else now + timeout_s
-        for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1000 + 1):
+            waits_s.append(deadline - self._clock())
+        for descriptor, _ in poll.poll(self._hearing.poll_ms(waits_s)):
             if descriptor == self._signals.fileno():
                 for signum in self._signals.read():
                     self._on_signal(signum)
@@ -204,35 +206,30 @@ class PeerRunner:
     def _hear(self) -> None:
         peer = self._peer
         for _ in range(_MOST_CHUNKS):
-            if peer is None or peer.link is None or self._is_over:
+            if peer is None or peer.link is None or self._is_over():
                 return
             data = peer.link.receive()
             if data is None:
-                self._why = self._why or peer.link.why_closed()
+                self._why = peer.link.why_closed()
                 return
             if not data:
                 return
-            self._heard = time.monotonic()
+            self._hearing.heard()
             try:
                 for message in peer.decoder.feed(data):
                     self._handle(message)
+                    if self._is_over():  # what follows is nobody's
+                        return
             except ProtocolError as exc:
-                self._why = self._why or f"it does not speak as it should: {exc.message}"
+                self._is_odd, self._why = True, exc.message
                 return
-
-    def _listen_for_silence(self) -> None:
-        now = time.monotonic()
-        if self._due is not None and now > self._due + _SLEPT_S:  # the coordinator's words may lie unread
-            self._heard = max(self._heard, now - self._silence_s + m.LATE_S)
-        silent_at = self._silent_at()
-        if silent_at is not None and now >= silent_at:
-            self._why = self._why or f"no word from it for {now - self._heard:.0f} s"
 
     def _handle(self, message: p.ToPeer) -> None:
         own = self._own
+        self._orders.check(message, running=self._running is not None)
         match message:
             case r.Ping():
-                self._silence_s = message.silence_s or self._silence_s
+                self._hearing.take(message)
                 self._send(r.Pong(serial=message.serial, clock=self._clock()))
             case p.Ask():
                 own.handle(self._planner.survey(message.serial))
@@ -241,33 +238,36 @@ class PeerRunner:
             case p.Verdict():
                 self._conclude(message)
             case p.Notice() if self._settings.speaks:
-                self._sink.say(message.text, level="warning" if message.level == "warning" else "info")
+                text = message.text[:_LONGEST_TEXT]
+                self._sink.say(text, level="warning" if message.level == "warning" else "info")
             case m.Pause():
                 self._clock.pause(paused=message.paused)
-                self._heard = time.monotonic()
+                self._hearing.heard()
                 own.handle(message)
-            case m.Stop():
-                if message.signum in _ASKING:
-                    self._clock.pause(paused=False)  # it continues the workers, and has a grace that must pass
-                    own.handle(message)
-            case m.Forward():
-                if message.signum in _PASSED_ON:
-                    own.handle(message)
-            case m.Prepare() | m.CollectStacks() | r.Reach():
+            case m.Stop() if message.attempt == self._running:
+                self._asked = True
+                self._clock.pause(paused=False)  # it continues the workers, and has a grace that must pass
+                own.handle(message)
+            case m.Forward() | m.Prepare() | m.CollectStacks() | r.Reach():
                 own.handle(message)
             case _:
                 pass
 
     def _commence(self, told: p.Commence) -> None:
+        if 0 <= told.attempt <= self._orders.attempt:
+            # It took over when others had come back who knew of fewer attempts; the next time it hears of all.
+            self._why = f"it starts attempt {told.attempt}, which this launcher has had"
+            return
         try:
             plan = self._planner.commenced(told, [name for _, name in socket.if_nameindex()])
+        except ProtocolError:
+            raise
         except LaunchError as exc:
             self._sink.say(f"error: {exc.message}", level="error")
-            self._send(r.Ending(why=exc.message))
+            self._refuse(exc)
             self._exit_code = exc.exit_code
-            self._flush()
             return
-        self._attempt, self._restarts = told.attempt, max(0, told.restarts)
+        self._orders.attempt, self._restarts = told.attempt, told.restarts
         for note in plan.notes:
             if note not in self._noted:
                 self._noted.add(note)
@@ -281,15 +281,19 @@ class PeerRunner:
         fields = {"attempt": plan.attempt, "ranks": ranks, "master_addr": told.master_addr}
         self._events.write("attempt_started", {**fields, "master_port": told.master_port})
         streams = Streams(terminal=None, stdin=False, travelled=False)
-        self._running = plan.attempt
+        self._running, self._asked = plan.attempt, False
         self._own.handle(start_of(plan, told.node_rank, plan.workers, streams, plan.shared_env))
 
     def _conclude(self, verdict: p.Verdict) -> None:
         code = verdict.exit_code if 0 <= verdict.exit_code <= 255 else EXIT_SOFTWARE
-        if verdict.text and self._settings.speaks:
-            self._sink.say(verdict.text, level="error" if 0 < code < 128 or "\n" in verdict.text else "info")
-        self._events.write("job_ended", {"exit_code": code})
+        text = verdict.text[:_LONGEST_TEXT]
+        if text and self._settings.speaks:
+            self._sink.say(text, level="error" if 0 < code < 128 or "\n" in text else "info")
         self._exit_code = code
+
+    def _refuse(self, exc: LaunchError) -> None:
+        self._send(r.Ending(why=exc.message))
+        self._flush()
 
     # --- our own node
 
@@ -319,17 +323,26 @@ class PeerRunner:
     def _on_signal(self, signum: int) -> None:
         if signum == signal.SIGTSTP:
             self._sink.say(f"Ctrl-Z: only {self._settings.coordinator} can stop the job for a while", level="warning")
-        elif signum in _PASSED_ON:
+        elif signum in PASSED_ON:
             self._send(p.Told(signum=signum))
-        elif signum in _TO_END and time.monotonic() - self._told_at >= DOUBLE_S:
+        elif signum == signal.SIGTERM and self._settings.leaves and self._told is None and self._peer is not None:
+            self._told, self._times_told, self._leaves = signum, 1, True
+            self._why = "its launcher was told to end by SIGTERM"
+            self._send(r.Ending(why=self._why))
+            self._flush()
+        elif signum in signals.ENDING and time.monotonic() - self._told_at >= DOUBLE_S:
             self._told_at = time.monotonic()
-            self._told_to_end += 1
+            self._told = self._told or signum
+            self._times_told += 1
             self._send(p.Told(signum=signum))
-            if self._told_to_end >= SIGNALS_LEAVE:
+            if self._times_told >= SIGNALS_LEAVE:
                 self._leave(signum)
                 return
-            again = "; once more kills all workers" if self._told_to_end == 1 and signum == signal.SIGINT else ""
-            self._sink.say(f"{signal.Signals(signum).name}: telling {self._settings.coordinator}{again}")
+            first = self._times_told == 1
+            alone = "ending" if first else "killing the workers of this node"
+            what = alone if self._peer is None else f"telling {self._settings.coordinator}"
+            again = "; once more kills all workers" if first and signum == signal.SIGINT else ""
+            self._sink.say(f"{signal.Signals(signum).name}: {what}{again}")
 
     def _leave(self, signum: int) -> None:
         """End alone: somebody has asked for it again and again."""
@@ -343,29 +356,45 @@ class PeerRunner:
 
     def _wind_up(self) -> None:
         """Stop our own workers, as nobody is there to do so."""
+        if self._is_odd:
+            self._send(r.Ending(why=f"it was told what makes no sense: {self._why}"))
+            self._flush()
         if self._peer is not None:
             self._peer.close()
             self._peer = None
-        what = "; stopping the workers of this node" if self._running is not None else ""
-        self._sink.say(f"{self._settings.coordinator} is lost: {self._why}{what}", level="warning")
-        self._events.write("coordinator_lost", {"why": self._why})
-        attempt = self._running
-        if attempt is None or self._own.is_broken:
-            return
-        if self._clock.paused:
-            self._clock.pause(paused=False)
-            self._own.handle(m.Pause(paused=False))
-        grace_s = self._settings.failure_grace_s
-        self._own.handle(m.Stop(attempt=attempt, signum=signal.SIGTERM, grace_s=grace_s))
+        self._tell_loss()
+        grace_s = self._settings.grace_s if self._leaves else self._settings.failure_grace_s
         until = time.monotonic() + grace_s + END_S
-        self._told_to_end = 0
-        while self._has_workers and time.monotonic() < until:
-            self._wait(until)
-            if self._told_to_end:
-                self._exit_code = 128 + signal.SIGTERM
+        if self._running is not None and not self._own.is_broken:
+            if self._clock.paused:
+                self._clock.pause(paused=False)
+                self._own.handle(m.Pause(paused=False))
+            ask = 0 if self._asked else signal.SIGINT if self._told == signal.SIGINT else signal.SIGTERM
+            self._own.handle(m.Stop(attempt=self._running, signum=ask, grace_s=grace_s))
+        enough = max(1, self._times_told) + 1
+        while self._has_workers and (left_s := until - time.monotonic()) > 0:
+            if self._times_told >= enough:
                 return  # closing kills what is left
-            for message in self._own.receive():
-                self._note(message)
+            self._work_alone(left_s)
         if self._has_workers:
             self._exit_code = EXIT_SOFTWARE
             self._sink.say("not even KILL ended the workers of this node", level="error")
+
+    def _work_alone(self, within_s: float) -> None:
+        self._wait([within_s])
+        for message in self._own.receive():
+            self._note(message)
+
+    def _rest(self) -> None:
+        """Let a moment pass, unless we are told to end: one that is lost as soon as it is joined may go on so."""
+        until = self._joined_at + AGAIN_S
+        while self._told is None and (left_s := until - time.monotonic()) > 0:
+            self._work_alone(left_s)
+
+    def _tell_loss(self) -> None:
+        what = "; stopping the workers of this node" if self._running is not None else ""
+        how = "does not speak as it should" if self._is_odd else "is lost"
+        text = f"{self._settings.coordinator} {how}: {printable(self._why)}"
+        text = "SIGTERM: leaving the job, which goes on without this node" if self._leaves else text
+        self._sink.say(text + what, level="error" if self._is_odd else "warning")
+        self._events.write("left" if self._leaves else "coordinator_lost", {"why": self._why})

@@ -31,7 +31,6 @@ class StepFleet(Fleet):
         self._signals_all = signals_all
         self._said: deque[str] = deque()
         self._much = 0
-        self._lost: set[str] = set()
         self._busy: set[int] = set()
         """Nodes with an attempt that has not ended there."""
         self._doomed: set[int] = set()
@@ -62,8 +61,7 @@ class StepFleet(Fleet):
     def _take(self, peer: Peer[r.FromRemote], message: r.FromRemote) -> None:
         node = peer.node
         if isinstance(message, r.Signalled) and peer.greeted:
-            host = self.targets[node].host
-            if message.signum not in _TO_END or not any(self._srun.ended_with(host, each) for each in self._lost):
+            if message.signum not in _TO_END or not self._srun.is_ending(self.targets[node].host):
                 event = a.Signalled(signum=message.signum, node=node, reached=self._signals_all)
                 self._events.append(event)
             elif node in self._busy:
@@ -79,7 +77,7 @@ class StepFleet(Fleet):
 
     def _lose(self, peer: Peer[r.FromRemote], why: str) -> None:
         if peer.greeted:
-            self._lost.add(self.targets[peer.node].host)
+            self._srun.lost(self.targets[peer.node].host)
         super()._lose(peer, why)
 
     def _drop(self, peer: Peer[r.FromRemote]) -> None:
@@ -89,7 +87,6 @@ class StepFleet(Fleet):
 
     def close(self) -> None:
         """Have all agents leave, then srun end; see ``Fleet``."""
-        broken = bool(self._lost)
         self._leaving = True
         super().close()
-        self._srun.close(broken=broken)
+        self._srun.close()

@@ -49,6 +49,9 @@ class Supervision(ABC):
         )
         self.warned: int | None = None
         """The last signal that was passed on to the workers: a scheduler warns so of its time limit."""
+        self.since_warned_s = 0.0
+        """How long the last attempt then went on."""
+        self._warned_at = 0.0
 
     @abstractmethod
     def _conclude(self, now: float) -> list[Action]:
@@ -133,6 +136,7 @@ class Supervision(ABC):
     def _all_gone(self, now: float) -> list[Action]:
         self._run.others_until = None
         self._watch.stop()
+        self.since_warned_s = now - self._warned_at
         actions: list[Action] = []
         if self._run.left:
             pids = ", ".join(map(str, self._run.left))
@@ -170,7 +174,7 @@ class Supervision(ABC):
         signum = event.signum
         record = Entry(type="signal", fields={"signal": signal.Signals(signum).name})
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
-            self.warned = signum
+            self.warned, self._warned_at = signum, now
             forward = m.Forward(signum=signum)
             whom = self._run.members() if self.phase not in ("new", "gathering") and not event.reached else []
             return [record, *(ToNode(node=node, message=forward) for node in whom)]

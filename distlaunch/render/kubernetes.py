@@ -1,33 +1,38 @@
 """Layer render: an Indexed Job, and the headless Service by which its pods find each other; pure.
 
-Source: Kubernetes' documentation of Jobs, pod failure policies and DNS for Services and pods.
+Source: Kubernetes' documentation of Jobs, pod failure policies and DNS for Services and pods, and its Job controller (a
+Job fails when more pods than backoffLimit have; the first rule that fits counts, and rules see exit codes alone).
 """
 
 from __future__ import annotations
 
-from distlaunch.core.errors import EXIT_HANG, EXIT_SOFTWARE, EXIT_UNAVAILABLE
+import signal
+
+from distlaunch.core.errors import EXIT_HANG, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE
 from distlaunch.render import names, pod
 from distlaunch.render.request import Request, duration_s
 from distlaunch.render.shape import Shape
 from distlaunch.render.yaml import Noted, Value, written
 
 _CONTAINER = "trainer"
-_LONGEST_LABEL = 63
+_NAME = "batch.kubernetes.io/job-name"
 _KEPT_S = 7 * 24 * 3600
 _RENDEZVOUS_PORT = 29400
-_SIGNALLED = 128
-_MAY_GO_ON = sorted((EXIT_UNAVAILABLE, EXIT_SOFTWARE, EXIT_HANG, *(_SIGNALLED + each for each in (1, 2, 9, 15))))
-"""Ends that another pod may put right: nodes that were missing, a hang, a launcher that was killed or told to stop."""
+_TOLD, _KILLED = 128 + signal.SIGTERM, 128 + signal.SIGKILL
+_OF_OTHERS = (EXIT_UNAVAILABLE, _TOLD)
+"""How launchers end since another pod was lost, or is to end: a TERM anywhere ends them all."""
+_LOST = (EXIT_SOFTWARE, _KILLED)
+"""How a single launcher ends beside others that go on."""
 
 
 def render(request: Request, shape: Shape) -> str:
     """Write Service and Job. Raises ConfigError."""
-    name = names.job_name(request, longest=_LONGEST_LABEL - len(f"-{shape.most - 1}"))
+    name = names.job_name(request, longest=names.LONGEST_LABEL - len(f"-{shape.most - 1}"))
     several = shape.most > 1
     documents = [_service(request, name)] if several else []
     notes = ["Needs Kubernetes 1.31, as its size may change (successPolicy)."] if shape.elastic else []
     return written(
-        pod.head(request, name, "a Job", shape, *notes),
+        pod.head(request, name, "a Job", shape, *notes, label=_NAME),
         [*documents, _job(request, shape, name)],
     )
 
@@ -36,14 +41,13 @@ def _service(request: Request, name: str) -> dict[str, Value]:
     spec: dict[str, Value] = {
         "clusterIP": Noted(value="None", why="Headless: each pod has a name of its own."),
         "publishNotReadyAddresses": Noted(value=True, why="Pods find each other before they are ready."),
-        "selector": {"batch.kubernetes.io/job-name": name},
+        "selector": {_NAME: name},
         "ports": [{"name": "rendezvous", "port": _RENDEZVOUS_PORT}],
     }
     return {"apiVersion": "v1", "kind": "Service", "metadata": pod.metadata(request, name), "spec": spec}
 
 
 def _job(request: Request, shape: Shape, name: str) -> dict[str, Value]:
-    restarts = request.train.max_restarts
     spec: dict[str, Value] = {}
     if shape.most > 1:
         spec["completionMode"] = Noted(value="Indexed", why="Each pod has a number, which is its node rank.")
@@ -54,17 +58,16 @@ def _job(request: Request, shape: Shape, name: str) -> dict[str, Value]:
             value={"rules": [{"succeededIndexes": "0"}]},
             why="Pod 0 coordinates: if it ends with 0 the job is done, also for pods that never got room.",
         )
-    spec["backoffLimit"] = Noted(
-        value=restarts * shape.most,
-        why="How many pods may be replaced: --max-restarts times the pods, as a restart may have lost them all."
-        " A restart for which no pod was lost takes place inside the pods and costs nothing here.",
-    )
+    lost = f"How many pods may be lost by {_KILLED} or {EXIT_SOFTWARE} (below)."
+    restarts = "Restarts take place inside the pods, and cost nothing here."
+    spec["backoffLimit"] = pod.replacements(request, shape, f"{lost} {restarts}")
     spec["podReplacementPolicy"] = Noted(
         value="Failed", why="A pod is replaced when it has ended, not while it still saves: both have the same name."
     )
     spec["podFailurePolicy"] = {"rules": _rules()}
     if request.more.time is not None:
-        spec["activeDeadlineSeconds"] = duration_s(request.more.time)
+        why = "Then all pods are told to end, as when they are deleted."
+        spec["activeDeadlineSeconds"] = Noted(value=duration_s(request.more.time), why=why)
     spec["ttlSecondsAfterFinished"] = Noted(value=_KEPT_S, why="The pods' logs can be read for a week.")
     spec["template"] = _template(request, shape, name)
     about = pod.queued(request, pod.metadata(request, name))
@@ -79,16 +82,24 @@ def _rules() -> list[Value]:
         ),
         Noted(
             value={
+                "action": "Ignore",
+                "onExitCodes": {"containerName": _CONTAINER, "operator": "In", "values": [*_OF_OTHERS]},
+            },
+            why=f"Nor are the others then: {_TOLD} (a pod was told to end, and so all were), {EXIT_UNAVAILABLE} (a node"
+            " is missing, perhaps the coordinator's). They begin again, later each time.",
+        ),
+        Noted(
+            value={
                 "action": "FailJob",
                 "onExitCodes": {
                     "containerName": _CONTAINER,
                     "operator": "NotIn",
-                    "values": [*_MAY_GO_ON],
+                    "values": sorted((*_OF_OTHERS, *_LOST)),
                 },
             },
-            why="An end that would repeat fails the job at once: 2 (a mistake in the options), and the code of a worker"
-            f" that failed although restarted. Not so {EXIT_UNAVAILABLE} (nodes missing), {EXIT_SOFTWARE} (a fault of"
-            f" distlaunch), {EXIT_HANG} (a hang) and launchers that were killed or told to stop.",
+            why=f"What distlaunch has judged ends the job at once: {EXIT_USAGE} (a mistake in the options), and when"
+            f" --max-restarts are used up {EXIT_HANG} (a hang) and a worker's own code. What is left is counted:"
+            f" {_KILLED} (killed, mostly for want of memory) and {EXIT_SOFTWARE} (a fault of distlaunch).",
         ),
     ]
 

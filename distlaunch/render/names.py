@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 
 from distlaunch.core.errors import ConfigError
@@ -13,8 +14,12 @@ _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _RESOURCE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _SLURM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+@-]*")
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:@+-]*")
-_LONGEST_LABEL = 63
+_PART = r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    r"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?/)?"  # the registry
+    rf"{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@sha(?:256:[0-9a-f]{{64}}|512:[0-9a-f]{{128}}))?"
+)
+LONGEST_LABEL = 63
 _LONGEST_NAME = 253
 
 
@@ -33,7 +38,7 @@ def job_name(request: Request, *, longest: int) -> str:
         )
     if len(given) > longest:
         raise ConfigError(
-            f"--name {quoted(given)} is too long: the pods' names add to it, and have {_LONGEST_LABEL} characters",
+            f"--name {quoted(given)} is too long: the pods' names add to it, and have {LONGEST_LABEL} characters",
             hint=f"at most {longest} characters",
         )
     return given
@@ -54,14 +59,21 @@ def slurm_word(text: str, option: str) -> str:
     return text
 
 
-def object_name(text: str, option: str) -> str:
+def object_name(text: str, option: str, *, longest: int = _LONGEST_NAME) -> str:
     """Check the name of an object that is there already. Raises ConfigError."""
-    if len(text) > _LONGEST_NAME or not _SUBDOMAIN.fullmatch(text):
+    if len(text) > longest or not _SUBDOMAIN.fullmatch(text):
         raise ConfigError(
             f"{option} {quoted(text)} is no name for Kubernetes",
-            hint="lower-case letters, digits, - and ., beginning and ending with a letter or digit",
+            hint=f"at most {longest} lower-case letters, digits, - and ., beginning and ending with a letter or digit",
         )
     return text
+
+
+def namespace(text: str) -> str:
+    """Check the name of a namespace. Raises ConfigError."""
+    if "." in text:
+        raise ConfigError(f"--namespace {quoted(text)} is no name for Kubernetes: it has a dot")
+    return object_name(text, "--namespace", longest=LONGEST_LABEL)
 
 
 def resource_name(text: str) -> str:
@@ -78,14 +90,17 @@ def image_name(text: str | None) -> str:
             "--image is missing: what the pods run", hint="--image NAME; it needs Python, distlaunch and the script"
         )
     if not _IMAGE.fullmatch(text):
-        raise ConfigError(f"--image takes the name of a container image, not {quoted(text)}")
+        raise ConfigError(
+            f"--image takes the name of a container image, not {quoted(text)}",
+            hint="REGISTRY/NAME:TAG or NAME@sha256:..., the name in lower-case letters",
+        )
     return text
 
 
 def volume_claim(text: str) -> tuple[str, str]:
     """Read NAME:PATH. Raises ConfigError."""
     claim, _, path = text.partition(":")
-    if not path.startswith("/") or path == "/" or ":" in path or not path.isprintable():
+    if not path.startswith("/") or posixpath.normpath(path).strip("/") == "" or ":" in path or not path.isprintable():
         raise ConfigError(
             f"--pvc takes NAME:PATH, not {quoted(text)}",
             hint="a PersistentVolumeClaim, and the folder where pods see it: --pvc data:/data",

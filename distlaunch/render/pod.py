@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import posixpath
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import quoted
@@ -18,6 +18,8 @@ _LEAVING_S = 5
 """What the launcher has after its own grace, before the kubelet kills it."""
 _EFA_HUGE_PAGES = "5120Mi"
 """What AWS' documentation of EFA on EKS asks for."""
+_INT32 = (1 << 31) - 1
+_ABOUT_IMAGE = "It needs distlaunch and the script, under a tag that does not move: another pod must bring the same."
 _PLAIN_AFTER_DOLLAR = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_{ ")
 
 
@@ -50,7 +52,7 @@ def _literal(word: str) -> str:
     return word.replace("$", "$$")
 
 
-def environment(request: Request, more: Sequence[Value] = ()) -> list[Value]:
+def environment(request: Request) -> list[Value]:
     """Give the container's variables."""
     variables: list[Value] = []
     secret = request.more.token_secret
@@ -69,7 +71,7 @@ def environment(request: Request, more: Sequence[Value] = ()) -> list[Value]:
                 why="NCCL's plugin for libfabric is to use EFA, and not to fall back to TCP unsaid.",
             )
         )
-    return [*variables, *more]
+    return variables
 
 
 def resources(request: Request, shape: Shape) -> dict[str, Value]:
@@ -134,7 +136,7 @@ def mounts(request: Request) -> list[Value]:
 
 def _claims(request: Request) -> list[tuple[str, str]]:
     claims = [names.volume_claim(each) for each in request.more.pvc]
-    paths = ["/dev/shm", *(path.rstrip("/") for _, path in claims)]  # noqa: S108 - no file of ours
+    paths = ["/dev/shm", *(posixpath.normpath(path) for _, path in claims)]  # noqa: S108 - no file of ours
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
         raise ConfigError(f"--pvc: two volumes at {quoted(twice)}", hint="give each a folder of its own")
@@ -145,7 +147,8 @@ def tolerations(request: Request, shape: Shape) -> list[Value]:
     """Give what lets pods onto nodes that are kept for GPUs; empty if there is nothing to say."""
     if not shape.gpus:
         return []
-    key = names.resource_name(request.more.gpus_resource)
+    domain, _, kind = names.resource_name(request.more.gpus_resource).partition("/")
+    key = f"{domain}/{'gpu' if kind.startswith('mig-') else kind}"
     return [{"key": key, "operator": "Exists", "effect": "NoSchedule"}]
 
 
@@ -155,16 +158,30 @@ def grace_period(request: Request) -> Value:
     return Noted(value=seconds, why="--grace, in which workers save, and the launcher's own end.")
 
 
-def container(request: Request, shape: Shape, name: str, more: Sequence[Value] = ()) -> dict[str, Value]:
-    """Make the container; ``more``: further variables. Raises ConfigError."""
+def replacements(request: Request, shape: Shape, why: str) -> Value:
+    """Give a backoffLimit: how many pods may be lost.
+
+    A restart may have lost all pods, so there are as many for each. An elastic job survives losses without a restart;
+    one fewer than all pods, so that what ends them all at once is not repeated beyond --max-restarts.
+    """
+    most = request.train.max_restarts * shape.most
+    more = "--max-restarts times the pods, as a restart may have lost them all."
+    if shape.elastic:
+        most += shape.most - 1
+        more = "The others go on without them: all pods but one, and all once more for each of --max-restarts."
+    return Noted(value=min(most, _INT32), why=f"{why} {more}")
+
+
+def container(request: Request, shape: Shape, name: str) -> dict[str, Value]:
+    """Make the container. Raises ConfigError."""
     parts: dict[str, Value] = {
         "name": name,
-        "image": Noted(value=names.image_name(request.more.image), why="It needs distlaunch and the script."),
+        "image": Noted(value=names.image_name(request.more.image), why=_ABOUT_IMAGE),
         "command": Noted(
             value=command(request, shape),
             why="Words, not a shell's line: the launcher is process 1, so it is told when the pod is to end.",
         ),
-        "env": environment(request, more),
+        "env": environment(request),
         "resources": resources(request, shape),
         "securityContext": security(request),
         "volumeMounts": mounts(request),
@@ -189,7 +206,7 @@ def metadata(request: Request, name: str) -> dict[str, Value]:
     """Give an object's name, and where and in whose queue it is."""
     found: dict[str, Value] = {"name": name}
     if request.more.namespace is not None:
-        found["namespace"] = names.object_name(request.more.namespace, "--namespace")
+        found["namespace"] = names.namespace(request.more.namespace)
     return found
 
 
@@ -197,19 +214,21 @@ def queued(request: Request, about: dict[str, Value]) -> dict[str, Value]:
     """Add Kueue's label to an object's metadata."""
     if request.more.queue is None:
         return about
-    queue = names.object_name(request.more.queue, "--queue")
+    queue = names.object_name(request.more.queue, "--queue", longest=names.LONGEST_LABEL)
     label = Noted(value=queue, why="Kueue holds the job back until all of its pods have room.")
     return {**about, "labels": {"kueue.x-k8s.io/queue-name": label}}
 
 
-def head(request: Request, name: str, kind: str, shape: Shape, *more: str) -> list[str]:
-    """Say at the top of a file what it is, and how it is used."""
+def head(request: Request, name: str, kind: str, shape: Shape, *more: str, label: str) -> list[str]:
+    """Say at the top of a file what it is, and how it is used; ``label``: by which its pods have the job's name."""
     options = "" if request.more.namespace is None else f" -n {request.more.namespace}"
     size = f"{shape.least} to {shape.most}" if shape.elastic else str(shape.most)
     each = f"{shape.gpus} GPUs" if shape.gpus else f"{shape.workers} workers on CPUs"
     lines = [
         f"{name}: {kind} with a launcher in each of {size} pods, {each} each.",
-        "Start it: kubectl apply -f FILE; end it: kubectl delete -f FILE.",
+        "Start it: kubectl apply -f FILE; end it, or make room for the next of its name: kubectl delete -f FILE.",
+        "What all pods write:",
+        f"  kubectl{options} logs -f --prefix --tail=-1 --max-log-requests={shape.most} -l {label}={name}",
     ]
     secret = request.more.token_secret
     if secret is not None:

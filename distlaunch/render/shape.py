@@ -13,6 +13,7 @@ _NOWHERE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("hosts", "hostfile", "discover"), "the scheduler chooses the hosts", "--num-nodes N says how many"),
     (("node_rank",), "each node finds out by itself which it is", "leave it out"),
     (("gpus",), "which GPUs a node gives to the job is the scheduler's choice", "--gpus-per-node N says how many"),
+    (("dry_run",), "render starts nothing", "leave it out; distlaunch plan shows what a launcher would do"),
     (_SSH, "nothing goes by SSH there", "leave it out"),
 )
 _NOT_IN_PODS: tuple[tuple[tuple[str, ...], str, str], ...] = (

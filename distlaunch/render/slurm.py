@@ -17,6 +17,8 @@ from distlaunch.render.shape import Shape
 from distlaunch.render.yaml import comment
 
 _LEAST_WARNING_S = 60
+_MOST_WARNING_S = 65535
+"""More than that sbatch refuses."""
 _LEAVING_S = 30
 _DAY_S = 86400
 _Line = tuple[str, str | None]
@@ -42,6 +44,7 @@ def _head(shape: Shape) -> list[str]:
     return [
         f"A job on {size} node{'' if size == '1' else 's'}, {each} each.",
         "Submit it: sbatch FILE. Options of sbatch before FILE override those below.",
+        "It runs in the folder and with the PATH of the shell that submits it: have distlaunch's environment active.",
     ]
 
 
@@ -86,7 +89,7 @@ def _limits(request: Request) -> list[_Line]:
 
 def _endings(request: Request, shape: Shape) -> list[_Line]:
     options = request.train
-    warning_s = max(_LEAST_WARNING_S, math.ceil(options.grace) + _LEAVING_S)
+    warning_s = min(max(_LEAST_WARNING_S, math.ceil(options.grace) + _LEAVING_S), _MOST_WARNING_S)
     if request.more.time is not None:
         warning_s = min(warning_s, max(1, duration_s(request.more.time) // 2))
     found: list[_Line] = [

@@ -1,6 +1,7 @@
 """Layer render: a TrainJob of Kubeflow Trainer v2; pure.
 
-Source: Trainer's API reference, release 2.3 (runtimePatches; before, they were podTemplateOverrides).
+Source: Trainer's API reference, release 2.3 (runtimePatches; before, they were podTemplateOverrides), and JobSet's
+webhook (restartPolicy is OnFailure unless said, and pods' names have an end).
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from distlaunch.render.request import Request, duration_s
 from distlaunch.render.shape import Shape
 from distlaunch.render.yaml import Noted, Value, written
 
-_LONGEST_LABEL = 63
 _JOB = _CONTAINER = "node"
 """What Trainer's runtimes call the pods' job and their container."""
+
+_SUFFIX = "-abcde"
+"""What Kubernetes adds to a pod's name; JobSet refuses names that are too long with it."""
 
 
 def render(request: Request, shape: Shape) -> str:
@@ -23,7 +26,7 @@ def render(request: Request, shape: Shape) -> str:
             f"{request.train.named('num_nodes')} {shape.least}:{shape.most}: a TrainJob has a fixed number of nodes",
             hint="--num-nodes N; or render kubernetes, or pytorchjob, which may be elastic",
         )
-    name = names.job_name(request, longest=_LONGEST_LABEL - len(f"-{_JOB}-0-{shape.most - 1}"))
+    name = names.job_name(request, longest=names.LONGEST_LABEL - len(f"-{_JOB}-0-{shape.most - 1}{_SUFFIX}"))
     job: dict[str, Value] = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
@@ -35,8 +38,10 @@ def render(request: Request, shape: Shape) -> str:
         name,
         "a TrainJob (Kubeflow Trainer 2.3 or later)",
         shape,
-        "How often a lost pod is replaced, and after which exit codes, is the runtime's to say (its Job's backoffLimit"
-        " and podFailurePolicy): render kubernetes says it itself.",
+        "What follows a failure is the runtime's to say (restartPolicy, backoffLimit and podFailurePolicy, which no"
+        " TrainJob may patch). One that says nothing, as Trainer's own, has containers start again up to 6 times, also"
+        " after a mistake in the options. render kubernetes says it itself.",
+        label="jobset.sigs.k8s.io/jobset-name",
     )
     return written(head, [job])
 
@@ -53,7 +58,8 @@ def _spec(request: Request, shape: Shape) -> dict[str, Value]:
         )
     }
     if request.more.time is not None:
-        spec["activeDeadlineSeconds"] = duration_s(request.more.time)
+        why = "Then all pods are told to end, as when they are deleted."
+        spec["activeDeadlineSeconds"] = Noted(value=duration_s(request.more.time), why=why)
     spec["trainer"] = _trainer(request, shape)
     spec["runtimePatches"] = [
         {"manager": "distlaunch", "trainingRuntimeSpec": {"template": {"spec": _patch(request, shape)}}}

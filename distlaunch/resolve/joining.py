@@ -28,6 +28,7 @@ from distlaunch.resolve.location import Location
 from distlaunch.resolve.options import TrainOptions, counts_processes
 from distlaunch.resolve.plan import CpuShare, bind, build_plan, command_target, working_directory
 from distlaunch.resolve.rendezvous import Rendezvous, check_place, settle
+from distlaunch.resolve.told import MOST_SLOTS, check_start, is_history
 from distlaunch.resolve.variables import BackendVariables
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ CLOCKS_S = 300.0
 _GLOO, _TENSORPIPE, _NCCL = "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _SETTLED = "settled at the start: "
 _THREADS = "OMP_NUM_THREADS"
-_MOST_NODES = 1 << 17
-_MOST_SLOTS = 1 << 12
 
 
 class Member(Record):
@@ -133,6 +132,10 @@ class Joiner:
         """Take note of what the job is called, and of its folder here."""
         self._job_id, self._run_dir = job_id, run_dir
 
+    def renamed(self, job_id: str) -> None:
+        """Take note of what a coordinator that came back calls the job: all ranks are to hear the same."""
+        self._job_id = job_id
+
     # --- what is told
 
     def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.Apply:
@@ -154,16 +157,18 @@ class Joiner:
         words = ("m" if options.module else "x" if options.no_python else "s", name, *options.script_args)
         return hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()
 
-    def conflict(self, number: int, host: str, told: p.Apply, *, wall: float) -> str | None:
+    def conflict(self, number: int, host: str, told: p.Apply) -> str | None:
         """Say what a launcher was told otherwise than this one, the coordinator; None if nothing that matters."""
         me, who = printable(self._facts.hostname), f"{self._label(number)} ({printable(host)})"
-        if told.num_nodes is not None and tuple(told.num_nodes) != self.bounds:
+        if tuple(told.num_nodes) != self.bounds:
             what = "launchers" if self._by_worker else "nodes"
             return f"{who} was told of {_written(told.num_nodes)} {what}, {me} (rank 0) of {_written(self.bounds)}"
+        if not is_history(told.attempt, told.restarts):
+            return f"{who} says that it has had attempt {told.attempt}, restart {told.restarts}"
         if told.command != self._digest():
             return f"{who} was told to run something else than {me} (rank 0): script, or its arguments, differ"
         slots = told.slots
-        if slots is None or not 0 < slots <= _MOST_SLOTS:
+        if slots is None or not 0 < slots <= MOST_SLOTS:
             return f"{who} says that it runs {slots} workers"
         planned = self._topology.nodes[number].slots if number < len(self._topology.nodes) else None
         if not self._by_worker and self._is_total and planned is not None and slots != planned:
@@ -349,26 +354,19 @@ class Joiner:
         return bind(plan, attempt=told.attempt, master_port=told.master_port, meeting=where)
 
     def _check(self, told: p.Commence) -> None:
-        nodes = len(told.hosts)
-        sane = (
-            0 < nodes <= _MOST_NODES
-            and len(told.slots) == nodes
-            and 0 <= told.node_rank < nodes
-            and all(0 < slots <= _MOST_SLOTS for slots in told.slots)
-            and 0 < told.master_port <= 65535
-            and 0 <= told.attempt < 1 << 31
-            and len(told.master_addr) <= 255
-            and all(char.isascii() and (char.isalnum() or char in "._-:%") for char in told.master_addr)
-        )
-        if not sane:
-            raise ProtocolError("the coordinator sends a start that makes no sense")
+        count = len(self._topology.nodes)
+        check_start(told, nodes=(count, count) if self._by_worker else self.bounds)
         slots, own = told.slots[told.node_rank], self._own.slots
-        expected = set(range(own or 0))
-        right = set(told.local_ranks) <= expected if self._by_worker else set(told.local_ranks) == expected
-        if slots != own or not right:
-            raise ProtocolError(
-                f"the coordinator wants {counted(slots, 'worker')} here, {quoted(str(own))} are this launcher's"
-            )
+        if slots != own or not self._is_own(told):
+            raise ProtocolError(f"it wants {counted(slots, 'worker')} here, {quoted(str(own))} are this launcher's")
+
+    def _is_own(self, told: p.Commence) -> bool:
+        """Tell whether these are the workers that are this launcher's on its node."""
+        if not self._by_worker:
+            return set(told.local_ranks) == set(range(self._own.slots or 0))
+        local_rank = self._location.allocation.local_rank
+        one_of = range(self._own.slots or 0) if local_rank is None else (local_rank,)
+        return len(told.local_ranks) == 1 and told.local_ranks[0] in one_of
 
 
 def interfaces_of(plan: LaunchPlan, node_rank: int) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import Literal
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable, quoted
-from distlaunch.core.model.topology import Topology
+from distlaunch.core.model.topology import Node, Topology
 from distlaunch.resolve.location import Location
 from distlaunch.resolve.options import TrainOptions
 
@@ -74,6 +74,20 @@ def settle(options: TrainOptions, location: Location, topology: Topology) -> Ren
     return Rendezvous(
         host=host, ports=ports, of_source=port_of_source is not None, job_key=job_key, rank=rank, leads=leads
     )
+
+
+def settle_unplanned(options: TrainOptions, location: Location) -> Rendezvous:
+    """Decide where the launchers meet for one that has no plan, by what says who there is. Raises ConfigError."""
+    allocation = location.allocation
+    first = allocation.hosts[0]
+    topology = Topology(
+        nodes=tuple(Node(host=host.name, slots=host.slots, known=host.known) for host in allocation.hosts),
+        device="cpu",
+        here=location.here,
+        master_addr=allocation.master_addr or (first.name if first.known else None),
+        master_port=allocation.master_port,
+    )
+    return settle(options, location, topology)
 
 
 def endpoint(options: TrainOptions) -> tuple[str | None, int | None]:

@@ -309,6 +309,21 @@ def test_an_elastic_job_goes_on_without_a_powered_off_host_and_takes_it_in_again
     assert not {each["pid"] for each in first} & {each["pid"] for each in told}
 
 
+def test_an_elastic_job_goes_on_without_a_launcher_that_was_told_to_end(meeting):
+    """As a pod's is, whose node is drained."""
+    meeting.start_all(*AGAIN, size="2:3")
+    meeting.ready(*ALL)
+    drained = meeting.launchers.pop(1)
+    drained.send_signal(signal.SIGTERM)
+    assert drained.wait().returncode == 128 + signal.SIGTERM
+    assert "leaving the job, which goes on without this node" in drained.stderr
+    told = meeting.ready(0, 1, attempt=1)
+    assert [each["host"] for each in told] == ["n1", "n3"]
+    meeting.put("end-1")
+    assert meeting.codes() == {0: 0, 2: 0}
+    assert "its launcher was told to end by SIGTERM" in meeting.said(0)
+
+
 def test_a_pod_that_is_replaced_joins_from_its_new_address(meeting):
     meeting.start_all(*AGAIN)
     meeting.ready(*ALL)

@@ -120,7 +120,7 @@ def test_a_job_that_was_warned_gets_another_turn_and_one_that_was_cancelled_does
     done = refused.wait()
     assert (done.state, done.exit_code) == ("FAILED", "75:0"), done.output
     assert re.search(
-        r"not requeued: scontrol ended with 1: .*; the batch script can do it: this ends with 75", done.output
+        r"not requeued: scontrol ended with 1: .*; the batch script can do it \(scontrol requeue \d+\): this ends with 75", done.output
     )
     done = cancelled.wait()
     assert done.state == "CANCELLED", done.output

@@ -14,10 +14,13 @@ from collections.abc import Callable
 import pytest
 
 from distlaunch.core.agent.spawner import start_spawner
+from distlaunch.core.model.gpus import GpuInventory
+from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.wire import messages as m
-from distlaunch.job.actions import Joined
+from distlaunch.job.actions import FromNode, Joined
 from distlaunch.job.fleet import Fleet
 from distlaunch.job.intake import Intake
+from distlaunch.job.own_node import OwnNode
 from distlaunch.job.transport.agentzip import agent_zip
 from distlaunch.job.transport.beside import open_beside
 from distlaunch.job.transport.link import Target
@@ -112,7 +115,30 @@ class OneAgent:
         self._fleet.close()
 
 
-TRANSPORTS = {"local": open_local, "an agent of its own": OneAgent}
+class OneNode:
+    """The coordinator's own node, where each node has a launcher, as a transport."""
+
+    def __init__(self, taken: Taken) -> None:
+        self._own = OwnNode(
+            job_id="contract",
+            nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            spawner=start_spawner(job_id="j", orphan_grace_s=1.0),
+            taker=taken,
+            clock=time.monotonic,
+            gpus=GpuInventory(),
+            cpus=CpuInventory(allowed=(0,), online=1),
+        )
+        self.start, self.descriptors, self.deadline = self._own.start, self._own.descriptors, self._own.deadline
+        self.close = self._own.close
+
+    def send(self, node: int, message: m.ToAgent) -> None:
+        self._own.handle(message)
+
+    def receive(self) -> list:
+        return [FromNode(node=0, message=message) for message in self._own.receive()]
+
+
+TRANSPORTS = {"local": open_local, "an agent of its own": OneAgent, "own node": OneNode}
 
 
 class Coordinator:
@@ -121,7 +147,7 @@ class Coordinator:
     def __init__(self, open_transport) -> None:
         self.taken = Taken()
         self.transport = open_transport(self.taken)
-        self.is_local = isinstance(self.transport, LocalTransport)
+        self.is_local = not isinstance(self.transport, OneAgent)
         self.heard: list[m.FromAgent] = []
         self._closed = False
         self.transport.start()
@@ -192,10 +218,22 @@ class Coordinator:
             self.transport.close()
 
 
-@pytest.fixture(params=TRANSPORTS)
-def coordinator(request, clean_env, tmp_path, monkeypatch):
+@pytest.fixture
+def open_coordinator(clean_env, tmp_path, monkeypatch):
+    """Give a way to open a coordinator over a transport."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    opened = Coordinator(TRANSPORTS[request.param])
-    yield opened
-    opened.close()
+    opened = []
+
+    def open_it(open_transport) -> Coordinator:
+        opened.append(Coordinator(open_transport))
+        return opened[-1]
+
+    yield open_it
+    for each in opened:
+        each.close()
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)  # other tests' orphans are not for us
+
+
+@pytest.fixture(params=TRANSPORTS)
+def coordinator(request, open_coordinator):
+    return open_coordinator(TRANSPORTS[request.param])

@@ -9,12 +9,12 @@ import select
 import socket
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from distlaunch.core.agent import calling
+from distlaunch.core.agent import calling, trying
 from distlaunch.core.agent.calling import Stopped, TurnedAwayError
 from distlaunch.core.errors import NodesError
 from distlaunch.core.model.record import replace
@@ -35,11 +35,12 @@ def own_locks(tmp_path, monkeypatch):
 class Reception:
     """A listener with a main loop, in a thread."""
 
-    def __init__(self, host="127.0.0.1", ports=(0,), *, party=PARTY, admit=None, greet=b"") -> None:
+    def __init__(self, host="127.0.0.1", ports=(0,), *, party=PARTY, admit=None, greet=b"", gate=None) -> None:
         self.lines = []
         self.calls = []
         self.links = []
         self._greet = greet
+        self._gate = gate
         self._admit = admit or (lambda call: Welcome(job_id="job", rank=call.rank))
         self._listener = Listener(host, ports, party=party, owner="ours", admit=self._asked, log=self.lines.append)
         self.port = self._listener.port
@@ -52,6 +53,8 @@ class Reception:
         return self._admit(call)
 
     def _run(self) -> None:
+        if self._gate is not None:
+            self._gate.wait(BOUND_S)
         poll = select.poll()
         poll.register(self._end, select.POLLIN)
         for number, events in self._listener.descriptors().items():
@@ -287,7 +290,7 @@ def test_a_web_server_is_named():
 )
 def test_whoever_is_no_listener_of_ours_is_named(answer, words, monkeypatch):
     if words == "it says nothing":
-        monkeypatch.setattr(calling, "ANSWER_S", 0.5)
+        monkeypatch.setattr(trying, "ANSWER_S", 0.5)
     with server(answer) as port, stopping_at(words) as call_until:
         call_until("127.0.0.1", [port])
 
@@ -397,11 +400,115 @@ def test_whoever_watches_something_else_is_stopped_by_it(silent):
 
 
 def test_a_connection_with_itself_counts_as_refused():
-    attempts = calling._Attempts([])
+    place = trying.Place((socket.AF_INET, ("127.0.0.1", 1)), lambda: None)
     with socket.socket() as own:
         own.bind(("127.0.0.1", 0))
         own.connect(own.getsockname())
         assert own.getpeername() == own.getsockname()
-        attempts._open[own.fileno()] = own, "here"
-        attempts.settle(own.fileno())
-    assert attempts.close() == [("here", os.strerror(errno.ECONNREFUSED).lower())]
+        place.connection = own
+        assert place.on_ready(0.0) is None
+    assert place.connection is None
+    assert place.why == os.strerror(errno.ECONNREFUSED).lower()
+
+
+def silent(count):
+    """Ports on which somebody listens who never says a word."""
+    stack = ExitStack()
+    return stack, [stack.enter_context(server(lambda _: None)) for _ in range(count)]
+
+
+def test_listeners_that_say_nothing_hide_no_later_port():
+    stack, ports = silent(3)
+    with stack, closing(Reception()) as reception:
+        began = time.monotonic()
+        connection, _ = call("127.0.0.1", [*ports, reception.port])
+        connection.close()
+        assert time.monotonic() - began < trying.ANSWER_S
+        assert len(reception.calls) == 1
+
+
+def test_listeners_that_say_nothing_do_not_keep_others_from_being_tried_again():
+    stack, ports = silent(1)
+    port = free_port()
+    receptions = []
+
+    def progress(_, why):
+        if not receptions and "connection refused" in why:
+            receptions.append(Reception(ports=[port]))
+
+    try:
+        with stack:
+            began = time.monotonic()
+            connection, _ = call("127.0.0.1", [*ports, port], progress=progress)
+            connection.close()
+            assert time.monotonic() - began < trying.ANSWER_S
+    finally:
+        for one in receptions:
+            one.close()
+
+
+def test_listeners_that_say_nothing_are_named_at_the_deadline():
+    stack, ports = silent(2)
+    free = free_port()
+    with stack, pytest.raises(NodesError) as error:
+        call("127.0.0.1", [free, *ports], within_s=3.0)
+    assert f"127.0.0.1:{free}: connection refused" in error.value.message
+    places = ", ".join(f"127.0.0.1:{port}" for port in ports)
+    assert f"{places}: what listens there is no launcher of distlaunch, or it hangs" in error.value.message
+
+
+def test_two_addresses_of_one_listener_that_is_slow_are_let_in_once(monkeypatch):
+    """Both are called, as the first does not answer soon, but only one gets a proof."""
+    names(monkeypatch, lambda: ["127.0.0.1", "127.0.0.2"])
+    monkeypatch.setattr(calling, "_HEARD_OUT_S", 0.0)
+    gate, proofs = threading.Event(), []
+
+    def admit(call):
+        pending = reception._listener._pending.values()
+        others = [one.connection for one in pending if not (one.side.call and one.side.call.nonce == call.nonce)]
+        proofs.append((len(others), select.select(others, [], [], 0.5)[0]))
+        return Welcome(job_id="job", rank=3)
+
+    with closing(Reception("", gate=gate, admit=admit)) as reception:
+        connection, _ = call("both", [reception.port], progress=lambda *_: gate.set())
+        connection.close()
+        assert proofs == [(1, [])]
+        until(lambda: not reception._listener._pending)
+        assert reception.lines == []
+
+
+def old_listener(connection):
+    """Answer as a launcher of another release of distlaunch does that has other messages."""
+    connection.recv(1)
+    connection.sendall(b"\x02whatever")
+
+
+def test_of_a_series_of_ports_one_of_another_release_is_not_ours():
+    port, receptions = free_port(), []
+
+    def progress(_, why):
+        if not receptions and "another release" in why:
+            receptions.append(Reception(ports=[port]))
+
+    try:
+        with server(old_listener) as other:
+            connection, _ = call("127.0.0.1", [other, port], progress=progress)
+            connection.close()
+        assert len(receptions[0].calls) == 1
+    finally:
+        for one in receptions:
+            one.close()
+
+
+def test_another_release_on_the_one_port_that_was_named_is_no_reason_to_wait():
+    with server(old_listener) as port, pytest.raises(TurnedAwayError, match="another release of distlaunch"):
+        call("127.0.0.1", [port])
+
+
+def test_another_release_of_our_own_job_in_a_series_of_ports_is_no_reason_to_wait():
+    text = r"the launcher that was called is distlaunch 2\.0"
+    with (
+        closing(Reception(party=replace(PARTY, release="2.0"))) as reception,
+        pytest.raises(TurnedAwayError, match=text),
+    ):
+        call("127.0.0.1", [reception.port, free_port()])

@@ -241,7 +241,7 @@ def test_a_killed_coordinator_ends_the_job_where_no_restart_is_left(team):
 
 def test_a_coordinator_that_comes_back_goes_on_where_the_first_was(team):
     team.start_all("--max-restarts", "3", size=3)
-    team.ready(0, 1, 2)
+    before = team.ready(0, 1, 2)
     os.kill(team.launchers[0].pid, signal.SIGKILL)
     team.launchers[0].wait()
     team.start(0, "--max-restarts", "3", size=3)
@@ -249,6 +249,35 @@ def test_a_coordinator_that_comes_back_goes_on_where_the_first_was(team):
     team.put("end-1")
     assert team.codes() == dict.fromkeys(range(3), 0)
     assert {each["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"1"}
+    for name in ("DISTLAUNCH_JOB_ID", "TORCHELASTIC_RUN_ID"):  # though the second coordinator has made up its own
+        assert len({each[name] for each in told}) == 1
+    assert told[1]["DISTLAUNCH_RUN_DIR"] == before[1]["DISTLAUNCH_RUN_DIR"]
+    assert told[1]["DISTLAUNCH_JOB_ID"] != before[1]["DISTLAUNCH_JOB_ID"]
+    events = Path(told[1]["DISTLAUNCH_RUN_DIR"], "events-1.jsonl").read_text().splitlines()
+    rejoined = [each for each in map(json.loads, events) if each["type"] == "rejoined"]
+    assert [each["job_id"] for each in rejoined] == [told[0]["DISTLAUNCH_JOB_ID"]]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stop_that_was_asked_for_is_not_forgotten_when_the_coordinator_is_lost(team, number, code):
+    team.start_all("--max-restarts", "3")
+    pids = [each["pid"] for each in team.ready(0, 1)]
+    coordinator, peer = team.launchers[0], team.launchers[1]
+    coordinator.send_signal(signal.SIGSTOP)
+    peer.send_signal(number)
+    peer.wait_stderr("telling node 0")
+    coordinator.send_signal(signal.SIGKILL)
+    assert team.codes() == {0: -9, 1: code}
+    assert not is_alive(pids[1])
+    until(lambda: not is_alive(pids[0]), "all workers have ended")
+
+
+def test_a_launcher_waits_for_as_long_as_it_is_told(team):
+    team.start_all("--lost-after", "1000h", "--grace", "1000h", "--failure-grace", "1000h")
+    team.ready(0, 1)
+    team.launchers[1].send_signal(signal.SIGTERM)
+    assert team.codes() == {0: 143, 1: 143}
+    assert not any("internal error" in team.said(node) for node in (0, 1))
 
 
 def test_a_peer_that_is_replaced_joins_the_next_attempt(team):
@@ -305,6 +334,26 @@ def test_launchers_that_run_different_commands_say_so(team):
     assert team.codes() == {0: 2, 1: 2}
     for node in (0, 1):
         assert "something else" in team.said(node)
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "why"),
+    [
+        ([], "missing.py", "there is no such file"),
+        (["--backend", "nope"], "member.py", "nope"),
+        (["--workdir", "/nowhere"], "member.py", "there is no such directory"),
+    ],
+)
+def test_a_launcher_that_cannot_take_part_is_named_on_all_nodes(team, words, program, why):
+    team.start(0, size=3)
+    team.start(1, size=3).wait_stderr("joined")
+    team.start(2, *words, size=3, program=program)
+    assert team.codes() == dict.fromkeys(range(3), 2)
+    assert why in team.said(2)
+    for node in (0, 1):
+        assert "node rank 2 (" in team.said(node)
+        assert "cannot take part: " in team.said(node)
+        assert why in team.said(node)
 
 
 def test_scripts_that_differ_are_named_on_all_nodes(team, tmp_path):

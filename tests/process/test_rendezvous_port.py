@@ -9,21 +9,25 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from distlaunch.core.model.record import replace
+from distlaunch.core.wire.codec import encode
 from distlaunch.core.wire.handshake import Party
-from distlaunch.core.wire.peers import Welcome
-from distlaunch.job.transport import listening
+from distlaunch.core.wire.peers import PEER_VERSION, Call, Proof, Welcome
+from distlaunch.job.transport import limits, listening
 from distlaunch.job.transport.listening import HANDSHAKE_S, MOST_PENDING, Listener
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 PARTY = Party(release="1.2.3", job_key="77", token=b"secret")
 BOUND_S = 100.0
 CALLERS = 64
+CALL = Call(version=PEER_VERSION, release="1.2.3", job_key="77", rank=3, host="n3", instance="i", nonce="ab" * 32)
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +169,37 @@ def test_ten_thousand_half_open_connections_cost_a_bounded_amount(loop, run):
         assert link.receive() in (b"", None)
 
 
+PIECES = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from(
+        [
+            b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-x\r\n", b"\x16\x03\x01", b"\x01", b"\x02x", b"\x01\0\0\x02\0\0\0\0\0{",
+            encode(CALL), encode(CALL)[:50], encode(replace(CALL, job_key="x")), encode(replace(CALL, version=9)),
+            encode(Proof(proof="")), encode(Proof(proof="0" * 64)), b"{" * 9000,
+        ]
+    ),
+)  # fmt: skip
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), PIECES), max_size=15))
+def test_whatever_bytes_come_to_the_port_nobody_is_let_in_and_every_kind_is_said_once(parts):
+    clock = Clock()
+    with closing(Loop(clock=clock)) as loop, ExitStack() as stack:
+        callers = [stack.enter_context(socket.create_connection(("127.0.0.1", loop.port))) for _ in range(6)]
+        for number, data in parts:
+            with suppress(OSError):  # it has been closed for what came before
+                callers[number].sendall(data)
+            loop.turn(0.0)
+        clock.now += HANDSHAKE_S
+        loop.until(lambda: not loop.listener._pending)
+        assert not loop.calls
+        assert not loop.links
+        kinds = loop.listener._troubles._kinds
+        assert len(loop.lines) == len(kinds) <= 12
+        assert all(line.isprintable() for line in loop.lines)
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 100.0
@@ -190,7 +225,7 @@ def test_a_call_that_takes_too_long_is_closed_and_said_once_a_kind():
         ]
         clock.now += 60
         loop.until(lambda: len(loop.lines) == 4)
-        assert all(line.startswith("2 more connections were closed on port") for line in loop.lines[2:])
+        assert all(line.startswith("2 more like it, the last: a connection from") for line in loop.lines[2:])
 
 
 def test_whoever_only_looks_whether_the_port_is_open_is_not_mentioned(loop):
@@ -201,7 +236,7 @@ def test_whoever_only_looks_whether_the_port_is_open_is_not_mentioned(loop):
 
 
 def test_without_a_descriptor_left_those_that_are_not_known_make_room(run, monkeypatch):
-    monkeypatch.setattr(listening, "_raise_limit", lambda needed: False)
+    monkeypatch.setattr(limits, "allow", lambda needed: False)
     with closing(Loop()) as loop, ExitStack() as stack:
         used = len(os.listdir("/proc/self/fd"))
         callers = [stack.enter_context(socket.create_connection(("127.0.0.1", loop.port))) for _ in range(10)]
@@ -213,7 +248,7 @@ def test_without_a_descriptor_left_those_that_are_not_known_make_room(run, monke
 
 
 def test_with_no_descriptor_at_all_it_waits_instead_of_spinning(monkeypatch):
-    monkeypatch.setattr(listening, "_raise_limit", lambda needed: False)
+    monkeypatch.setattr(limits, "allow", lambda needed: False)
     clock = Clock()
     with closing(Loop(clock=clock)) as loop, socket.create_connection(("127.0.0.1", loop.port)):
         before = resource.getrlimit(resource.RLIMIT_NOFILE)

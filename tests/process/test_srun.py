@@ -128,7 +128,59 @@ def test_agents_and_workers_end_with_a_launcher_that_is_killed(distlaunch, batch
     workers = [pid for event in started for pid in event["pids"].values()]
     running.process.kill()
     running.process.wait()
+    until_gone(workers)
+
+
+def until_gone(pids) -> None:
     deadline = time.monotonic() + 30
-    while left := [pid for pid in workers if Path(f"/proc/{pid}").exists()]:
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
+
+
+def test_a_pending_srun_ends_with_a_launcher_that_is_killed(distlaunch, batch):
+    running = distlaunch.start(["train", "--procs-per-node", "1", "t.py"], env=batch | {"WAITS": "srun: retrying"})
+    running.wait_stderr("srun: retrying")
+    [srun] = [pid for pid in filter(str.isdecimal, os.listdir("/proc")) if is_waiting(pid, batch["CALLS"])]
+    running.process.kill()
+    running.process.wait()
+    until_gone([int(srun)])
+
+
+def is_waiting(pid: str, calls: str) -> bool:
+    """Tell whether this is the srun of this test that waits for resources."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return words == b"sleep\0001000\0" and f"CALLS={calls}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def test_after_a_restart_a_signal_to_an_agent_is_the_jobs_again(distlaunch, batch):
+    options = ("--procs-per-node", "1", "--max-restarts", "1", "--min-uptime", "0", "--failure-grace", "1")
+    running = distlaunch.start(["train", *options, "t.py", "stay"], env=batch)
+    running.wait_event("workers_started", count=2)
+    first = agents(batch["CALLS"])
+    os.kill(first["n1"], signal.SIGKILL)
+    running.wait_event("node_lost", count=1)
+    os.kill(first["n2"], signal.SIGTERM)  # as Slurm does
+    running.wait_event("workers_started", count=4)
+    os.kill(agents(batch["CALLS"])["n2"], signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143, result.stderr
+    assert "stopped: 2 workers ended" in result.stderr
+
+
+def agents(calls: str) -> dict[str, int]:
+    """Give the pids of this test's agents, by node."""
+    found = {}
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            environ = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if words.startswith(b"dl-agent") and f"CALLS={calls}" in environ:
+            node = next(entry for entry in environ if entry.startswith("SLURMD_NODENAME="))
+            found[node.partition("=")[2]] = int(pid)
+    return found

@@ -6,7 +6,6 @@ tried again until the deadline, and its last reason told. Only what cannot mend 
 
 from __future__ import annotations
 
-import errno
 import os
 import random
 import select
@@ -14,29 +13,26 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from distlaunch.core.agent.naming import FRESH_S, Names, Several
-from distlaunch.core.agent.tcp import tune
+from distlaunch.core.agent.naming import Names, Several
+from distlaunch.core.agent.trying import Place, together
 from distlaunch.core.errors import LaunchError, NodesError
 from distlaunch.core.probe.lookup import Address
-from distlaunch.core.wire.handshake import NONCE_BYTES, CallerSide, Party, Stranger, is_of_another_job
+from distlaunch.core.wire.handshake import NONCE_BYTES, CallerSide, Party, may_be_of_another_job
 from distlaunch.core.wire.peers import Turned, Welcome
 
-CONNECT_S = 5.0
-ANSWER_S = 10.0
-"""How long a listener may take to answer: its launcher may be busy."""
 TICK_S = 1.0
 """``progress`` hears of a wait at least so often."""
 
 _STAGGER_S = 0.25
 """After so long the next address is tried beside the one that has not answered (RFC 8305)."""
+_HEARD_OUT_S = 1.0
+"""The same once it has accepted: two addresses may be one launcher's, which is busy."""
 _SOON_S, _LATER_S, _MUCH_LATER_S = 0.05, 0.25, 1.0
 _LONG_S = 60.0
 _TURNED_S = 0.5
 _TOO_SHORT_S = 0.1
 """With no more time than this another try would only blur why the last one failed."""
 _MOST_ADDRESSES = 64
-_UNDER_WAY = (errno.EINPROGRESS, errno.EINTR)
-_NO_LAUNCHER = "what listens there is no launcher of distlaunch"
 
 
 class TurnedAwayError(LaunchError):
@@ -70,20 +66,26 @@ def call(
     again and again. Of several ports, and hosts, each is tried: other jobs may have some of them. Raises NodesError at
     the deadline, TurnedAwayError, Stopped as soon as ``watched`` can be read.
     """
-    calling = _Calling(host, ports, until=until, who=who, progress=progress, watched=watched)
 
     def side() -> CallerSide:
         nonce = os.urandom(NONCE_BYTES).hex()
         return CallerSide(party, nonce=nonce, rank=rank, host=own_host, instance=instance)
 
-    return calling.run(side)
+    calling = _Calling(host, ports, side, until=until, who=who, progress=progress, watched=watched)
+    try:
+        return calling.run()
+    finally:
+        calling.close()
 
 
 class _Calling:
+    """Tries all places, each on its own: one that says nothing holds up no other."""
+
     def __init__(
         self,
         host: str | Sequence[str],
         ports: Sequence[int],
+        side: Callable[[], CallerSide],
         *,
         until: float,
         who: str,
@@ -92,125 +94,149 @@ class _Calling:
     ) -> None:
         self._host = host if isinstance(host, str) else ", ".join(host)
         self._ports = ports
+        self._side = side
         self._until = until
         self._who = who
         self._progress = progress
         self._watched = watched
-        self._begun = time.monotonic()
+        self._begun = self._told = time.monotonic()
         self._names = Names(host) if isinstance(host, str) else Several(host)
-        self._why = "no answer yet"
-        self._turned = False
+        self._places: dict[Address, Place] = {}
+        self._next_at = 0.0
+        """When a place that was never tried may be begun beside those that are under way."""
 
-    def run(self, side: Callable[[], CallerSide]) -> tuple[socket.socket, Welcome]:
+    def run(self) -> tuple[socket.socket, Welcome]:
         tries = 0
         while True:
-            self._turned = False
-            joined = self._try_all(side)
-            if joined is not None:
-                return joined
-            waited_s = time.monotonic() - self._begun
-            self._tell()
-            most_s = _LATER_S if waited_s < _LONG_S else _MUCH_LATER_S
-            pause_s = random.uniform(0.5, 1.0) * min(most_s, _SOON_S * 1.5 ** min(tries, 20))
-            tries += 1
-            self._pause(_TURNED_S if self._turned else pause_s)
-            if self._until - time.monotonic() < _TOO_SHORT_S:
-                given_s = self._until - self._begun
-                raise NodesError(
-                    f"{self._who} has not answered at {self._place()} within {given_s:.0f} s: {self._why}",
-                    hint=f"is {self._who} running, and does every node have the same --rendezvous?",
-                )
+            self._look()
+            left_s = self._until - time.monotonic()
+            if left_s <= 0 or (left_s < _TOO_SHORT_S and not self._under_way):
+                raise self._given_up()
+            if not self._places:
+                if self._names.settled.is_set():
+                    self._tell()
+                    self._pause(_pause_s(tries, time.monotonic() - self._begun))
+                    tries += 1
+                continue
+            if left_s >= _TOO_SHORT_S:
+                self._begin(time.monotonic())
+            found = self._turn()
+            if found is not None:
+                return found
+            self._leave_if_refused()
 
-    def _try_all(self, side: Callable[[], CallerSide]) -> tuple[socket.socket, Welcome] | None:
-        """Try each address and port once. ``_why`` is set if that was in vain."""
-        addresses = self._resolve()
-        if not addresses:
-            return None
-        wanted = [(family, (to[0], port, *to[2:])) for port in self._ports for family, to in addresses]
-        attempts = _Attempts(wanted[:_MOST_ADDRESSES])
-        whys: list[tuple[str, str]] = []
-        final: TurnedAwayError | None = None
-        until = min(self._until, time.monotonic() + CONNECT_S + _STAGGER_S * (len(wanted) - 1))
-        try:
-            while (stands := self._next(attempts, until)) is not None:
-                connection, place = stands
-                outcome: Welcome | Turned | str = "it closed the connection"
-                try:
-                    outcome = self._shake_hands(connection, side())
-                except OSError as exc:
-                    outcome = _clause(exc.errno)
-                finally:
-                    if not isinstance(outcome, Welcome):
-                        connection.close()
-                if isinstance(outcome, Welcome):
-                    connection.setblocking(True)  # noqa: FBT003 - the standard library's signature
-                    return connection, outcome
-                if isinstance(outcome, str):
-                    whys.append((place, outcome))
+    def close(self) -> None:
+        """Close what is left."""
+        for place in self._places.values():
+            place.close()
+
+    @property
+    def _under_way(self) -> list[Place]:
+        return [place for place in self._places.values() if place.connection is not None]
+
+    @property
+    def _proving(self) -> bool:
+        return any(place.proves for place in self._places.values())
+
+    def _look(self) -> None:
+        """Have the places that the name stands for now, and those that still may turn out to be right."""
+        self._names.refresh()
+        if not self._names.known and not self._names.settled.wait(0.05):
+            self._tell_at_times()
+            self._pause(0.0)
+        known = [(family, (to[0], port, *to[2:])) for port in self._ports for family, to in self._names.known]
+        wanted = dict.fromkeys(known[:_MOST_ADDRESSES])
+        for address in [each for each, place in self._places.items() if place.connection is None]:
+            if address not in wanted:
+                del self._places[address]
+        for address in wanted:
+            if address not in self._places:
+                self._places[address] = Place(address, self._side)
+
+    def _begin(self, now: float) -> None:
+        """Begin what is due: places that are new one after the other, the first that answers being the first used."""
+        if self._proving:
+            return
+        for place in self._places.values():
+            if place.connection is not None or place.refusal is not None or now < place.retry_at:
+                continue
+            if not place.why:
+                if self._under_way and now < self._next_at:
                     continue
-                whys.append((place, outcome.text))
-                if outcome.again:
-                    self._turned = True
-                elif not (is_of_another_job(outcome) and len(wanted) > 1):
-                    port = int(place.rpartition(":")[2])
-                    final = TurnedAwayError(f"{self._who} at {self._place(port)}: {outcome.text}", outcome)
-        finally:
-            whys += attempts.close()
-        if final is not None:
-            raise final
-        self._why = _together(whys)
+                self._next_at = now + _STAGGER_S
+            place.begin(now)
+            self._after(place, now)
+
+    def _turn(self) -> tuple[socket.socket, Welcome] | None:
+        """Wait for what comes next, and take it in."""
+        poll = self._poll()
+        by_number = {}
+        for place in self._under_way:
+            if place.connection is not None:
+                poll.register(place.connection, place.wanted)
+                by_number[place.connection.fileno()] = place
+        for number in self._wait(poll, self._due() - time.monotonic()):
+            place = by_number[number]
+            now = time.monotonic()
+            speaks = place.speaks
+            outcome = place.on_ready(now)
+            if isinstance(outcome, Welcome) and (connection := place.taken()) is not None:
+                connection.setblocking(True)  # noqa: FBT003 - the standard library's signature
+                return connection, outcome
+            if isinstance(outcome, Turned):
+                self._turned(place, outcome)
+            elif not speaks and place.speaks:
+                self._next_at = now + _HEARD_OUT_S
+            self._after(place, now)
+        now = time.monotonic()
+        for place in self._under_way:
+            if now >= place.until:
+                place.late()
+                self._after(place, now)
+        ready = next((place for place in self._places.values() if place.may_prove), None)
+        if ready is not None and not self._proving:
+            ready.prove(now)
+            self._after(ready, now)
         return None
 
-    def _resolve(self) -> list[Address]:
-        self._names.refresh()
-        until = min(self._until, time.monotonic() + FRESH_S) if self._names.known else self._until
-        while not self._names.settled.wait(0.05) and time.monotonic() < until:
-            self._pause(0.0)
-            self._tell_at_times("its name has not been resolved yet")
-        if not self._names.known:
-            self._why = self._names.problem
-        return self._names.known
+    def _turned(self, place: Place, turned: Turned) -> None:
+        place.fail(turned.text)
+        if not turned.again and not (may_be_of_another_job(turned) and len(self._places) > 1):
+            place.refusal = turned
+        elif turned.again:
+            place.retry_at = time.monotonic() + _TURNED_S
 
-    def _next(self, attempts: _Attempts, until: float) -> tuple[socket.socket, str] | None:
-        """Wait for the next connection; None when there is none to come."""
-        poll = self._poll()
-        for number in attempts.begin():
-            poll.register(number, select.POLLOUT)
-        while True:
-            if attempts.connected:
-                return attempts.connected.pop(0)
-            now = time.monotonic()
-            if attempts.is_over or now >= until:
-                return None
-            step_s = until - now if attempts.has_begun_all else min(until - now, _STAGGER_S)
-            for number in self._wait(poll, step_s):
-                poll.unregister(number)
-                attempts.settle(number)
-            for number in attempts.begin(next_one=not attempts.connected):
-                poll.register(number, select.POLLOUT)
+    def _after(self, place: Place, now: float) -> None:
+        """Have a place that has failed tried again later, and the next one now."""
+        if place.connection is not None:
+            return
+        place.retry_at = max(place.retry_at, now + _pause_s(place.tries, now - self._begun))
+        self._next_at = now
+        if all(each.why for each in self._places.values()):
+            self._tell()
 
-    def _shake_hands(self, connection: socket.socket, side: CallerSide) -> Welcome | Turned | str:
-        """Give what the listener says, or why that is nothing. Raises OSError."""
-        tune(connection)
-        connection.send(side.begin(), socket.MSG_NOSIGNAL)  # a new connection takes so little at once
-        poll = self._poll()
-        poll.register(connection, select.POLLIN)
-        until = min(self._until, time.monotonic() + ANSWER_S)
-        while side.outcome is None:
-            left_s = until - time.monotonic()
-            if left_s <= 0:
-                return f"{_NO_LAUNCHER}, or it hangs: it says nothing"
-            if not self._wait(poll, left_s):
-                continue
-            data = connection.recv(side.missing)
-            if not data:
-                return "it closed the connection"
-            try:
-                if answer := side.feed(data):
-                    connection.send(answer, socket.MSG_NOSIGNAL)
-            except Stranger as exc:
-                return f"{_NO_LAUNCHER}: {exc.text}"
-        return side.outcome
+    def _leave_if_refused(self) -> None:
+        """Give up once a listener wants us to, and no other place may turn out to be right. Raises TurnedAwayError."""
+        places = self._places.values()
+        refused = next((place for place in places if place.refusal is not None), None)
+        if refused is None or refused.refusal is None or self._proving or not all(place.why for place in places):
+            return
+        text = f"{self._who} at {self._place(refused.port)}: {refused.refusal.text}"
+        raise TurnedAwayError(text, refused.refusal)
+
+    def _due(self) -> float:
+        times = [self._until, *(place.until for place in self._under_way)]
+        if not self._proving:  # else nothing is begun
+            idle = [each for each in self._places.values() if each.connection is None and each.refusal is None]
+            times += [place.retry_at if place.why else self._next_at for place in idle]
+        return min(times)
+
+    def _given_up(self) -> NodesError:
+        given_s = self._until - self._begun
+        return NodesError(
+            f"{self._who} has not answered at {self._place()} within {given_s:.0f} s: {self._why}",
+            hint=f"is {self._who} running, and does every node have the same --rendezvous?",
+        )
 
     # --- waiting
 
@@ -222,11 +248,11 @@ class _Calling:
 
     def _wait(self, poll: select.poll, within_s: float) -> list[int]:
         """Give what is ready; nothing when ``within_s`` is over, or sooner if that is long. Raises Stopped."""
-        ready = [number for number, _ in poll.poll(max(0.0, min(within_s, TICK_S)) * 1000)]
+        ready = [number for number, _ in poll.poll(max(0.0, min(within_s, TICK_S)) * 1000 + 1)]
         if self._watched in ready:
             raise Stopped
-        if not ready and within_s >= TICK_S:
-            self._tell_at_times("no answer")
+        if not ready:
+            self._tell_at_times()
         return ready
 
     def _pause(self, pause_s: float) -> None:
@@ -238,16 +264,17 @@ class _Calling:
             if left_s <= 0:
                 return
 
+    @property
+    def _why(self) -> str:
+        return together([*self._places.values()]) if self._places else self._names.problem
+
     def _tell(self) -> None:
         self._told = time.monotonic()
         if self._progress is not None:
             self._progress(self._told - self._begun, self._why)
 
-    _told = 0.0
-
-    def _tell_at_times(self, why: str) -> None:
+    def _tell_at_times(self) -> None:
         if time.monotonic() - self._told >= TICK_S:
-            self._why = why
             self._tell()
 
     def _place(self, port: int | None = None) -> str:
@@ -257,81 +284,7 @@ class _Calling:
         return f"{host}:{self._ports[0] if port is None else port}"
 
 
-class _Attempts:
-    """Connections to several addresses, begun one after the other; the first that stands is the first to be used."""
-
-    def __init__(self, wanted: Sequence[Address]) -> None:
-        self.connected: list[tuple[socket.socket, str]] = []
-        self._wanted = list(wanted)
-        self._open: dict[int, tuple[socket.socket, str]] = {}
-        self._whys: list[tuple[str, str]] = []
-
-    @property
-    def has_begun_all(self) -> bool:
-        return not self._wanted
-
-    @property
-    def is_over(self) -> bool:
-        return not (self._wanted or self._open or self.connected)
-
-    def begin(self, *, next_one: bool = False) -> list[int]:
-        """Begin the next one if none is under way, or asked to; give what to poll for writing."""
-        while self._wanted and (next_one or not (self._open or self.connected)):
-            next_one = False
-            self._begin(*self._wanted.pop(0))
-        return list(self._open)
-
-    def _begin(self, family: int, to: tuple[object, ...]) -> None:
-        place = _text(to)
-        try:
-            connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        except OSError as exc:
-            self._whys.append((place, _clause(exc.errno)))
-            return
-        number = connection.connect_ex(to)
-        if number == 0 or number in _UNDER_WAY:
-            self._open[connection.fileno()] = connection, place
-        else:
-            connection.close()
-            self._whys.append((place, _clause(number)))
-
-    def settle(self, number: int) -> None:
-        """Take in that a connection stands, or has failed."""
-        connection, place = self._open.pop(number)
-        error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        try:
-            # A port that nobody listens on, on this machine, may be the one that the kernel gives to our own end.
-            if not error and connection.getpeername() == connection.getsockname():
-                error = errno.ECONNREFUSED
-        except OSError as exc:
-            error = exc.errno or errno.ECONNRESET
-        if error:
-            connection.close()
-            self._whys.append((place, _clause(error)))
-        else:
-            self.connected.append((connection, place))
-
-    def close(self) -> list[tuple[str, str]]:
-        """Close what was not used; give why the others came to nothing."""
-        for connection, _ in self.connected:
-            connection.close()
-        for connection, place in self._open.values():
-            connection.close()
-            self._whys.append((place, "no answer"))
-        return self._whys
-
-
-def _text(to: Sequence[object]) -> str:
-    host, port = to[:2]
-    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
-
-
-def _clause(number: int | None) -> str:
-    text = os.strerror(number or 0)
-    return text[:1].lower() + text[1:]
-
-
-def _together(whys: Sequence[tuple[str, str]]) -> str:
-    if len({why for _, why in whys}) == 1:
-        return whys[0][1]
-    return "; ".join(f"{place}: {why}" for place, why in whys[:4]) or "no answer"
+def _pause_s(tries: int, waited_s: float) -> float:
+    """Give how long to wait after so many tries in vain; all nodes of a job call, and not at the same moment."""
+    most_s = _LATER_S if waited_s < _LONG_S else _MUCH_LATER_S
+    return random.uniform(0.5, 1.0) * min(most_s, _SOON_S * 1.5 ** min(tries, 20))

@@ -19,6 +19,7 @@ from distlaunch.core.agent.agent import Agent
 from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.feed import Feed
 from distlaunch.core.agent.frames import FrameStream
+from distlaunch.core.agent.hearing import Hearing
 from distlaunch.core.agent.kernel import rename_process
 from distlaunch.core.agent.remote import ORPHAN_S, last_words
 from distlaunch.core.agent.remote_ground import RemoteGround
@@ -30,8 +31,6 @@ from distlaunch.core.wire import spawning as w
 from distlaunch.core.wire.codec import Decoder, encode
 
 NAME = "dl-agent"
-_SLEPT_S = 1.0
-"""We have slept if we go on so much later than we should have."""
 _END_S = 10.0
 """How long the end of workers may take beyond their grace, before what is left is left to the spawner's KILL."""
 _FLUSH_S = 2.0
@@ -83,7 +82,7 @@ class RemoteAgent:
     ) -> None:
         self._greeting = greeting
         self._passes_signals = passes_signals
-        self._silence_s = silence_s
+        self._hearing = Hearing(silence_s)
         self._clock = Clock()
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
@@ -101,8 +100,6 @@ class RemoteAgent:
         self._is_started = False
         self._attempt: int | None = None  # that has workers
         self._grace_s = ORPHAN_S
-        self._heard = time.monotonic()
-        self._due: float | None = None  # when we should have gone on
         self._why = ""  # the coordinator is lost, or we are told to end
         self._has_left = False
 
@@ -152,16 +149,13 @@ class RemoteAgent:
         for descriptor, wanted in self._agent.descriptors().items():
             poll.register(descriptor, wanted)
         poll.register(self._wake, select.POLLIN)
-        now = time.monotonic()
         due = self._ground.deadline()
-        waits = [] if due is None else [due - now]
+        waits = [] if due is None else [due - time.monotonic()]
         if not self._clock.paused:
-            waits.append(self._heard + self._silence_s - now)
+            waits.append(self._hearing.left_s)
             if (deadline := self._agent.deadline()) is not None:
                 waits.append(deadline - self._clock())
-        timeout_s = max(0.0, min(waits)) if waits else None
-        self._due = None if timeout_s is None else now + timeout_s
-        ready = poll.poll(None if timeout_s is None else timeout_s * 1000 + 1)
+        ready = poll.poll(self._hearing.poll_ms(waits))
         for descriptor, events in ready:
             if descriptor == self._wake:
                 self._take_signals()
@@ -192,7 +186,7 @@ class RemoteAgent:
     def _hear(self) -> None:
         messages = self._stream.receive()
         for message in messages or ():
-            self._heard = time.monotonic()
+            self._hearing.heard()
             self._handle(message)
             if self._has_left:
                 return
@@ -200,16 +194,14 @@ class RemoteAgent:
             self._why = self._why or "the channel to the coordinator was closed"
 
     def _listen_for_silence(self) -> None:
-        now = time.monotonic()
-        if self._due is not None and now > self._due + _SLEPT_S:  # the coordinator's words may lie unread
-            self._heard = max(self._heard, now - max(0.0, self._silence_s - m.LATE_S))
-        if not self._clock.paused and now >= self._heard + self._silence_s:
-            self._why = self._why or f"nothing was heard of the coordinator for {now - self._heard:.0f} s"
+        silent_s = self._hearing.silent_s()
+        if not self._clock.paused and silent_s is not None:
+            self._why = self._why or f"nothing was heard of the coordinator for {silent_s:.0f} s"
 
     def _handle(self, message: r.ToRemote) -> None:
         match message:
             case r.Ping():
-                self._silence_s = message.silence_s or self._silence_s
+                self._hearing.take(message)
                 self._stream.send(r.Pong(serial=message.serial, clock=self._clock()))
             case r.Credit():
                 self._taker.grant(message.size)
@@ -232,7 +224,7 @@ class RemoteAgent:
                 self._agent.handle(message)
             case m.Pause():
                 self._clock.pause(paused=message.paused)
-                self._heard = time.monotonic()
+                self._hearing.heard()
                 self._agent.handle(message)
             case _:
                 self._agent.handle(message)
@@ -297,8 +289,7 @@ class RemoteAgent:
             for descriptor, wanted in self._agent.descriptors().items():
                 poll.register(descriptor, wanted)
             deadline = self._agent.deadline()
-            wait_s = left_s if deadline is None else max(0.0, min(left_s, deadline - self._clock()))
-            poll.poll(wait_s * 1000 + 1)
+            poll.poll(self._hearing.poll_ms([left_s] if deadline is None else [left_s, deadline - self._clock()]))
             self._agent.on_ready()
             self._agent.tick()
 

@@ -32,20 +32,28 @@ _LINE_ENDS = b"\r\n\r\n"
 _NEWEST_FRAMES = 15
 """A first byte up to this may be a frame of another release; above there are no more than other protocols."""
 _NONCE = re.compile(r"[0-9a-f]{32,128}")
+_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]")
+"""In what goes to the terminal, and becomes bytes of a path or the environment."""
 _LONGEST_WORD = 300
 _LONGEST_NAME = 200
 """Bytes of a folder's name."""
 _LONGEST_TEXT = 4000
 _MOST_MEMBERS = 1 << 24
+_LONGEST_KEY = 128
 _UNPROVEN = "unproven"
 """Instead of a proof: the listener's own was not right."""
-_OTHER_JOB = "the port belongs to another job: "
+_OTHERS = "the port belongs to another "
+"""So begins what a caller hears that may find its own job on another port."""
+_OTHER_JOB = f"{_OTHERS}job: "
+_OTHER_RELEASE = f"{_OTHERS}release: "
+TOKEN = "DISTLAUNCH_TOKEN"  # noqa: S105 - a variable's name
+"""The variable with the secret that all launchers of a job have."""
 _TOKEN_HINT = "DISTLAUNCH_TOKEN or --token-file has to give the same token to all launchers of the job"  # noqa: S105 - a hint
 _RELEASE_HINT = "install the same release of distlaunch on all nodes"
 
 
 class Party(Record, hide=("token",)):
-    """What both sides have to agree in."""
+    """What both sides have to agree in. A ``job_key`` may be of any length: a long one is shortened on the way."""
 
     release: str
     job_key: str
@@ -89,7 +97,10 @@ class ListenerSide:
         try:
             message = self._reader.feed(data)
         except _OtherRelease as exc:
-            return self._turn("release", self._other_release(exc.release), _RELEASE_HINT)
+            if exc.job_key is not None and exc.job_key != _short(self._party.job_key):
+                return self._other_job(exc.job_key, "the caller")
+            prefix = _OTHER_RELEASE if exc.job_key is None else ""
+            return self._turn("release", prefix + self._other_release(exc.release), _RELEASE_HINT)
         if message is None:
             return b""
         if self._reader.has_more:
@@ -104,14 +115,9 @@ class ListenerSide:
         _check_call(call)
         self.call = call
         own = self._party
-        if call.version != p.PEER_VERSION:
-            return self._turn("release", self._other_release(call.release, call.host), _RELEASE_HINT)
-        if call.job_key != own.job_key:
-            text = f"{_OTHER_JOB}it is of {_job(own.job_key)}, and {_host(call.host)} called for {_job(call.job_key)}"
-            return self._turn(
-                "job", text, "all launchers of a job have the same --job-id, --rendezvous names its own port"
-            )
-        if call.release != own.release:
+        if call.job_key != _short(own.job_key):
+            return self._other_job(call.job_key, _host(call.host))
+        if call.version != p.PEER_VERSION or call.release != own.release:
             return self._turn("release", self._other_release(call.release, call.host), _RELEASE_HINT)
         proof = _proof(own.token, "listener", call.nonce, self._nonce)
         return encode(p.Challenge(nonce=self._nonce, proof=proof, wants_proof=own.token is not None))
@@ -121,6 +127,10 @@ class ListenerSide:
             return self._turn("token", _WRONG_TOKEN, _TOKEN_HINT)
         self.outcome = self._admit(call)
         return encode(self.outcome)
+
+    def _other_job(self, job_key: str, who: str) -> bytes:
+        text = f"{_OTHER_JOB}it is of {_job(self._party.job_key)}, and {who} called for {_job(job_key)}"
+        return self._turn("job", text, "all launchers of a job have the same --job-id, --rendezvous names its own port")
 
     def _other_release(self, release: str, host: str = "") -> str:
         theirs = f"distlaunch {_word(release)}" if release else "another release of distlaunch"
@@ -142,7 +152,7 @@ class CallerSide:
         self._call = p.Call(
             version=p.PEER_VERSION,
             release=party.release,
-            job_key=party.job_key,
+            job_key=_short(party.job_key),
             rank=rank,
             host=host,
             instance=instance,
@@ -168,7 +178,7 @@ class CallerSide:
             message = self._reader.feed(data)
         except _OtherRelease as exc:
             theirs = f"distlaunch {_word(exc.release)}" if exc.release else "another release of distlaunch"
-            text = f"the launcher that was called is {theirs}, this is {self._party.release}"
+            text = f"{_OTHER_RELEASE}the launcher that was called is {theirs}, this is {self._party.release}"
             self.outcome = p.Turned(text=text, hint=_RELEASE_HINT, exit_code=EXIT_USAGE, again=False)
             return b""
         match message:
@@ -201,20 +211,21 @@ class CallerSide:
 _WRONG_TOKEN = "the token is not the same"  # noqa: S105 - a text
 
 
-def is_of_another_job(turned: p.Turned) -> bool:
-    """Tell whether the listener belongs to another job, so that ours may be on another port."""
-    return turned.text.startswith(_OTHER_JOB)
+def may_be_of_another_job(turned: p.Turned) -> bool:
+    """Tell whether the listener belongs to another job, or to one that cannot be compared: ours may be elsewhere."""
+    return turned.text.startswith(_OTHERS)
 
 
 # --- frames
 
 
 class _OtherRelease(Exception):  # noqa: N818 - an outcome
-    """The peer is a launcher, but not of this release; empty where it does not say which."""
+    """The peer is a launcher, but not of this release (empty where it does not say which), maybe of another job."""
 
-    def __init__(self, release: str) -> None:
+    def __init__(self, release: str, job_key: str | None = None) -> None:
         super().__init__(release)
         self.release = release
+        self.job_key = job_key
 
 
 class _Reader:
@@ -255,8 +266,8 @@ class _Reader:
         try:
             (message,) = Decoder[Record](self._types).feed(frame)
         except ProtocolError:
-            if (release := _release_in(frame[_HEADER.size :], {cls.__name__ for cls in self._types})) is not None:
-                raise _OtherRelease(release) from None
+            if (other := _other_in(frame[_HEADER.size :], {cls.__name__ for cls in self._types})) is not None:
+                raise other from None
             raise Stranger("garbage", "it sends what is no message of distlaunch") from None
         return message
 
@@ -281,8 +292,8 @@ _KNOWN = (
 )
 
 
-def _release_in(body: bytes, names: set[str]) -> str | None:
-    """Give the release that a message of ours with other fields names, empty if none; None if it is no message."""
+def _other_in(body: bytes, names: set[str]) -> _OtherRelease | None:
+    """Give what a message of ours with other fields says of its release and job; None if it is no message."""
     try:
         record = json.loads(body)
     except (ValueError, RecursionError):
@@ -290,8 +301,10 @@ def _release_in(body: bytes, names: set[str]) -> str | None:
     name = record.get("t") if isinstance(record, dict) else None
     if not isinstance(name, str) or name not in names:
         return None
-    release = record.get("release")
-    return release if isinstance(release, str) else ""
+    release, job_key = record.get("release"), record.get("job_key")
+    return _OtherRelease(
+        release if isinstance(release, str) else "", job_key if isinstance(job_key, str) else None
+    )  # fmt: skip
 
 
 # --- what is in them
@@ -314,7 +327,7 @@ def _is_fit(welcome: p.Welcome) -> bool:
     name = welcome.folder or welcome.job_id
     one_name = name not in (".", "..") and "/" not in name and len(name.encode("utf-8", "replace")) <= _LONGEST_NAME
     whole = welcome.job_id + welcome.folder
-    return one_name and "\0" not in whole and len(whole) <= _LONGEST_TEXT and 0 <= welcome.rank < _MOST_MEMBERS
+    return one_name and not _UNFIT.search(whole) and len(whole) <= _LONGEST_TEXT and 0 <= welcome.rank < _MOST_MEMBERS
 
 
 def _tame(turned: p.Turned) -> p.Turned:
@@ -339,6 +352,15 @@ def _same(told: str, expected: str) -> bool:
     import hmac
 
     return hmac.compare_digest(told.encode("utf-8", "surrogatepass"), expected.encode())
+
+
+def _short(job_key: str) -> str:
+    """Give what stands for a job on the wire: a key that is long, as --job-id may be, by its beginning and its hash."""
+    if len(job_key) <= _LONGEST_KEY:
+        return job_key
+    import hashlib
+
+    return f"{job_key[: _LONGEST_WORD // 3]}...{hashlib.sha256(job_key.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def _job(key: str) -> str:

@@ -11,11 +11,14 @@ for Start.
 
 from __future__ import annotations
 
+from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.record import Record
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
 
 PEER_VERSION = 1
+MOST_ATTEMPTS = 1 << 20
+"""With one a second, that is twelve days."""
 
 
 class Call(Record):
@@ -71,8 +74,8 @@ class Welcome(Record):
 class Apply(Record):
     """What a launcher has to say of itself, right after ``Welcome``; contradictions are found by the coordinator."""
 
-    num_nodes: tuple[int, int] | None
-    """Smallest and largest, as it was told; None if nobody told it."""
+    num_nodes: tuple[int, ...]
+    """Smallest and largest, as it was told."""
     slots: int | None
     """Workers that it was asked to run."""
     command: str
@@ -84,6 +87,12 @@ class Apply(Record):
     attempt: int
     """The highest attempt that it knows of: a coordinator that came back goes on from there; -1: none."""
     restarts: int
+
+    def __post_init__(self) -> None:
+        """Refuse what no job can have come to: a coordinator counts on from it."""
+        good = len(self.num_nodes) == 2 and -1 <= self.attempt <= MOST_ATTEMPTS and 0 <= self.restarts <= MOST_ATTEMPTS
+        if not good:
+            raise ProtocolError("it tells of numbers of nodes, attempts or restarts that cannot be")
 
 
 class Ask(Record):

@@ -124,6 +124,10 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
+    def terminate(self) -> None:
+        """Ask it to end, by TERM."""
+        self._process.terminate()
+
     def close(self) -> None:
         """Kill it if it hangs on a leash, with all of its group; keep what it has said. May be called again."""
         if self._closed:
@@ -184,30 +188,45 @@ def _started(
     return ours, words, process
 
 
+class Question:
+    """A program that is asked something, and runs beside us until its answer is wanted. Nothing of it outlives us."""
+
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Start it. Raises OSError."""
+        self._child = Child(argv, environ=environ, leash=Leash())
+        self._child.stream.shutdown(socket.SHUT_WR)
+
+    def answer(self, *, within_s: float) -> tuple[int, bytes, bytes]:
+        """Give its exit code, stdout, and the last of stderr; nothing of it is left then. To be called once.
+
+        Raises OSError, TimeoutError.
+        """
+        deadline = time.monotonic() + within_s
+        child = self._child
+        try:
+            answer = bytearray()
+            while True:
+                child.stream.settimeout(max(0.001, deadline - time.monotonic()))
+                data = child.stream.recv(_CHUNK)
+                child.said()
+                if not data:
+                    break
+                answer += data
+            code = child.returncode(max(0.0, deadline - time.monotonic()))
+            if code is None:
+                raise TimeoutError
+            return code, bytes(answer), child.said()
+        finally:
+            child.close()
+            child.stream.close()
+
+
 def ask(argv: Sequence[str], environ: Mapping[str, str], *, within_s: float) -> tuple[int, bytes, bytes]:
     """Run a program that is asked something; give its exit code, stdout, and the last of stderr.
 
     Nothing of it outlives that, or us. Raises OSError, TimeoutError.
     """
-    deadline = time.monotonic() + within_s
-    child = Child(argv, environ=environ, leash=Leash())
-    try:
-        child.stream.shutdown(socket.SHUT_WR)
-        answer = bytearray()
-        while True:
-            child.stream.settimeout(max(0.001, deadline - time.monotonic()))
-            data = child.stream.recv(_CHUNK)
-            child.said()
-            if not data:
-                break
-            answer += data
-        code = child.returncode(max(0.0, deadline - time.monotonic()))
-        if code is None:
-            raise TimeoutError
-        return code, bytes(answer), child.said()
-    finally:
-        child.close()
-        child.stream.close()
+    return Question(argv, environ).answer(within_s=within_s)
 
 
 def reap() -> None:

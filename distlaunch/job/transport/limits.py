@@ -19,13 +19,26 @@ def allow_files(*, links: int, logs: int) -> None:
 
     ``logs``: how many files may be written to; they take no more than half of all (``core.agent.filing``).
     """
+    allow(_OF_OUR_OWN + max(_PER_LINK * links + logs, 2 * logs))
+
+
+def allow(needed: int) -> bool:
+    """Raise the soft limit to this, or as far towards it as we may; tell whether it is higher than before."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _OF_OUR_OWN + max(_PER_LINK * links + logs, 2 * logs)
-    if hard != resource.RLIM_INFINITY:
-        needed = min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-        _found.append(soft)
+    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft == resource.RLIM_INFINITY or most <= soft:
+        return False
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError):
+        return False
+    _found.append(soft)
+    return True
+
+
+def found(soft: int) -> int:
+    """Give the limit that we started with; ``soft`` if it has not been raised here."""
+    return _found[0] if _found else soft
 
 
 def as_found(argv: Sequence[str]) -> list[str]:

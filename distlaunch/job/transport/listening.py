@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from distlaunch.core.model.text import printable
 from distlaunch.core.wire.handshake import NONCE_BYTES, ListenerSide, Party, Stranger
 from distlaunch.core.wire.peers import Call, Turned, Welcome
+from distlaunch.job.transport import limits
 from distlaunch.job.transport.open_port import open_port
 from distlaunch.job.transport.tcp_link import TcpLink
 from distlaunch.job.transport.troubles import Troubles
@@ -64,7 +65,7 @@ class Listener:
         self._party = party
         self._admit = admit
         self._clock = clock
-        self._troubles = Troubles(self.port, log, clock)
+        self._troubles = Troubles(log, clock)
         self._epoll = select.epoll()
         self._pending: dict[int, _Pending] = {}
         """By descriptor, the oldest first."""
@@ -149,7 +150,7 @@ class Listener:
 
     def _make_room(self, number: int | None) -> bool:
         """Find a descriptor for the next caller: allow more, else drop another; else wait, and give False."""
-        if number == errno.EMFILE and _raise_limit(2 * resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
+        if number == errno.EMFILE and limits.allow(2 * resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
             return True
         if self._pending:
             self._refuse(self._idlest(), "descriptors", f"no more files can be open here ({os.strerror(number or 0)})")
@@ -178,7 +179,9 @@ class Listener:
         except OSError:
             data = b""
         if not data:
-            if pending.stage == _SILENT:  # whoever only looks whether the port is open does no harm
+            # Whoever only looks whether the port is open does no harm; whoever has called for our job calls again, or
+            # has done so by another of our addresses.
+            if pending.stage in (_SILENT, _CALLED):
                 self._drop(pending)
             else:
                 self._refuse(pending, "left", "its caller left in the middle of the call")
@@ -201,7 +204,7 @@ class Listener:
             case Turned() as turned:
                 if side.turned_for:
                     host = f" ({printable(side.call.host[:80])})" if side.call is not None else ""
-                    self._troubles.note(side.turned_for, f"{pending.address}{host}", turned.text)
+                    self._note(side.turned_for, f"{pending.address}{host}", turned.text)
                 self._drop(pending)
             case _ if not sent:
                 self._refuse(pending, "left", "its caller left in the middle of the call")
@@ -215,7 +218,10 @@ class Listener:
 
     def _refuse(self, pending: _Pending, kind: str, text: str) -> None:
         self._drop(pending)
-        self._troubles.note(kind, pending.address, text)
+        self._note(kind, pending.address, text)
+
+    def _note(self, kind: str, address: str, text: str) -> None:
+        self._troubles.note(kind, f"a connection from {address} to port {self.port} was closed: {text}")
 
     def _drop(self, pending: _Pending) -> None:
         self._forget(pending)
@@ -249,21 +255,8 @@ def _text(address: Sequence[object]) -> str:
 def _room(members: int) -> int:
     """Allow ourselves enough open files; give how many callers may be unknown at once."""
     used = len(os.listdir("/proc/self/fd")) + members
-    _raise_limit(used + 2 * MOST_PENDING)
+    limits.allow(used + 2 * MOST_PENDING)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MOST_PENDING
     return max(_FEWEST_PENDING, min(MOST_PENDING, (soft - used) // 2))
-
-
-def _raise_limit(needed: int) -> bool:
-    """Raise our limit of open files as far as that goes; workers get the one that the launcher was started with."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    if soft == resource.RLIM_INFINITY or most <= soft:
-        return False
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    except (OSError, ValueError):
-        return False
-    return True

@@ -15,23 +15,29 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from distlaunch.core.model.text import printable
-from distlaunch.core.wire.handshake import Party
+from distlaunch.core.wire.handshake import TOKEN, Party
 from distlaunch.core.wire.peers import Call, Turned, Welcome
 from distlaunch.job.failures import ConnectFailure
 from distlaunch.job.transport.bootstrap import OLDEST
+from distlaunch.job.transport.child import Leash
 from distlaunch.job.transport.link import Link, Target, Unconnected
 from distlaunch.job.transport.listening import Listener
-from distlaunch.job.transport.srun_step import NO_PYTHON, Step, Wanted, agent_argv, step_argv, step_environ
+from distlaunch.job.transport.srun_step import (
+    NO_PYTHON,
+    Step,
+    Wanted,
+    agent_argv,
+    end_steps,
+    step_argv,
+    step_environ,
+)
 from distlaunch.job.transport.trouble import Trouble
 
-TOKEN = "DISTLAUNCH_TOKEN"  # noqa: S105 - a variable's name
-END_S = 3.0
-"""How long srun may take to end after all agents have left."""
-_BROKEN_END_S = 0.5
-"""The same if it waits for a node that is gone."""
 _GATHER_S = 0.1
 """Nodes that are to come back within this get one step."""
 _LOOK_S = 0.5
+_LONGEST_WAIT_S = 3600.0
+"""poll takes a C int of milliseconds."""
 _LAST_LINES = 3
 _PASSING = re.compile(
     r"timed out|unable to contact|connect|busy|not available|temporar|down|drain|unreachable|launch failed"
@@ -79,7 +85,7 @@ class Srun:
         self.say: Callable[[str], None] = _nothing
         """Gets what srun says while the job runs, and what goes on on the port; called in the thread."""
         self._key = environ.get("SLURM_JOB_ID", "")
-        token = environ.get(TOKEN) or os.urandom(16).hex()
+        token = os.urandom(16).hex()  # not the user's: it is for launchers that come by themselves
         self._environ = {**step_environ(environ), TOKEN: token}
         self._addresses = ",".join(addresses)
         self._job_id = job_id
@@ -93,6 +99,7 @@ class Srun:
             log=self._log,
             members=len(self._hosts),
         )
+        self._leash = Leash()
         self._lock = threading.Lock()
         self._awaited: dict[str, _Awaited] = {}
         self._steps: list[Step] = []
@@ -130,10 +137,15 @@ class Srun:
             raise Unconnected(awaited.failure or Trouble("srun", "it has not called").failure(target.host))
         return awaited.link
 
-    def ended_with(self, host: str, other: str) -> bool:
-        """Tell whether Slurm ends the agent of a node since that of another has ended: they are of one step."""
+    def lost(self, host: str) -> None:
+        """Take in that the agent of a node, which had called, is lost."""
+        if (step := self._step_of.get(host)) is not None:
+            step.has_lost = True
+
+    def is_ending(self, host: str) -> bool:
+        """Tell whether Slurm ends the agent of a node since another of its step is lost."""
         step = self._step_of.get(host)
-        return self._wanted.all_or_none and step is not None and self._step_of.get(other) is step
+        return self._wanted.all_or_none and step is not None and step.has_lost
 
     def give_up(self) -> None:
         """Have nothing more opened, and nobody wait for it."""
@@ -143,14 +155,13 @@ class Srun:
             self._fail(awaited, Trouble("srun", "the job is over", passing=False))
         self._nudge()
 
-    def close(self, *, broken: bool) -> None:
-        """End what is left; ``broken``: of some nodes nobody has heard the end, so srun may wait for ever."""
+    def close(self) -> None:
+        """End what is left, once all agents have left."""
         self.give_up()
         if self._thread.ident:
             self._thread.join()
-        patience_s = _BROKEN_END_S if broken else END_S
-        for step in self._steps:
-            step.end(patience_s)
+        end_steps(self._steps)
+        self._leash.close()
         self._listener.close()
         os.close(self._wake)
         os.close(self._wake_end)
@@ -179,16 +190,14 @@ class Srun:
         for descriptor, wanted in self._listener.descriptors().items():
             poll.register(descriptor, wanted)
         for step in self._steps:
-            if step.reading >= 0:
-                poll.register(step.reading, select.POLLIN)
-            if step.writing >= 0:
-                poll.register(step.writing, select.POLLOUT)
+            for descriptor, wanted in step.descriptors().items():
+                poll.register(descriptor, wanted)
         now = time.monotonic()
         dues = [self._listener.deadline(), self._begin_at, *(awaited.until for awaited in self._waiting())]
         if any(step.returncode is None for step in self._steps) and self._waiting():
             dues.append(now + _LOOK_S)
         times = [due for due in dues if due is not None]
-        poll.poll(max(0.0, min(times) - now) * 1000 + 1 if times else None)
+        poll.poll(min(max(0.0, min(times) - now), _LONGEST_WAIT_S) * 1000 + 1 if times else None)
         with suppress(BlockingIOError):
             os.read(self._wake, 4096)
         for call, link in self._listener.ready():
@@ -225,9 +234,8 @@ class Srun:
             link.close()
 
     def _hear(self, step: Step) -> None:
-        if step.writing >= 0:
-            step.send()
-        lines = step.read() if step.reading >= 0 else []
+        step.send()
+        lines = step.read()
         starting = any(awaited.step is step for awaited in self._waiting())
         for line in lines:
             if not starting or _WAITING.search(line):
@@ -265,7 +273,7 @@ class Srun:
         argv = step_argv(self._wanted, hosts, again=again)
         argv += agent_argv(words, count=len(self._code), pythons=self._pythons)
         try:
-            step = Step(argv, hosts, self._code, self._environ)
+            step = Step(argv, hosts, self._code, self._environ, leash=self._leash)
         except OSError as exc:
             for awaited in group:
                 self._fail(awaited, Trouble("srun", f"srun cannot be run: {exc.strerror}", passing=False))
@@ -283,15 +291,14 @@ class Srun:
             if step is None:
                 continue
             if step.returncode is not None:
-                while step.reading >= 0 and step.read():
-                    pass
+                step.finish_reading()
                 if not self._wanted.all_or_none and len(step.hosts) > 1:
                     self._together = False  # one bad node fails all that are in a step with it
                 self._fail(awaited, _why(step, awaited.host))
             elif now >= awaited.until:
                 last = _last(step, awaited.host)
                 self._fail(awaited, Trouble("srun", f"the agent has not called in time{last}"))
-        for step in [step for step in self._steps if step.returncode is not None and step.reading < 0]:
+        for step in [step for step in self._steps if step.is_over]:
             step.close()
             self._steps.remove(step)
 

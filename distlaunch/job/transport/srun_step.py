@@ -8,16 +8,17 @@ and with one that a node does not have it is refused.
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
+import select
+import socket
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.job.transport.bootstrap import FLAGS, OLDEST, PYTHONS, stub
+from distlaunch.job.transport.child import Child, Leash
 from distlaunch.job.transport.limits import as_found
 
 _OF_THE_JOB = re.compile(
@@ -39,6 +40,9 @@ _SCRIPT = (
 _STUB = stub("called", "sys.argv[2:]")
 _OF_OUR_OWN = "configuration lacks support for cpu binding"
 """What srun says of --cpu-bind=none, where there is nothing to bind by."""
+_TOGETHER = 'exec "$@" 2>&1'
+_END_S, _LOST_END_S, _TERM_S = 3.0, 0.5, 2.0
+"""How long srun may take to end after all agents have left, if it waits for an agent that is lost, and after TERM."""
 _CHUNK = 1 << 16
 _MOST_LINES = 50
 _LONGEST_LINE = 300
@@ -91,53 +95,54 @@ def agent_argv(words: tuple[str, str, str, str], *, count: int, pythons: Sequenc
 
 
 class Step:
-    """A running srun. All of it is one thread's; nothing waits but ``end``."""
+    """A running srun, which ends with us however we end. All but ``has_lost`` is one thread's; only ``wait`` waits."""
 
-    def __init__(self, argv: Sequence[str], hosts: Sequence[str], code: bytes, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, argv: Sequence[str], hosts: Sequence[str], code: bytes, environ: Mapping[str, str], *, leash: Leash
+    ) -> None:
         """Start it. Raises OSError."""
         self.hosts = tuple(hosts)
         self.lines: deque[str] = deque(maxlen=_MOST_LINES)
         """The last that it has said, or the agents before they had called."""
+        self.has_lost = False
+        """An agent of it that had called is lost: srun may end the others, or wait for ever."""
         self._unsent = memoryview(code)
         self._half = b""
-        self.reading, its_output = os.pipe2(os.O_CLOEXEC)
-        its_input, self.writing = os.pipe2(os.O_CLOEXEC)
-        try:
-            self._process = subprocess.Popen(
-                as_found(argv),  # srun has the tasks start with its own limits
-                stdin=its_input, stdout=its_output, stderr=its_output, env=dict(environ),
-                start_new_session=True,
-            )  # fmt: skip
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            os.close(its_input)
-            os.close(its_output)
-        for descriptor in (self.reading, self.writing):
-            os.set_blocking(descriptor, False)
+        self._speaks = True
+        words = as_found(argv)  # srun has the tasks start with its own limits
+        self._child = Child(["/bin/sh", "-c", _TOGETHER, "srun", *words], environ=environ, leash=leash)
+        self._child.stream.settimeout(0.0)
+
+    def descriptors(self) -> dict[int, int]:
+        """Give what to poll; nothing after the end of its output."""
+        if not self._speaks:
+            return {}
+        return {self._child.stream.fileno(): select.POLLIN | (select.POLLOUT if self._unsent else 0)}
 
     def send(self) -> None:
         """Give srun of the zip what it takes now; its stdin is closed after the last of it."""
+        if not self._unsent or not self._speaks:
+            return
         try:
             while self._unsent:
-                self._unsent = self._unsent[os.write(self.writing, self._unsent[:_CHUNK]) :]
+                self._unsent = self._unsent[self._child.stream.send(self._unsent[:_CHUNK]) :]
+            self._child.stream.shutdown(socket.SHUT_WR)
         except BlockingIOError:
-            return
+            pass
         except OSError:
-            pass  # it has ended, or will tell
-        os.close(self.writing)
-        self.writing = -1
+            self._unsent = self._unsent[:0]  # it has ended, or will tell
 
     def read(self) -> list[str]:
         """Give the lines that have come; printable, and cut off."""
+        if not self._speaks:
+            return []
         try:
-            data = os.read(self.reading, _CHUNK)
+            data = self._child.stream.recv(_CHUNK)
         except BlockingIOError:
             return []
-        if not data:
-            os.close(self.reading)
-            self.reading = -1
+        except OSError:  # it has ended without reading all
+            data = b""
+        self._speaks = bool(data)
         *lines, self._half = (self._half + data).split(b"\n")
         if not data or len(self._half) > _CHUNK:
             lines, self._half = [*lines, self._half], b""
@@ -146,10 +151,20 @@ class Step:
         self.lines.extend(new)
         return new
 
+    def finish_reading(self) -> None:
+        """Read what there is of an srun that has ended."""
+        while self._speaks and self.read():
+            pass
+
     @property
     def returncode(self) -> int | None:
         """Give how it has ended; None if it has not."""
-        return self._process.poll()
+        return self._child.returncode()
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether it has ended, and all that it has said is read."""
+        return not self._speaks and self.returncode is not None
 
     def how_ended(self) -> str:
         """Say how srun has ended, as a clause."""
@@ -158,19 +173,29 @@ class Step:
             return "srun has not ended"
         return f"srun was killed by signal {-code}" if code < 0 else f"srun ended with status {code}"
 
-    def end(self, patience_s: float) -> None:
-        """Wait for its end, and bring it about after that: by TERM, by KILL."""
-        for signum, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 2.0), (signal.SIGKILL, 2.0)):
-            try:
-                self._process.wait(wait_s)
-                break
-            except subprocess.TimeoutExpired:
-                self._process.send_signal(signum)
-        self.close()
+    def wait(self, until: float) -> bool:
+        """Wait for its end until this monotonic time; tell whether it has come."""
+        return self._child.returncode(max(0.0, until - time.monotonic())) is not None
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._child.terminate()
 
     def close(self) -> None:
-        """Have nothing to do any more with what it reads and says."""
-        for descriptor in (self.reading, self.writing):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self.reading = self.writing = -1
+        """Kill it if it runs, and have nothing to do any more with what it reads and says."""
+        self._speaks = False
+        self._child.close()
+        self._child.stream.close()
+
+
+def end_steps(steps: Sequence[Step]) -> None:
+    """Wait for the end of all of them at once, and bring it about after that: by TERM, by KILL."""
+    began = time.monotonic()
+    left = [step for step in steps if not step.wait(began + (_LOST_END_S if step.has_lost else _END_S))]
+    for step in left:
+        step.terminate()
+    until = time.monotonic() + _TERM_S
+    for step in left:
+        step.wait(until)
+    for step in steps:
+        step.close()

@@ -100,6 +100,14 @@ def test_silence_of_the_coordinator_is_its_loss(make_agent, count_marked):
     assert "nothing was heard of the coordinator for" in agent.of(r.Ending)[0].why
 
 
+def test_no_silence_is_too_long_to_wait_for(make_agent):
+    agent = make_agent(silence_s=3.6e6)
+    agent.send(r.Ping(serial=1, silence_s=1e9))
+    agent.until(r.Pong)
+    assert agent.leave() == 0
+    assert not agent.of(r.Ending)
+
+
 def test_pings_are_answered_and_keep_the_agent(make_agent):
     agent = make_agent(silence_s=1.0)
     began = time.monotonic()

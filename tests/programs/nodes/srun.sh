@@ -21,7 +21,7 @@ code=$(mktemp "$CALLS.XXXXXX")
 cat >"$code"
 id=0
 for node in $nodes; do
-    [ "$node" = "$LATE" ] || SLURMD_NODENAME=$node SLURM_NODEID=$id "$@" <"$code" &
+    [ "$node" = "$LATE" ] || SLURMD_NODENAME=$node SLURM_NODEID=$id setsid -w "$@" <"$code" &
     id=$((id + 1))
 done
 wait

@@ -19,6 +19,7 @@ from distlaunch.job.policy import JobPolicy
 from distlaunch.job.settings import Gathering, PolicySettings
 from distlaunch.resolve.meeting import Meeting
 from tests.unit.job.fleets import fleets  # noqa: F401 - a fixture
+from tests.unit.job.peering import peering  # noqa: F401 - a fixture
 
 RAISED = b"""Traceback (most recent call last):
   File "/home/u/train.py", line 9, in <module>

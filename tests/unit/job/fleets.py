@@ -84,7 +84,7 @@ class Kept:
 class Nodes:
     """A fleet, and the nodes' ends of its links."""
 
-    def __init__(self, count: int, *, fanout: int = 64, kept: Kept | None = None, **more) -> None:
+    def __init__(self, count: int, *, fanout: int = 64, kept: Kept | None = None, make=Fleet, **more) -> None:
         self.now = 100.0
         self.kept = kept or Kept()
         self.links: dict[str, PairLink] = {}
@@ -96,7 +96,7 @@ class Nodes:
         self._decoders: dict[str, Decoder] = {}
         self._heard: dict[str, list] = {}
         self.events: list[a.Event] = []
-        self.fleet = Fleet(
+        self.fleet = make(
             [Target(host=f"n{number}") for number in range(count)],
             open_link=self.open,
             fanout=fanout,

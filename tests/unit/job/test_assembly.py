@@ -16,10 +16,12 @@ from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import Decoder, encode
 from distlaunch.job import actions as a
-from distlaunch.job.assembly import PROBE_S, Assembly
+from distlaunch.job.assembly import Assembly
+from distlaunch.job.seats import PROBE_S, START_S
 from tests.unit.job.fleets import WITHIN_S, PairLink, exited
 
 GONE = m.Gone(attempt=0, left=())
+APPLY = {"num_nodes": (3, 3), "slots": 1, "command": "", "clock": 7.0, "wall": 0.0, "attempt": -1, "restarts": 0}
 
 
 class Own:
@@ -74,7 +76,9 @@ class Port:
 class Rules:
     """Launchers whose command is ``other`` contradict us."""
 
-    def conflict(self, number, host, told, *, wall):
+    bounds = (3, 3)
+
+    def conflict(self, number, host, told):
         return f"{host} differs" if told.command == "other" else None
 
     def clock_note(self, number, host, told, *, wall):
@@ -116,7 +120,7 @@ class Meeting:
         self.assembly.listen(self.port)
         self.assembly.start()
 
-    def calls(self, rank, host, *, instance=None, **told):
+    def calls(self, rank, host, *, instance=None, ending=None, **told):
         """Call; give the launcher's end if it is let in, else the answer."""
         call = p.Call(
             version=1, release="1", job_key="", rank=rank, host=host, instance=instance or host, nonce="ab" * 16
@@ -130,8 +134,11 @@ class Meeting:
         self.port.waiting.append((call, link))
         peer = Peer(link)
         peer.rank = answer.rank
-        values = {"num_nodes": None, "slots": 1, "command": "", "clock": 7.0, "wall": 0.0, "attempt": -1, "restarts": 0}
-        peer.say(p.Apply(**{**values, **told}))
+        if ending is not None:
+            peer.say(r.Ending(why=ending))
+            self.pump(lambda: self.assembly._seats[answer.rank].instance and not self.port.waiting)
+            return peer
+        peer.say(p.Apply(**{**APPLY, **told}))
         self.pump(lambda: answer.rank in self.assembly._peers and self.assembly._peers[answer.rank].greeted)
         return peer
 
@@ -224,6 +231,49 @@ def test_the_second_with_a_rank_is_turned_away_once_the_first_has_answered(meeti
     assert not meet.of(a.Lost)
 
 
+def answers(meet, peer, rank) -> None:
+    """Have a launcher say something, a little later than all that was before."""
+    meet.now += 0.5
+    peer.say(r.Pong(serial=99, clock=7.0))
+    meet.pump(lambda: meet.assembly._peers[rank].heard == meet.now)
+
+
+def test_an_answer_does_not_count_for_whoever_calls_later(meeting):
+    """A pod is replaced some seconds after its launcher was asked, and had answered, for another's sake."""
+    meet = meeting()
+    meet.assembly.connect(1, 0.0)
+    first = meet.calls(1, "n1")
+    meet.pump(lambda: meet.of(a.Joined))
+    assert meet.calls(1, "n9").again
+    answers(meet, first, 1)
+    assert not meet.calls(1, "n9").again
+    meet.now += PROBE_S
+    assert meet.calls(1, "n1", instance="a new pod").again
+    meet.now += PROBE_S
+    meet.calls(1, "n1", instance="a new pod")
+    assert [event.node for event in meet.of(a.Lost)] == [1]
+
+
+def test_of_launchers_that_are_turned_away_again_and_again_one_line_is_said(meeting):
+    meet = meeting(10)
+    for number in range(50):
+        assert not meet.calls(0, f"x{number}").again
+    meet.assembly.send(0, m.Prepare(attempt=0, port=0))
+    for number in range(1, 10):
+        meet.calls(number, f"n{number}", command="other", wall=-1.0)
+    assert meet.said == [
+        "two launchers have node rank 0: on n0, and on x0; the second is turned away",
+        "a launcher was turned away: n1 differs",
+    ]
+    assert meet.assembly.deadline() <= meet.now + 60.0
+    meet.now += 60.0
+    meet.pump(lambda: len(meet.said) > 2)
+    assert meet.said[2:] == [
+        "49 more like it, the last: two launchers have node rank 0: on n0, and on x49; the second is turned away",
+        "8 more like it, the last: a launcher was turned away: n9 differs",
+    ]
+
+
 def test_the_second_with_a_rank_takes_the_place_of_one_that_does_not_answer(meeting):
     meet = meeting()
     meet.assembly.connect(1, 0.0)
@@ -273,6 +323,115 @@ def test_what_launchers_were_told_otherwise_ends_the_job_before_it_has_begun_and
     verdict = meet.hears(late, p.Verdict)
     assert (verdict.exit_code, "n2 differs" in verdict.text) == (EXIT_USAGE, True)
     assert len(meet.of(a.Refused)) == 1
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_launcher_that_was_refused_has_nothing_more_to_say_and_leaves_its_place(meeting, has_begun):
+    meet = meeting()
+    if has_begun:
+        meet.assembly.send(0, m.Prepare(attempt=0, port=0))
+    meet.assembly.connect(1, 0.0)
+    refused, other = meet.calls(1, "n1", command="other"), meet.calls(2, "n2")
+    refused.say(p.Told(signum=signal.SIGTERM), p.Apply(**APPLY), GONE)
+    answers(meet, refused, 1)
+    other.say(p.Told(signum=signal.SIGUSR1))
+    meet.pump(lambda: meet.of(a.Signalled))
+    assert meet.of(a.Signalled) == [a.Signalled(signum=signal.SIGUSR1, node=2)]
+    assert not meet.of(a.Joined)
+    assert meet.calls(1, "n1", instance="with the right command").rank == 1
+    meet.pump(lambda: meet.of(a.Joined))
+
+
+def test_a_launcher_that_cannot_take_part_ends_the_job_before_it_has_begun_and_later_is_told_of(meeting):
+    meet = meeting()
+    meet.calls(1, "n1", ending="script train.py\n not found")
+    text = r"node rank 1 (n1) cannot take part: script train.py\n not found"
+    meet.pump(lambda: meet.of(a.Refused))
+    assert meet.of(a.Refused) == [a.Refused(text=text)]
+    meet.assembly.send(0, m.Prepare(attempt=0, port=0))
+    meet.calls(1, "n1", ending="script train.py\n not found")
+    meet.pump(lambda: meet.said)
+    assert meet.said == [text]
+    assert len(meet.of(a.Refused)) == 1
+    assert not meet.of(a.Lost)
+    assert meet.calls(1, "n1").rank == 1
+
+
+def test_an_elastic_job_does_without_a_launcher_that_cannot_take_part(meeting):
+    meet = meeting()
+    meet.assembly._rules.bounds = (1, 3)
+    meet.calls(1, "n1", ending="no script")
+    meet.pump(lambda: meet.said)
+    assert meet.said == ["node rank 1 (n1) cannot take part: no script"]
+    assert not meet.of(a.Refused)
+
+
+# --- starting
+
+
+def commenced(meet, workers: int = 2) -> Peer:
+    """Have a member that is told to start so many workers."""
+    meet.assembly.connect(1, 0.0)
+    peer = meet.calls(1, "n1")
+    meet.pump(lambda: meet.of(a.Joined))
+    start = p.Commence(
+        attempt=0, restarts=0, node_rank=0, local_ranks=tuple(range(workers)), hosts=("n1",), slots=(workers,),
+        master_addr="n0", master_port=5, interface="",
+    )  # fmt: skip
+    meet.assembly.send(1, start)
+    meet.hears(peer, p.Commence)
+    return peer
+
+
+def says(meet, peer, *messages) -> None:
+    """Have a launcher say this, and the policy hear it."""
+    before = len(meet.of(a.FromNode))
+    peer.say(*messages)
+    meet.pump(lambda: len(meet.of(a.FromNode)) == before + len(messages))
+
+
+def test_a_launcher_whose_workers_never_start_is_lost_though_it_answers(meeting):
+    meet = meeting()
+    meet.assembly.silence_s = 1e9
+    peer = commenced(meet)
+    says(meet, peer, m.Started(attempt=0, pids={0: 5}))
+    assert meet.assembly.deadline() <= meet.now + START_S
+    meet.now += START_S - 1.0
+    answers(meet, peer, 1)
+    assert not meet.of(a.Lost)
+    meet.now += 0.5
+    meet.pump(lambda: meet.of(a.Lost))
+    assert meet.of(a.Lost) == [a.Lost(node=1, why="its workers have not started within 60 s")]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [[m.Started(attempt=0, pids={0: 5}), m.Started(attempt=0, pids={1: 6})], [exited(6.0, rank=1)], [GONE]],
+    ids=["all have started", "one has ended", "all are gone"],
+)
+def test_a_launcher_whose_workers_have_started_or_ended_is_not_late(meeting, last):
+    meet = meeting()
+    meet.assembly.silence_s = 1e9
+    peer = commenced(meet)
+    says(meet, peer, *last)
+    meet.now += 10 * START_S
+    answers(meet, peer, 1)
+    assert not meet.of(a.Lost)
+
+
+def test_a_launcher_that_says_what_takes_long_has_more_time(meeting):
+    meet = meeting()
+    meet.assembly.silence_s = 1e9
+    peer = commenced(meet)
+    began = meet.now
+    for elapsed_s in (15.0, 30.0, 60.0, 120.0, 240.0):
+        meet.now = began + elapsed_s
+        says(meet, peer, m.Remark(text="still importing torch", warning=True))
+    meet.now = began + 240.0 + 240.0 + START_S - 1.0
+    answers(meet, peer, 1)
+    assert not meet.of(a.Lost)
+    meet.now += 1.0
+    meet.pump(lambda: meet.of(a.Lost))
 
 
 def test_attempts_that_a_launcher_knows_of_are_told_before_it_has_joined(meeting):

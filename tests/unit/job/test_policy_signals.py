@@ -148,6 +148,18 @@ def test_a_user_signal_during_the_grace_is_passed_on_and_does_not_kill(make_job)
     assert len(job.sent(m.Forward, actions)) == 1
 
 
+def test_it_is_known_for_how_long_an_attempt_went_on_after_its_last_warning(make_job):
+    job = make_job().run()
+    job.signal(signal.SIGUSR1)
+    job.now += 7200.0
+    job.signal(signal.SIGUSR2)
+    job.now += 90.0
+    for rank in job.ranks:
+        job.exited(rank)
+    job.all_gone()
+    assert (job.policy.warned, job.policy.since_warned_s) == (signal.SIGUSR2, 90.0)
+
+
 # --- together with failures
 
 

@@ -56,9 +56,6 @@ def started(template: dict, container: dict, hostname: str, number: int, set_by_
         source = each.get("valueFrom", {})
         if "secretKeyRef" in source:
             environ[each["name"]] = "secret"
-        elif "fieldRef" in source:
-            label = source["fieldRef"]["fieldPath"].partition("['")[2].removesuffix("']")
-            environ[each["name"]] = labels[label]
         else:
             environ[each["name"]] = expanded(each["value"], environ)
     subdomain = template["spec"].get("subdomain")
@@ -101,13 +98,14 @@ def _pytorchjob(documents: list[dict]) -> list[Pod]:
     replicas = spec["pytorchReplicaSpecs"]
     total = sum(each["replicas"] for each in replicas.values())
     shared = {"PET_NPROC_PER_NODE": slots, "PYTHONUNBUFFERED": "1"}
+    master = f"{name}-master-0"
+    shared |= {"MASTER_ADDR": master, "PET_MASTER_ADDR": master, "MASTER_PORT": "23456", "PET_MASTER_PORT": "23456"}
+    shared |= {"PET_NNODES": str(total), "WORLD_SIZE": str(total * int(slots))}
     if elastic:
+        assert elastic["maxReplicas"] == total
         shared["PET_NNODES"] = f"{elastic['minReplicas']}:{elastic['maxReplicas']}"
-        shared |= {"PET_RDZV_BACKEND": elastic["rdzvBackend"], "PET_RDZV_ENDPOINT": f"{name}-worker-0:23456"}
-    else:
-        master = f"{name}-master-0"
-        shared |= {"MASTER_ADDR": master, "PET_MASTER_ADDR": master, "MASTER_PORT": "23456", "PET_MASTER_PORT": "23456"}
-        shared |= {"PET_NNODES": str(total), "WORLD_SIZE": str(total * int(slots))}
+        shared["PET_RDZV_BACKEND"] = elastic["rdzvBackend"]
+        shared["PET_RDZV_ENDPOINT"] = f"{elastic['rdzvHost']}:{elastic['rdzvPort']}"
     pods = []
     for kind in ("Master", "Worker"):
         for index in range(replicas.get(kind, {}).get("replicas", 0)):
@@ -115,7 +113,7 @@ def _pytorchjob(documents: list[dict]) -> list[Pod]:
             labels = {"training.kubeflow.org/replica-index": str(index), **template["metadata"]["labels"]}
             (container,) = template["spec"]["containers"]
             assert container["name"] == "pytorch"
-            rank = {} if elastic else {"RANK": str(len(pods)), "PET_NODE_RANK": str(len(pods))}
+            rank = {"RANK": str(len(pods)), "PET_NODE_RANK": str(len(pods))}
             made = {**template, "metadata": {"labels": labels}}
             pods.append(started(made, container, f"{name}-{kind.lower()}-{index}", len(pods), shared | rank))
     return pods

@@ -16,7 +16,7 @@ RELEASES = [f"1.{minor}" for minor in range(29, 38)]
 MUCH = [
     "--num-nodes=4",
     "--gpus-per-node=8",
-    "--image=registry.example/team/train:1.2@sha256:0123",
+    "--image=registry.example/team/train:1.2@sha256:" + "0123abcd" * 8,
     "--namespace=team",
     "--cpus=48",
     "--memory=512Gi",
@@ -148,20 +148,33 @@ def job_of(manifests, *words: str) -> dict:
     return manifests("kubernetes", *LITTLE, *words, "t.py")[-1]["spec"]
 
 
-def test_lost_pods_are_replaced_as_often_as_the_job_may_restart(manifests):
-    assert job_of(manifests, "--num-nodes=4")["backoffLimit"] == 0
-    assert job_of(manifests, "--num-nodes=4", "--max-restarts=3")["backoffLimit"] == 12
-    assert job_of(manifests, "--num-nodes=2:5", "--max-restarts=2")["backoffLimit"] == 10
-    assert job_of(manifests)["podReplacementPolicy"] == "Failed"
+@pytest.mark.parametrize("target", KINDS)
+def test_the_file_says_how_its_output_is_read(text, target):
+    body = text(target, *LITTLE, "--num-nodes=3", "--namespace=team", "--name=big", "t.py")
+    [line] = [line for line in body.splitlines() if line.startswith("#   kubectl -n team logs -f ")]
+    assert "--max-log-requests=3" in line  # kubectl follows 5 at most, unless told
+    assert line.endswith("-name=big")
 
 
-def test_what_would_repeat_is_not_tried_again(manifests):
-    ignored, final = job_of(manifests, "--num-nodes=4")["podFailurePolicy"]["rules"]
-    assert ignored == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    on = final["onExitCodes"]
-    assert (final["action"], on["operator"], on["containerName"]) == ("FailJob", "NotIn", "trainer")
-    assert on["values"] == sorted(set(on["values"]))
-    assert set(on["values"]) == {69, 70, 124, 129, 130, 137, 143}
+def test_pods_find_each_other_before_they_are_ready(manifests):
+    service, job = manifests("kubernetes", *LITTLE, "--num-nodes=2", "--namespace=team", "t.py")
+    assert service["metadata"] == {"name": "t", "namespace": "team"}
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert job["spec"]["template"]["spec"]["subdomain"] == "t"
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_volumes_are_where_they_are_mounted(manifests, target):
+    for pod in pods_of(manifests(target, *MUCH, "t.py")):
+        volumes = {each.pop("name"): each for each in map(dict, pod.spec["spec"]["volumes"])}
+        (container,) = pod.spec["spec"]["containers"]
+        assert {each["mountPath"]: volumes[each["name"]] for each in container["volumeMounts"]} == {
+            "/dev/shm": {"emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}},
+            "/data": {"persistentVolumeClaim": {"claimName": "data"}},
+            "/ckpt": {"persistentVolumeClaim": {"claimName": "ckpt.v1"}},
+        }
+        assert pod.spec["spec"]["terminationGracePeriodSeconds"] == 46
+        assert pod.environ["FI_PROVIDER"] == "efa"
 
 
 def test_an_elastic_jobs_success_is_its_coordinators(manifests):
@@ -206,6 +219,14 @@ def test_other_gpus_have_another_name(manifests):
     pod = spec["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"] == {"amd.com/gpu": "2"}
     assert pod["tolerations"][0]["key"] == "amd.com/gpu"
+
+
+def test_nodes_with_parts_of_gpus_have_the_taint_of_whole_ones(manifests):
+    part = "nvidia.com/mig-1g.10gb"
+    (job,) = manifests("kubernetes", "--gpus-per-node=2", "--image=x", f"--gpus-resource={part}", "t.py")
+    pod = job["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"] == {part: "2"}
+    assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
 
 
 @pytest.mark.parametrize("target", KINDS)

@@ -6,12 +6,15 @@ import pytest
 
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.record import replace
 from distlaunch.resolve.facts import Facts, Surroundings
 from distlaunch.resolve.identity import Identity
 from distlaunch.resolve.location import locate
 from distlaunch.resolve.topology import build_topology
 from distlaunch.ui.quick import parse_train
+from distlaunch.ui.rendering import parse_render
 from tests.unit.render.cluster import pods_of
+from tests.unit.render.test_manifests import ODD
 
 TARGETS = ("kubernetes", "pytorchjob", "trainjob")
 ONE_LAUNCHER_A_NODE = {"kubernetes": "train-{}.train", "trainjob": "train-node-0-{}.train"}
@@ -92,3 +95,15 @@ def test_a_single_pod_trains_alone(manifests, target, size):
         assert (options.num_nodes, options.script) == (1, "train.py")
     else:
         assert [node.slots for node in topology.nodes] == [4]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_option_means_to_the_pod_what_was_meant(manifests, target):
+    size = ["--num-nodes=2", "--procs-per-node=2", "--image=x", "--join-timeout=1h"]
+    variables = [f"--env=V{number}={value}" for number, value in enumerate(ODD)]
+    odd = ["--setup=module load 'a b' && export X=$Y", "--job-id=a b$c", "--workdir=/w $$ é$é", "--log-dir=/d/$(X)"]
+    others = ["--output=0,1", "--hang-timeout=1.5h", "--grace=0.001", "--quiet", "--no-forward-env", "--bind=numa"]
+    words = [*size, *variables, *odd, *others, "--max-restarts=3", "-m", "pkg.train", *ODD]
+    meant, _ = parse_render(target, words, {})
+    for pod in pods_of(manifests(target, *words)):
+        assert replace(parse_train(pod.argv[2:], pod.environ), given={}) == replace(meant, given={})

@@ -7,6 +7,17 @@ import pytest
 from distlaunch.core.errors import ConfigError
 
 POD = ["--image=x", "--gpus-per-node=2"]
+NO_IMAGES = (
+    "a b",
+    "Foo/Bar:1",
+    "reg.example/Me/train",
+    "a//b",
+    "a:",
+    "a@sha256:12",
+    "a/",
+    "https://reg.example/a",
+    "-a",
+)
 PODS = ("kubernetes", "pytorchjob", "trainjob")
 EVERYWHERE = ("slurm", *PODS)
 
@@ -36,7 +47,7 @@ def test_the_size_of_a_node_has_to_be_said(text, target, words):
 @pytest.mark.parametrize(
     "words",
     ["--hosts=a,b", "--hostfile=h", "--discover=d", "--node-rank=1", "--gpus=0,1", "--ssh-user=me", "--ssh-port=2222",
-     "--source=flags"],
+     "--source=flags", "--dry-run"],
 )  # fmt: skip
 @pytest.mark.parametrize("target", EVERYWHERE)
 def test_what_the_scheduler_decides_is_not_said_to_it(text, target, words):
@@ -76,10 +87,15 @@ def test_sizes_that_do_not_fit_are_refused(text, target, words, said):
         (["--name=1a"], "is no name for Kubernetes"),
         (["--name=" + "a" * 64], "is too long"),
         (["--namespace=A"], "--namespace 'A' is no name"),
+        (["--namespace=a.b"], "--namespace 'a.b' is no name"),
+        (["--namespace=" + "a" * 64], "at most 63"),
+        (["--queue=" + "a" * 64], "at most 63"),
         (["--pvc=data"], "--pvc takes NAME:PATH"),
         (["--pvc=data:rel"], "--pvc takes NAME:PATH"),
         (["--pvc=a:/x", "--pvc=b:/x/"], "two volumes at '/x'"),
         (["--pvc=a:/dev/shm"], "two volumes at '/dev/shm'"),
+        (["--pvc=a:/data/../dev//shm"], "two volumes at '/dev/shm'"),
+        (["--pvc=a:/x/.."], "--pvc takes NAME:PATH"),
         (["--memory=64"], "--memory takes a size like 64Gi"),
         (["--memory=8Gi", "--shm=8Gi"], "--shm 8Gi leaves nothing of --memory 8Gi"),
         (["--shm=lots"], "--shm takes a size"),
@@ -89,7 +105,7 @@ def test_sizes_that_do_not_fit_are_refused(text, target, words, said):
         (["--gpus-resource=gpu"], "--gpus-resource takes a name like nvidia.com/gpu"),
         (["--token-secret=a b"], "--token-secret 'a b' is no name"),
         (["--queue=Q"], "--queue 'Q' is no name"),
-        (["--image=a b"], "--image takes the name of a container image"),
+        *((["--image=" + image], "--image takes the name of a container image") for image in NO_IMAGES),
         (["--env=A=\udcff"], "is not UTF-8"),
     ],
 )
@@ -131,7 +147,25 @@ def test_a_variable_that_set_what_is_refused_is_named(text):
         (["7b.py"], "job-7b"),
         (["模型.py"], "job"),
         (["x" * 80 + ".py"], "x" * 61),
+        (["x" * 60 + "_" + "y" * 20 + ".py"], "x" * 60),
     ],
 )
 def test_a_name_is_made_of_the_scripts(manifests, script, name):
     assert manifests("kubernetes", *POD, *script)[-1]["metadata"]["name"] == name
+
+
+@pytest.mark.parametrize("target", PODS)
+def test_names_leave_room_for_what_controllers_add(manifests, text, target):
+    size = ["--num-nodes=11", "--procs-per-node=1", "--image=x"]
+    longest = 63 - len({"kubernetes": "-10", "pytorchjob": "-worker-10", "trainjob": "-node-0-10-abcde"}[target])
+    assert manifests(target, *size, "--name=" + "a" * longest, "t.py")
+    assert f"at most {longest} characters" in refused(text, target, *size, "--name=" + "a" * (longest + 1), "t.py")
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["a", "a:Tag_1", "me/train", "reg.example:5000/me/a__b-c.d:1", "Reg/a", "a@sha256:" + "0a" * 32, "localhost/a"],
+)
+def test_images_are_taken_as_they_are_named(manifests, image):
+    (job,) = manifests("kubernetes", "--gpus-per-node=2", f"--image={image}", "t.py")
+    assert job["spec"]["template"]["spec"]["containers"][0]["image"] == image

@@ -77,6 +77,10 @@ def test_every_option_of_slurms_has_its_line(text):
     assert "no-kill" not in found
 
 
+def test_a_grace_of_a_day_gives_no_signal_that_sbatch_refuses(text):
+    assert options_in(text("slurm", "--grace=24h", *SIZE, "t.py"))["signal"] == "B:USR1@65535"
+
+
 @pytest.mark.parametrize(
     ("words", "nodes"),
     [(["--num-nodes=2:4"], "2-4"), (["--num-nodes=4", "--spares=1"], "5"), (["--num-nodes=2:4", "--spares=1"], "3-5")],

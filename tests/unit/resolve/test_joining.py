@@ -18,6 +18,7 @@ from distlaunch.resolve.identity import Identity
 from distlaunch.resolve.joining import Joiner, Member, interfaces_of
 from distlaunch.resolve.location import Location, locate
 from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.rendezvous import settle_unplanned
 from distlaunch.resolve.topology import build_topology
 
 
@@ -146,6 +147,35 @@ def test_launchers_of_workers_are_numbered_node_by_node(from_source):
     assert from_source(tasks(1, 2)).hosts == ("rank 0 on a", "rank 1 on a", "rank 2 on b", "rank 3 on b", "rank 4 on b")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rendezvous": "h:5", "node_rank": 2},
+        {"rendezvous": "n0:5"},
+        {"rendezvous": "h:5"},
+        {"master_addr": "h", "master_port": 7, "node_rank": 1, "job_id": "x"},
+    ],
+    ids=str,
+)
+def test_a_launcher_without_a_plan_knows_where_to_call(by_hand, options):
+    joiner = by_hand(**options)
+    assert settle_unplanned(joiner._options, joiner._location) == joiner.rendezvous
+
+
+@pytest.mark.parametrize(
+    "allocation",
+    [
+        slurm(node_rank=1),
+        slurm(source="kubernetes", master_addr="m", master_port=23456),
+        tasks(1, 2),
+    ],
+    ids=str,
+)
+def test_a_launcher_of_a_system_without_a_plan_knows_where_to_call(from_source, allocation):
+    joiner = from_source(allocation)
+    assert settle_unplanned(joiner._options, joiner._location) == joiner.rendezvous
+
+
 def test_members_that_nobody_has_named_are_called_by_their_rank(by_hand):
     assert by_hand("me", rendezvous="h:5", node_rank=0).hosts == ("me", "node 1", "node 2")
     assert by_hand("me", rendezvous="h:5", node_rank=1).hosts == ("h", "node 1", "node 2")
@@ -159,25 +189,27 @@ def test_members_that_nobody_has_named_are_called_by_their_rank(by_hand):
     [
         ({}, None),
         ({"slots": 5}, None),
-        ({"num_nodes": None}, None),
         ({"num_nodes": (2, 2)}, "node 1 (n1) was told of 2 nodes, n0 (rank 0) of 3"),
         ({"num_nodes": (2, 3)}, "was told of 2:3 nodes"),
         ({"command": "other"}, "something else"),
         ({"slots": 0}, "0 workers"),
         ({"slots": 1 << 30}, "workers"),
+        ({"attempt": 3, "restarts": 3}, None),
+        ({"attempt": 3, "restarts": 4}, "had attempt 3, restart 4"),
+        ({"restarts": 1 << 20}, "restart 1048576"),
     ],
     ids=str,
 )
 def test_contradictions_are_named(by_hand, more, said):
     joiner = by_hand(rendezvous="h:5", node_rank=0)
-    conflict = joiner.conflict(1, "n1", told(joiner, **more), wall=0.0)
+    conflict = joiner.conflict(1, "n1", told(joiner, **more))
     assert conflict is None if said is None else said in conflict
 
 
 def test_a_total_of_workers_leaves_no_node_a_choice(by_hand):
     joiner = by_hand(rendezvous="h:5", node_rank=0, procs_per_node=None, num_procs=6)
-    assert joiner.conflict(1, "n1", told(joiner, slots=2), wall=0.0) is None
-    assert "3 workers, by what n0 (rank 0) was told 2" in joiner.conflict(1, "n1", told(joiner, slots=3), wall=0.0)
+    assert joiner.conflict(1, "n1", told(joiner, slots=2)) is None
+    assert "3 workers, by what n0 (rank 0) was told 2" in joiner.conflict(1, "n1", told(joiner, slots=3))
 
 
 def test_commands_are_the_same_wherever_the_script_lies(by_hand):
@@ -288,6 +320,9 @@ def test_a_peer_takes_no_interface_that_it_has_not(by_hand):
         {"node_rank": 3}, {"node_rank": -1}, {"hosts": ()}, {"slots": (1, 2)}, {"slots": (1, 3, 4)}, {"slots": (0, 2, 4)},
         {"local_ranks": (0,)}, {"local_ranks": (0, 1, 2)}, {"master_port": 0}, {"master_port": 70000}, {"attempt": -1},
         {"master_addr": "a b"}, {"master_addr": "x" * 300}, {"master_addr": "$(id)"}, {"slots": (1, 2, 1 << 40)},
+        {"master_addr": ""}, {"master_addr": "-h"}, {"attempt": 1 << 40}, {"attempt": 1 << 40, "restarts": 1 << 40},
+        {"restarts": -1}, {"restarts": 2}, {"hosts": ("n0", "n1"), "slots": (1, 2)}, {"hosts": ("n0", "n1", "n\x1b2")},
+        {"hosts": ("n0", "n1", "n" * 300)}, {"local_ranks": ()}, {"local_ranks": (-1, 0)},
     ],
     ids=str,
 )  # fmt: skip
@@ -300,3 +335,18 @@ def test_a_launcher_of_one_worker_starts_that_one(from_source):
     told_of = commence(hosts=("a", "b"), slots=(2, 3), node_rank=1, local_ranks=(2,))
     plan = from_source(tasks(1, 2)).commenced(told_of, ["eth0"])
     assert [(worker.rank, worker.env["LOCAL_RANK"]) for worker in plan.workers] == [(4, "2")]
+
+
+@pytest.mark.parametrize("local_ranks", [(), (1,), (0, 2), (3,)], ids=str)
+def test_a_launcher_of_one_worker_starts_no_other(from_source, local_ranks):
+    told_of = commence(hosts=("a", "b"), slots=(2, 3), node_rank=1, local_ranks=local_ranks)
+    with pytest.raises(ProtocolError):
+        from_source(tasks(1, 2)).commenced(told_of, ["eth0"])
+
+
+def test_what_a_coordinator_that_came_back_calls_the_job_is_what_new_workers_hear(by_hand):
+    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
+    joiner.renamed("j-2")
+    plan = joiner.commenced(commence(), [])
+    assert (plan.env["DISTLAUNCH_JOB_ID"], plan.env["TORCHELASTIC_RUN_ID"]) == ("j-2", "j-2")
+    assert plan.env["DISTLAUNCH_RUN_DIR"] == "/jobs/j"

@@ -30,3 +30,16 @@ def test_the_limit_is_raised_as_far_as_needed_for_us_alone(soft, hard, links, lo
     source = SOURCE.format(soft=soft, hard=hard, links=links, logs=logs)
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split("\n") == [str(ours), str(soft), str(hard), "a b $x", ""]
+
+
+TWICE = """
+import resource
+from distlaunch.job.transport.limits import allow, found
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))
+print(found(100), allow(50), allow(200), allow(1000), allow(1000), found(300), resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_what_was_found_first_is_kept_however_often_the_limit_is_raised():
+    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "100 False True True False 100 (300, 300)\n"

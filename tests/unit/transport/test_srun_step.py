@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import os
 import select
+from itertools import groupby
 
 import pytest
 
 from distlaunch.core.model.record import replace
-from distlaunch.job.transport.srun_step import Step, Wanted, agent_argv, step_argv, step_environ
+from distlaunch.job.transport.child import Leash
+from distlaunch.job.transport.srun_step import Step, Wanted, agent_argv, end_steps, step_argv, step_environ
 
 FIXED = Wanted(nodes=2, all_or_none=True, grace_s=25.0, inside=False)
 
@@ -52,34 +54,48 @@ def test_what_was_asked_for_the_jobs_own_tasks_is_left_out():
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Run a shell script in the place of srun, with something on its stdin, to its end."""
+def start():
+    """Start a shell script in the place of srun, with something on its stdin."""
+    leash = Leash()
     steps: list[Step] = []
 
+    def starting(script: str, code: bytes = b"") -> Step:
+        steps.append(Step(["/bin/sh", "-c", script], ["n1"], code, {"PATH": os.environ["PATH"]}, leash=leash))
+        steps[-1].leash = leash
+        return steps[-1]
+
+    yield starting
+    for step in steps:
+        step.close()
+
+
+@pytest.fixture
+def run(start):
+    """Run such a script to the end of its output."""
+
     def running(script: str, code: bytes = b"") -> Step:
-        step = Step(["/bin/sh", "-c", script], ["n1"], code, {"PATH": os.environ["PATH"]})
-        steps.append(step)
-        poll = select.poll()
-        while step.reading >= 0:
-            for descriptor in (step.reading, step.writing):
-                if descriptor >= 0:
-                    poll.register(descriptor, select.POLLIN if descriptor == step.reading else select.POLLOUT)
-            for descriptor, _ in poll.poll(10_000):
-                poll.unregister(descriptor)
-            if step.writing >= 0:
-                step.send()
+        step = start(script, code)
+        while wanted := step.descriptors():
+            poll = select.poll()
+            for descriptor, mask in wanted.items():
+                poll.register(descriptor, mask)
+            assert poll.poll(30_000)
+            step.send()
             step.read()
         return step
 
-    yield running
-    for step in steps:
-        step.end(5.0)
+    return running
 
 
 def test_all_of_the_code_goes_to_its_stdin(run):
     code = os.urandom(300_000)
-    step = run("wc -c; md5sum </dev/null >/dev/null", code)
+    step = run("wc -c", code)
     assert list(step.lines) == ["300000"]
+
+
+def test_one_that_takes_none_of_the_code_is_heard_to_its_end(run):
+    step = run("exec <&-; echo no", os.urandom(3_000_000))
+    assert list(step.lines) == ["no"]
 
 
 def test_what_it_says_is_kept_printable_and_bounded(run):
@@ -96,17 +112,72 @@ def test_what_it_says_is_kept_printable_and_bounded(run):
 )
 def test_it_is_told_how_it_ended(run, script, how):
     step = run(script)
-    step.end(5.0)
+    end_steps([step])
+    assert step.is_over
     assert step.how_ended() == how
 
 
-def test_one_that_does_not_end_is_ended(tmp_path):
-    step = Step(
-        ["/bin/sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"], ["n1"], b"", {"PATH": os.environ["PATH"]}
-    )
+def test_one_that_does_not_end_is_ended(start):
+    step = start("trap '' TERM; echo deaf; while :; do sleep 0.1; done")
+    heard_its_first_line(step)
     assert step.how_ended() == "srun has not ended"
-    step.end(0.2)
+    step.has_lost = True
+    end_steps([step])
+    assert step.wait(until=float("inf"))
     assert step.returncode == -9
+
+
+def test_one_that_ends_when_it_is_asked_to_is_not_killed(start):
+    step = start("trap 'exit 3' TERM; echo up; while :; do sleep 0.1; done")
+    heard_its_first_line(step)
+    step.has_lost = True
+    end_steps([step])
+    assert step.returncode == 3
+
+
+def test_it_ends_with_its_leash_while_it_waits_for_resources(start):
+    step = start("trap '' TERM; echo 'srun: retrying'; while :; do sleep 0.1; done")
+    heard_its_first_line(step)
+    step.leash.close()
+    assert step.wait(until=float("inf"))
+    assert step.returncode == -9
+
+
+def heard_its_first_line(step: Step) -> None:
+    poll = select.poll()
+    while not step.lines:
+        [descriptor] = step.descriptors()
+        poll.register(descriptor, select.POLLIN)
+        assert poll.poll(30_000)
+        step.send()
+        step.read()
+
+
+class Silent:
+    """A step that never ends, and what is done to it."""
+
+    def __init__(self, done: list[tuple[str, float]], *, has_lost: bool) -> None:
+        self.done, self.has_lost = done, has_lost
+
+    def wait(self, until: float) -> bool:
+        self.done.append(("wait", until))
+        return False
+
+    def terminate(self) -> None:
+        self.done.append(("TERM", 0.0))
+
+    def close(self) -> None:
+        self.done.append(("close", 0.0))
+
+
+def test_silent_steps_are_waited_for_at_once():
+    done: list[tuple[str, float]] = []
+    end_steps([Silent(done, has_lost=lost) for lost in (False, True, False)])
+    turns = [(what, [until for _, until in each]) for what, each in groupby(done, key=lambda entry: entry[0])]
+    assert [(what, len(each)) for what, each in turns] == [("wait", 3), ("TERM", 3), ("wait", 3), ("close", 3)]
+    first, asked = turns[0][1], turns[2][1]
+    assert first[0] == first[2] > first[1], "for the end of a step that has lost an agent less is waited"
+    assert len(set(asked)) == 1
 
 
 def test_the_agents_shell_needs_no_python_of_the_launchers():

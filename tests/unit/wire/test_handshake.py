@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.core.model.record import replace
+from distlaunch.core.model.record import plain, replace
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire.codec import Decoder, encode
 from distlaunch.core.wire.handshake import (
@@ -18,7 +18,7 @@ from distlaunch.core.wire.handshake import (
     ListenerSide,
     Party,
     Stranger,
-    is_of_another_job,
+    may_be_of_another_job,
 )
 
 OPEN = Party(release="1.2.3", job_key="77")
@@ -141,7 +141,7 @@ def test_another_release_or_job_is_turned_away_with_both_named(token, change, wh
     assert (meeting.caller.outcome.text, meeting.caller.outcome.exit_code) == (words, 2)
     assert meeting.caller.outcome.hint
     assert meeting.listener.turned_for == why
-    assert is_of_another_job(meeting.caller.outcome) == (why == "job")
+    assert may_be_of_another_job(meeting.caller.outcome) == (why == "job")
     assert not meeting.admitted
 
 
@@ -168,8 +168,36 @@ def test_a_call_with_fields_that_we_do_not_know_is_another_release():
     body = json.dumps({"t": "Call", "release": "9.0\x1b[2J", "colour": "green"}).encode()
     side = listener()
     [turned] = messages(side.feed(struct.pack(">BII", 1, len(body), 0) + body))
-    assert turned.text == r"the launcher that was called is distlaunch 1.2.3, the caller is distlaunch 9.0\x1b[2J"
+    text = r"the launcher that was called is distlaunch 1.2.3, the caller is distlaunch 9.0\x1b[2J"
+    assert turned.text == f"the port belongs to another release: {text}"
     assert turned.exit_code == 2
+    assert may_be_of_another_job(turned)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["in our words", "in words that we do not know"])
+def test_another_release_of_another_job_is_another_job_first(known):
+    other = replace(CALL, version=2, release="9.0", job_key="78")
+    body = json.dumps({"t": "Call", **plain(other), **({} if known else {"colour": "green"})}).encode()
+    side = listener()
+    [turned] = messages(side.feed(struct.pack(">BII", 1, len(body), 0) + body))
+    assert turned.text.startswith("the port belongs to another job: it is of job '77', and ")
+    assert side.turned_for == "job"
+
+
+def test_another_release_of_our_own_job_is_found_nowhere_else():
+    body = json.dumps({"t": "Call", "release": "9.0", "job_key": "77"}).encode()
+    side = listener()
+    [turned] = messages(side.feed(struct.pack(">BII", 1, len(body), 0) + body))
+    assert turned.text == "the launcher that was called is distlaunch 1.2.3, the caller is distlaunch 9.0"
+    assert not may_be_of_another_job(turned)
+
+
+@pytest.mark.parametrize("key", ["k" * 300, "k" * 100_000, "é" * 300, "\udc80" * 5000, "7" * 128, ""])
+def test_a_job_of_any_key_comes_together_and_another_that_begins_alike_does_not(key):
+    ours = replace(OPEN, job_key=key)
+    assert Meeting(ours, ours).run().caller.outcome == WELCOME
+    other = Meeting(replace(OPEN, job_key=key + "x"), ours).run()
+    assert other.listener.turned_for == "job"
 
 
 def test_other_frames_are_another_release_on_both_sides():
@@ -177,6 +205,7 @@ def test_other_frames_are_another_release_on_both_sides():
         side.feed(b"\x02whatever")
         assert side.outcome.exit_code == 2
         assert "another release of distlaunch" in side.outcome.text
+        assert may_be_of_another_job(side.outcome)
 
 
 def test_what_the_job_says_to_a_caller_is_passed_on():
@@ -388,6 +417,7 @@ def test_a_token_is_never_shown_and_never_empty():
     "welcome",
     [
         {"folder": "../../evil"}, {"folder": "/tmp/evil"}, {"folder": ".."}, {"folder": "a\0b"}, {"folder": "x" * 300},
+        {"folder": "a\ud800"}, {"folder": "a\x1b[2J"}, {"job_id": "a\ud800", "folder": "y"}, {"job_id": "a\x9b", "folder": "y"},
         {"job_id": "../evil"}, {"job_id": "."}, {"job_id": "x" * 5000, "folder": "y"}, {"rank": -1}, {"rank": 1 << 40},
     ],
 )  # fmt: skip
@@ -397,5 +427,5 @@ def test_a_listener_cannot_name_a_path_or_a_rank_that_cannot_be(welcome):
 
 
 def test_a_job_of_any_id_may_have_a_folder_of_its_own_name():
-    answer = replace(WELCOME, job_id="run/7 of é", folder="run-7_ab12")
+    answer = replace(WELCOME, job_id="run/7 of é\u00a0\udcff", folder="run-7_ab12")
     assert Meeting(OPEN, OPEN, answer=answer).run().caller.outcome == answer

@@ -1,0 +1,73 @@
+"""Layer job: what a coordinator may say to a launcher that has joined: numbers in bounds, attempts in order. Pure.
+
+The counterpart of ``parts``. Nothing that can arrive names what is run; what is checked here would else meet the
+kernel, or a table of ours, as a number that neither takes. Whoever plans checks what a ``Commence`` says of nodes.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from distlaunch.core.agent.hearing import LONGEST_S
+from distlaunch.core.errors import ProtocolError
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import peers as p
+from distlaunch.core.wire import remote as r
+from distlaunch.resolve.told import is_address
+
+ASKING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL})
+PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+_LONGEST_TOKEN = 256
+_LONGEST_REACH_S = 600.0
+
+
+class Orders:
+    """The attempts that a launcher has had, and was to prepare."""
+
+    def __init__(self) -> None:
+        self.attempt = -1
+        """The newest that was started here; -1: none."""
+        self._prepared = -1
+
+    def joined(self) -> None:
+        """Take in that another coordinator, perhaps, goes on: it knows of no attempt that was not started."""
+        self._prepared = self.attempt
+
+    def check(self, message: p.ToPeer, *, running: bool) -> None:
+        """Refuse what no coordinator of ours says; ``running``: there are workers. Raises ProtocolError."""
+        match message:
+            case m.Prepare():
+                if message.port is not None:
+                    raise ProtocolError("it wants a port held, which is its own node's to hold")
+                if not self._prepared < message.attempt <= p.MOST_ATTEMPTS:
+                    raise ProtocolError(f"it prepares attempt {message.attempt} after {self._prepared}")
+                self._prepared = message.attempt
+            case r.Reach():
+                self._check_reach(message)
+            case p.Commence():
+                # To stop those that run first would take their grace, for which nobody waits: it must know they run.
+                if running:
+                    raise ProtocolError(f"it starts attempt {message.attempt} while {self.attempt} runs")
+            case m.Stop():
+                if message.signum not in ASKING or not 0 <= message.grace_s <= LONGEST_S:
+                    raise ProtocolError(f"it stops workers by signal {message.signum} within {message.grace_s:.3g} s")
+            case m.Forward():
+                if message.signum not in PASSED_ON:
+                    raise ProtocolError(f"it passes signal {message.signum} on")
+            case p.Challenge() | p.Turned() | p.Welcome():
+                raise ProtocolError(f"it says {type(message).__name__} to whom it has let in")
+            case _:
+                pass
+
+    def _check_reach(self, order: r.Reach) -> None:
+        sane = (
+            order.attempt == self._prepared
+            and 0 < order.port <= 65535
+            and all(map(is_address, order.addresses))
+            and order.token.isascii()
+            and order.token.isalnum()
+            and len(order.token) <= _LONGEST_TOKEN
+            and 0 < order.bound_s <= _LONGEST_REACH_S
+        )
+        if not sane:
+            raise ProtocolError("it sends a search for rank 0's node that makes no sense")

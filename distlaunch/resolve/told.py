@@ -1,0 +1,40 @@
+"""Layer resolve: what the launchers of one job may tell each other: numbers, names and addresses in bounds; pure."""
+
+from __future__ import annotations
+
+from distlaunch.core.errors import ProtocolError
+from distlaunch.core.wire import peers as p
+
+MOST_SLOTS = 1 << 12
+"""Workers of one launcher."""
+_MOST_NODES = 1 << 17
+_LONGEST_NAME = 255
+
+
+def is_history(attempt: int, restarts: int) -> bool:
+    """Tell whether a launcher can have come so far; ``attempt`` -1: it has had none."""
+    return -1 <= attempt <= p.MOST_ATTEMPTS and 0 <= restarts <= max(0, attempt)
+
+
+def is_address(text: str) -> bool:
+    """Tell whether a text can be a host's name, or its address."""
+    plain = all(char.isascii() and (char.isalnum() or char in "._-:%") for char in text)
+    return plain and 0 < len(text) <= _LONGEST_NAME and not text.startswith("-")
+
+
+def check_start(told: p.Commence, *, nodes: tuple[int, int]) -> None:
+    """Refuse a start that no coordinator of ours sends. ``nodes``: the fewest and the most. Raises ProtocolError."""
+    count, (fewest, most) = len(told.hosts), nodes
+    sane = (
+        fewest <= count <= min(most, _MOST_NODES)
+        and len(told.slots) == count
+        and 0 <= told.node_rank < count
+        and all(0 < slots <= MOST_SLOTS for slots in told.slots)
+        and 0 < told.master_port <= 65535
+        and is_address(told.master_addr)
+        and told.attempt >= 0
+        and is_history(told.attempt, told.restarts)
+        and all(len(host) <= _LONGEST_NAME and host.isprintable() for host in told.hosts)
+    )
+    if not sane:
+        raise ProtocolError("it sends a start that makes no sense")

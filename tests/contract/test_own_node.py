@@ -1,0 +1,199 @@
+"""What a coordinator's own node does beside what every transport's agent does: it looks around, and tries addresses."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from distlaunch.core.model.gpus import GpuInventory
+from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import remote as r
+from distlaunch.job.own_node import _Looking
+from tests.contract.conftest import OneNode
+
+CPUS = CpuInventory(allowed=(0,), online=1)
+SURVEY = r.Survey(
+    serial=7, workdir="/", pythons=(sys.executable,), script="", program="", run_dir="", gpus=True, topology=True
+)  # fmt: skip
+BOUND_S = 60.0
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def own(open_coordinator):
+    return open_coordinator(OneNode)
+
+
+def test_a_survey_is_answered_with_the_devices_that_planning_has_found(own):
+    own.send(SURVEY)
+    [found] = own.until(r.Surveyed)
+    assert (found.serial, found.python, found.problem) == (7, sys.executable, None)
+    assert (found.cpus, found.gpus) == (CPUS, GpuInventory())
+    assert found.hostname == socket.gethostname()
+
+
+def test_of_two_surveys_the_later_one_is_answered(own):
+    own.send(SURVEY)
+    own.send(r.Survey(**{**{field: getattr(SURVEY, field) for field in SURVEY.__slots__}, "serial": 8}))
+    own.until(r.Surveyed)
+    assert own.prepare().problem is None
+    assert [found.serial for found in own.of(r.Surveyed)] == [8]
+
+
+def test_workers_start_and_end_while_a_survey_is_under_way(own):
+    own.start("print('hello')")
+    own.send(SURVEY)
+    own.until(m.Gone)
+    own.until(r.Surveyed)
+
+
+def test_addresses_are_tried_and_the_one_that_has_the_token_is_the_way(own):
+    with socket.create_server(("127.0.0.1", 0)) as right:
+
+        def say() -> None:
+            connection, _ = right.accept()
+            with connection:
+                connection.sendall(b"secret\n")
+
+        speaker = threading.Thread(target=say)
+        speaker.start()
+        port = right.getsockname()[1]
+        own.send(r.Reach(attempt=0, addresses=("127.0.0.1",), port=port, token="secret", bound_s=10.0))
+        [reached] = own.until(r.Reached)
+        speaker.join(BOUND_S)
+    assert [route.address for route in reached.routes] == ["127.0.0.1"]
+
+
+def test_a_spawner_that_has_vanished_is_a_fault_and_the_node_is_broken(own):
+    own.start("import signal; print('up', flush=True); signal.pause()")
+    own.until(m.Started)
+    node = own.transport._own
+    assert not node.is_broken
+    os.kill(node._agent._spawner_pid, signal.SIGKILL)
+    own.until(m.Fault)
+    assert node.is_broken
+
+
+# --- looking around
+
+
+class Looks:
+    """Somebody who looks around by ``look``."""
+
+    def __init__(self, look) -> None:
+        self.heard = []
+        self.nudged = threading.Event()
+        self.looking = _Looking(self.heard.append, self.nudged.set, gpus=GpuInventory(), cpus=CPUS, look=look)
+
+
+def test_what_hangs_is_told_of_and_left_behind():
+    release = threading.Event()
+
+    def hangs(order, turn_to):
+        turn_to("the directory /data", 0.0)
+        turned.set()
+        release.wait(BOUND_S)
+        raise AssertionError
+
+    turned = threading.Event()
+    looks = Looks(hangs)
+    looks.looking.begin(SURVEY)
+    assert turned.wait(BOUND_S)
+    looks.looking.on_ready()
+    [found] = looks.heard
+    assert (found.serial, found.problem) == (7, "the directory /data does not answer within 0 s")
+    assert found.cpus == CPUS
+    assert looks.looking.deadline() is None
+    release.set()
+    assert looks.nudged.wait(BOUND_S)
+    looks.looking.on_ready()
+    assert looks.heard == [found], "what comes after all is nobody's"
+
+
+def test_however_often_a_node_is_asked_that_hangs_few_threads_are_left_behind():
+    release, begun = threading.Event(), []
+
+    def hangs(order, turn_to):
+        begun.append(order.serial)
+        release.wait(BOUND_S)
+        raise AssertionError
+
+    looks = Looks(hangs)
+    for _ in range(100):
+        looks.looking.begin(SURVEY)
+    assert len(begun) <= len(looks.looking._threads) == 16
+    assert looks.heard[-1].problem == "it has been asked 16 times, and each time something hangs"
+    release.set()
+    for thread in looks.looking._threads:
+        thread.join(BOUND_S)
+    looks.heard.clear()
+    looks.nudged.clear()
+    looks.looking.begin(SURVEY)
+    assert looks.nudged.wait(BOUND_S)
+    looks.looking.on_ready()
+    assert isinstance(looks.heard[-1], m.Fault)
+
+
+def test_a_fault_of_ours_is_told_with_its_traceback():
+    def fails(order, turn_to):
+        raise RuntimeError("odd")
+
+    looks = Looks(fails)
+    looks.looking.begin(SURVEY)
+    assert looks.nudged.wait(BOUND_S)
+    looks.looking.on_ready()
+    [fault] = looks.heard
+    assert isinstance(fault, m.Fault)
+    assert "RuntimeError: odd" in fault.text
+
+
+def test_where_no_thread_can_be_started_the_survey_says_so(monkeypatch):
+    def cannot(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", cannot)
+    looks = Looks(lambda order, turn_to: None)
+    looks.looking.begin(SURVEY)
+    [found] = looks.heard
+    assert (found.problem, found.hint) == ("no thread can be started", "see the limits: ulimit -u")
+
+
+# --- limits
+
+LIMITED = """
+import resource, sys, time
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire.handshake import Party
+from distlaunch.job.transport.listening import Listener
+from tests.contract.conftest import Coordinator, OneNode
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+party = Party(release="1", job_key="")
+listener = Listener("127.0.0.1", [0], party=party, owner="j", admit=None, log=print, members=8)
+ours = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+node = Coordinator(OneNode)
+node.start("import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])")
+node.until(m.Gone)
+node.close()
+listener.close()
+print(ours, node.taken.written[0, 1].decode().strip())
+"""
+
+
+def test_workers_of_our_own_node_have_the_users_limit_of_files_though_we_listen(clean_env, tmp_path):
+    environ = {**clean_env, "XDG_RUNTIME_DIR": str(tmp_path)}
+    words = [sys.executable, "-c", LIMITED]
+    done = subprocess.run(words, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    assert done.returncode == 0, done.stderr
+    ours, workers = map(int, done.stdout.split())
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert ours == hard or ours > 1000
+    assert workers == 200

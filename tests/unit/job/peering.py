@@ -1,0 +1,310 @@
+"""A launcher that has joined a job, and a coordinator that says what a script has."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+
+import pytest
+
+from distlaunch.core.agent.remote_agent import Clock
+from distlaunch.core.model.record import Record
+from distlaunch.core.wire import messages as m
+from distlaunch.core.wire import peers as p
+from distlaunch.core.wire import remote as r
+from distlaunch.core.wire.codec import Decoder, encode
+from distlaunch.job.peer import PeerRunner
+from distlaunch.job.peer_settings import PeerSettings
+from distlaunch.planning import make_plan
+from distlaunch.resolve.options import TrainOptions
+
+CLOSED = object()
+"""A step: the coordinator closes the connection."""
+FORGED = b'{"t":"Start","attempt":0,"argv":["/bin/sh","-c","id"],"env":{},"cwd":"/","workers":[]}'
+"""The body of a message that would run something."""
+VERDICT = p.Verdict(exit_code=7, text="")
+
+
+def commence(attempt: int = 0, **more) -> p.Commence:
+    """Start an attempt of three nodes, of which ours is the second, with two workers each."""
+    values = {
+        "attempt": attempt, "restarts": 0, "node_rank": 1, "local_ranks": (0, 1), "hosts": ("n0", "n1", "n2"),
+        "slots": (2, 2, 2), "master_addr": "10.0.0.1", "master_port": 5555, "interface": "",
+    }  # fmt: skip
+    return p.Commence(**{**values, **more})
+
+
+def prepare(attempt: int = 0, **more) -> m.Prepare:
+    return m.Prepare(**{"attempt": attempt, "port": None, **more})
+
+
+def stop(attempt: int = 0, **more) -> m.Stop:
+    return m.Stop(**{"attempt": attempt, "signum": 15, "grace_s": 25.0, **more})
+
+
+def reach(attempt: int = 0, **more) -> r.Reach:
+    return r.Reach(**{"attempt": attempt, "addresses": ("10.0.0.1",), "port": 5, "token": "ab", "bound_s": 5.0, **more})
+
+
+class Flag:
+    """A descriptor that can be read while the flag is up."""
+
+    def __init__(self) -> None:
+        self.fileno, self._end = os.pipe()
+        self._is_up = False
+
+    def put(self, up: bool) -> None:
+        if up and not self._is_up:
+            os.write(self._end, b"\0")
+        elif not up and self._is_up:
+            os.read(self.fileno, 1)
+        self._is_up = up
+
+    def close(self) -> None:
+        os.close(self.fileno)
+        os.close(self._end)
+
+
+class ScriptedLink:
+    """A coordinator's link. Steps are messages, bytes, ``CLOSED``, or what is called; after the last it is silent."""
+
+    def __init__(self, *steps) -> None:
+        self._steps = deque(steps)
+        self._flag = Flag()
+        self._flag.put(bool(steps))
+        self._decoder = Decoder(p.FROM_PEER, r.REMOTE_PARTS)
+        self.said: list[Record] = []
+        self.closed = False
+
+    def feed(self, *steps) -> None:
+        self._steps.extend(steps)
+        self._flag.put(True)
+
+    def fileno(self) -> int:
+        return self._flag.fileno
+
+    def receive(self) -> bytes | None:
+        if not self._steps:
+            self._flag.put(False)
+            return b""
+        step = self._steps.popleft()
+        if step is CLOSED:
+            return None
+        if isinstance(step, bytes):
+            return step
+        if isinstance(step, Record):
+            return encode(step)
+        step()
+        return b""
+
+    def send(self, data: bytes) -> None:
+        self.said += self._decoder.feed(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def why_closed(self) -> str:
+        return "the connection was closed by the peer"
+
+    def free(self) -> None:
+        self._flag.close()
+
+
+class Own:
+    """This machine's own node. Workers obey, unless they are ``deaf``."""
+
+    is_broken = False
+    refuses: Exception | None = None
+    due_s: float | None = None
+    deaf = False
+
+    @staticmethod
+    def on_stop():
+        """Do something when workers are told to end."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.handled: list[Record] = []
+        self._says: list[Record] = []
+        self._flag = Flag()
+        self._clock = clock
+        self.closed = False
+
+    def start(self):
+        if self.refuses:
+            raise self.refuses
+
+    def handle(self, message):
+        self.handled.append(message)
+        if isinstance(message, m.Stop):
+            self.on_stop()
+            if not self.deaf:
+                self.say(m.Gone(attempt=message.attempt, left=()))
+
+    def say(self, message):
+        self._says.append(message)
+        self._flag.put(True)
+
+    def descriptors(self):
+        return {self._flag.fileno: select.POLLIN}
+
+    def deadline(self):
+        return None if self.due_s is None else self._clock() + self.due_s
+
+    def receive(self):
+        says, self._says = self._says, []
+        self._flag.put(False)
+        return says
+
+    def close(self):
+        self.closed = True
+
+    def free(self):
+        self._flag.close()
+
+
+class Signals:
+    """The launcher's own signals."""
+
+    def __init__(self) -> None:
+        self._flag = Flag()
+        self._numbers = b""
+
+    def come(self, *numbers: int) -> None:
+        self._numbers += bytes(numbers)
+        self._flag.put(True)
+
+    def fileno(self) -> int:
+        return self._flag.fileno
+
+    def read(self) -> bytes:
+        numbers, self._numbers = self._numbers, b""
+        self._flag.put(False)
+        self.on_read()
+        return numbers
+
+    @staticmethod
+    def on_read():
+        """Do something when signals are taken."""
+
+    def free(self) -> None:
+        self._flag.close()
+
+
+class Filed:
+    """The launcher's files."""
+
+    def __init__(self) -> None:
+        self.ranks: list[int] = []
+        self.attempts: list[tuple[int, list[int]]] = []
+
+    def begin_attempt(self, attempt):
+        self.attempts.append((attempt, list(self.ranks)))
+
+
+class Told:
+    """What the user, and the record of the job, are told."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+        self.events: list[tuple[str, dict]] = []
+
+    def say(self, text, *, level="info"):
+        self.lines.append((level, text))
+
+    def write(self, kind, fields):
+        self.events.append((kind, dict(fields)))
+        self.on_event(kind)
+
+    @staticmethod
+    def on_event(kind):
+        """Do something when an event is written."""
+
+    @property
+    def text(self) -> str:
+        return "\n".join(text for _, text in self.lines)
+
+    def of(self, kind: str) -> list[dict]:
+        return [fields for each, fields in self.events if each == kind]
+
+
+def planner(tmp_path):
+    """Plan as the second of three launchers, with a command line of its own."""
+    options = TrainOptions(
+        script="train", module=True, procs_per_node=2, num_nodes=3, rendezvous="127.0.0.1:5", node_rank=1
+    )
+    joiner = make_plan(options, {"PATH": os.defpath, "HOME": str(tmp_path)}).join()
+    joiner.named("j", str(tmp_path))
+    return joiner
+
+
+class Peering:
+    """One launcher, from when it was let in; ``again`` are the links of the coordinators that it calls later."""
+
+    def __init__(self, joiner, *steps, again=(), names=(), **settings) -> None:
+        self.link = ScriptedLink(*steps)
+        self.again = [ScriptedLink(*each) for each in again]
+        self._names = [*names, *["j"] * len(self.again)]
+        self._links = [self.link, *self.again]
+        self.clock = Clock()
+        self.own, self.signals, self.files, self.told = Own(self.clock), Signals(), Filed(), Told()
+        self.first_rank = -1
+        values = {
+            "coordinator": "node 0 (h:5)", "job_id": "j", "max_restarts": 0, "failure_grace_s": 5.0,
+            "lost_after_s": 60.0, "flexible": False,
+        }  # fmt: skip
+        self.runner = PeerRunner(
+            settings=PeerSettings(**{**values, **settings}),
+            planner=joiner,
+            own=self.own,
+            files=self.files,
+            sink=self.told,
+            events=self.told,
+            signal_pipe=self.signals,
+            clock=self.clock,
+            call=self._call,
+            count_from=self._count_from,
+        )
+
+    def _call(self):
+        welcome = p.Welcome(job_id=self._names.pop(0), rank=1)
+        return self.again.pop(0), welcome
+
+    def _count_from(self, rank):
+        self.first_rank = rank
+
+    def run(self) -> int:
+        """Serve to the end; what has been said is in ``link.said`` then."""
+        try:
+            return self.runner.run(self.link)
+        finally:
+            self.runner.close()
+            for thread in threading.enumerate():
+                if thread.name == "to the coordinator":
+                    thread.join()
+
+    def handled(self, kind: type) -> list:
+        return [message for message in self.own.handled if isinstance(message, kind)]
+
+    def said(self, kind: type, link: int = 0) -> list:
+        return [message for message in self._links[link].said if isinstance(message, kind)]
+
+    def free(self) -> None:
+        for each in (*self._links, self.own, self.signals):
+            each.free()
+
+
+@pytest.fixture
+def peering(tmp_path):
+    """Give what makes a launcher that has joined."""
+    joiner = planner(tmp_path)
+    made: list[Peering] = []
+
+    def make(*steps, **settings) -> Peering:
+        made.append(Peering(joiner, *steps, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.free()

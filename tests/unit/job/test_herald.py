@@ -1,0 +1,79 @@
+"""What the consoles of a job's other launchers hear of what is said at the coordinator."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from distlaunch.job.herald import Herald, LocalRanks, Passing
+from distlaunch.job.sink import Sink
+
+
+class Shown:
+    """A console that keeps all calls."""
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def __getattr__(self, name):
+        def call(*args, **kwargs):
+            self.calls.append((name, args, kwargs))
+            return f"what {name} gives"
+
+        return call
+
+
+METHODS = [name for name, value in inspect.getmembers(Sink, inspect.isfunction) if not name.startswith("_")]
+ARGUMENTS = {
+    "output": (3, 1, b"x", 1.0), "rank_ended": (3, 1.0), "tick": (1.0,), "on_room": (print,), "event": ({"type": "x"},),
+    "status": (None,), "say": ("text",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("wrapped", [Passing, lambda sink: Herald(sink, print), LocalRanks], ids=str)
+def test_everything_is_passed_on_and_what_comes_back_too(name, wrapped):
+    shown = Shown()
+    keywords = {"timeout_s": 1.0} if name == "close" else {}
+    given = getattr(wrapped(shown), name)(*ARGUMENTS.get(name, ()), **keywords)
+    expected = {"level": "info"} if name == "say" else keywords
+    assert shown.calls == [(name, ARGUMENTS.get(name, ()), expected)]
+    assert given == (f"what {name} gives" if name in ("tick", "has_room", "close") else None)
+
+
+def test_ranks_are_counted_from_this_nodes_first():
+    shown = Shown()
+    sink = LocalRanks(shown)
+    sink.first_rank = 8
+    sink.output(9, 1, b"x", 2.0)
+    sink.rank_ended(8, 3.0)
+    assert [call[:2] for call in shown.calls] == [("output", (1, 1, b"x", 2.0)), ("rank_ended", (0, 3.0))]
+
+
+def heralded():
+    told = []
+    return Herald(Shown(), lambda text, level: told.append((text, level))), told
+
+
+def test_only_warnings_are_told_to_the_others_at_once():
+    herald, told = heralded()
+    herald.say("as you were")
+    herald.say("look out", level="warning")
+    herald.say("error: no", level="error")
+    assert told == [("look out", "warning")]
+
+
+def test_the_last_words_of_a_job_that_failed_are_all_its_errors():
+    herald, _ = heralded()
+    herald.say("error: no", level="error")
+    herald.say("error: never", level="error")
+    herald.say("logs: /tmp")
+    assert herald.last_words(1) == "error: no\nerror: never"
+    assert herald.last_words(0) == ""
+
+
+def test_the_last_words_of_a_job_that_was_stopped_are_what_was_said_last():
+    herald, _ = heralded()
+    herald.say("SIGTERM: asking 4 workers to end")
+    assert herald.last_words(143) == "SIGTERM: asking 4 workers to end"

@@ -1,0 +1,41 @@
+"""What a launcher may say of itself."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+from distlaunch.core.errors import ProtocolError
+from distlaunch.core.wire import peers as p
+from distlaunch.core.wire import remote as r
+from distlaunch.core.wire.codec import VERSION, Decoder
+
+APPLY = {
+    "num_nodes": [2, 4], "slots": 8, "command": "", "clock": 7.0, "wall": 8.0, "attempt": -1, "restarts": 0
+}  # fmt: skip
+
+
+def read(**changed) -> p.Apply:
+    body = json.dumps({"t": "Apply", **APPLY, **changed}).encode()
+    [message] = Decoder(p.FROM_PEER, r.REMOTE_PARTS).feed(struct.pack(">BII", VERSION, len(body), 0) + body)
+    return message
+
+
+@pytest.mark.parametrize(("attempt", "restarts"), [(-1, 0), (0, 0), (7, 3), (p.MOST_ATTEMPTS, p.MOST_ATTEMPTS)])
+def test_what_a_launcher_has_had_of_attempts_is_taken(attempt, restarts):
+    assert (read(attempt=attempt, restarts=restarts).attempt, read(num_nodes=[2, 4]).num_nodes) == (attempt, (2, 4))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"attempt": -2}, {"attempt": p.MOST_ATTEMPTS + 1}, {"attempt": 1 << 62}, {"attempt": 1, "restarts": -1},
+        {"restarts": p.MOST_ATTEMPTS + 1}, {"restarts": 1 << 62}, {"num_nodes": []}, {"num_nodes": [2]},
+        {"num_nodes": [1, 2, 3]}, {"num_nodes": None},
+    ],
+)  # fmt: skip
+def test_what_no_launcher_can_have_had_is_no_message(changed):
+    with pytest.raises(ProtocolError):
+        read(**changed)
