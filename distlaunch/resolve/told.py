@@ -22,6 +22,13 @@ def is_address(text: str) -> bool:
     return plain and 0 < len(text) <= _LONGEST_NAME and not text.startswith("-")
 
 
+def _is_place(text: str) -> bool:
+    """Tell whether a text can be ``HOST:PORT``, with brackets around an address that has colons."""
+    host, _, port = text.rpartition(":")
+    numeric = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) <= 65535
+    return numeric and is_address(host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host)
+
+
 def check_start(told: p.Commence, *, nodes: tuple[int, int]) -> None:
     """Refuse a start that no coordinator of ours sends. ``nodes``: the fewest and the most. Raises ProtocolError."""
     count, (fewest, most) = len(told.hosts), nodes
@@ -35,6 +42,7 @@ def check_start(told: p.Commence, *, nodes: tuple[int, int]) -> None:
         and told.attempt >= 0
         and is_history(told.attempt, told.restarts)
         and all(len(host) <= _LONGEST_NAME and host.isprintable() for host in told.hosts)
+        and all(map(_is_place, told.cluster))
     )
     if not sane:
         raise ProtocolError("it sends a start that makes no sense")
