@@ -142,6 +142,7 @@ def run_job(
             takes_typed=options.dialect.takes_typed,
             feeder=None if nodes is None else nodes.feeder,
             node_logs=options.node_logs or "",
+            backend=planned.backend,
         )
         run_dir.link_latest()
         say_where(run_dir, plan.job_id, sink)

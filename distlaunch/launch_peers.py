@@ -316,6 +316,7 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
             terminal=None,
             takes_typed=options.dialect.takes_typed,
             launchers=True,
+            backend=mine.planned.backend,
         )
         run_dir.link_latest()
         launching.say_where(run_dir, job_id, sink)

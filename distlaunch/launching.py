@@ -133,6 +133,7 @@ def policy_settings(
         gathering=gathering,
         python=None if options.no_python else options.python or sys.executable,
         master_port=plan.wanted_port,
+        worker_ports=plan.worker_ports,
         max_restarts=options.max_restarts,
         restart_window_s=options.restart_window,
         min_uptime_s=options.min_uptime,

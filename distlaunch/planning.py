@@ -160,6 +160,7 @@ class Planned(Record):
     """A plan, and with ``--explain`` where its values come from."""
 
     plan: LaunchPlan
+    backend: Backend
     topology: Topology
     location: Location | None
     """Among which nodes we are; None where only this machine is known."""
@@ -182,10 +183,12 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
         from distlaunch.resolve.meeting import check_interface
 
         check_interface(options.interface, options.named("interface"))
-    found = find_backend(options.backend).env_files(environ, _cwd())
+    cwd = _cwd()
+    found = find_backend(options.backend).env_files(environ, cwd)
     options = replace(options, env_file=(*found, *options.env_file)) if found else options
+    backend = configured_backend(options, cwd)
+    options = backend.sized(options)
     facts = read_facts(options, environ)
-    backend = configured_backend(options, facts)
     location, lost = _locate(options, facts)
     if isinstance(options, TorchrunOptions):
         topology = torchrun_topology(options, facts)
@@ -231,12 +234,18 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
 
         explanation = explain(options, facts, topology, plan, location=location, lost=lost)
     return Planned(
-        plan=plan, topology=topology, location=location, composer=composer, join=join, explanation=explanation
+        plan=plan,
+        backend=backend,
+        topology=topology,
+        location=location,
+        composer=composer,
+        join=join,
+        explanation=explanation,
     )
 
 
-def configured_backend(options: TrainOptions, facts: Facts) -> Backend:
-    """Load the backend, and have it take its options. Raises ConfigError."""
+def configured_backend(options: TrainOptions, cwd: str) -> Backend:
+    """Load the backend, and have it take its options; files of theirs are below ``cwd``. Raises ConfigError."""
     kind = find_backend(options.backend)
     if not options.opt:
         return kind({}, {})
@@ -246,7 +255,7 @@ def configured_backend(options: TrainOptions, facts: Facts) -> Backend:
     chosen = chosen_options(options.opt, known, kind.name)
     texts: dict[str, str] = {}
     for name in (option.name for option in known if option.kind == "file" and option.name in chosen):
-        path = os.path.join(facts.cwd, str(chosen[name]))
+        path = os.path.join(cwd, str(chosen[name]))
         texts[name] = _read_text(path, f"-o {name}={chosen[name]}")
         chosen[name] = path  # workers may have another directory
     return kind(chosen, texts)

@@ -7,10 +7,13 @@ own; ``distlaunch.backends`` is the entry-point group for those of other package
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.topology import Topology
+
+if TYPE_CHECKING:
+    from distlaunch.resolve.options import TrainOptions
 
 Value = str | int | float | bool
 Kind = Literal["text", "choice", "flag", "count", "seconds", "file"]
@@ -46,6 +49,8 @@ class Backend:
     requires: ClassVar[tuple[Requirement, ...]] = ()
     store: ClassVar[bool] = False
     """Workers find each other by a store of ours on the master's port, as Horovod's do."""
+    worker_ports: ClassVar[int] = 0
+    """How many ports its node holds for each worker, to listen on; see ``cluster_variables``."""
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         """Take the options that the user gave, checked and converted, and the contents of the files that they name.
@@ -68,6 +73,10 @@ class Backend:
         """
         del environ, cwd
         return ()
+
+    def sized(self, options: TrainOptions) -> TrainOptions:
+        """Give the sizes and devices as this backend takes them. Raises ConfigError for those that it cannot have."""
+        return options
 
     @property
     def notes(self) -> Sequence[str]:
@@ -101,6 +110,14 @@ class Backend:
 
     def repeated(self) -> Mapping[str, str]:
         """Give by variable which of ours has its value: of MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME."""
+        return {}
+
+    def cluster_variables(self, cluster: tuple[str, ...], rank: int) -> Mapping[str, str]:
+        """Give what only this worker has, once it is settled where all listen.
+
+        ``cluster``: ``HOST:PORT``, ``worker_ports`` of them for each worker, by rank. New for every attempt.
+        """
+        del cluster, rank
         return {}
 
     def attempt_files(self, topology: Topology) -> Mapping[str, str]:

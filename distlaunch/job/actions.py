@@ -138,6 +138,8 @@ class StartAttempt(Record):
     """Which nodes take part; None on one machine."""
     meeting: Meeting | None = None
     """Where they meet; None where there is one node."""
+    ports: tuple[int, ...] = ()
+    """Held for the workers: as many for each, by rank."""
 
 
 class Say(Record):

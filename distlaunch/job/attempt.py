@@ -52,6 +52,8 @@ class Attempt:
         """Members that have not been lost."""
         self.owing = set(cast.members)
         """Of those, who owe an answer: Prepared, then Reached, then Gone."""
+        self.ports: dict[int, tuple[int, ...]] = {}
+        """By member: what it holds for its workers."""
         self.up = 0
         """Workers that have been started."""
         self.ended = 0

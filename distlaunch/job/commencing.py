@@ -45,5 +45,6 @@ def commences(
                 master_port=plan.master_port or 0,
                 interface=interface,
                 nccl_interface=nccl,
+                cluster=plan.cluster,
             ),
         )

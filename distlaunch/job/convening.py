@@ -30,7 +30,7 @@ class Convening:
 
     def __init__(self, gathering: Gathering, settings: PolicySettings) -> None:
         self._gathering = gathering
-        self._port = settings.master_port
+        self._port, self._worker_ports = settings.master_port, settings.worker_ports
         self._gatherer = Gatherer(gathering, failure_grace_s=settings.failure_grace_s)
         self._preparation: Preparation | None = None
         self._before: Cast | None = None
@@ -140,7 +140,7 @@ class Convening:
         """Have those who take part settle what only they know."""
         surveys = [surveyed for member in cast.members if (surveyed := self._gatherer.nodes[member].surveyed)]
         self._preparation = Preparation(self._gathering, cast, attempt, surveys, now)
-        return self._preparation.begin(self._port)
+        return self._preparation.begin(self._port, worker_ports=self._worker_ports)
 
     @property
     def reaches(self) -> bool:

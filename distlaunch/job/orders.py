@@ -16,7 +16,7 @@ from distlaunch.core.errors import ProtocolError
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
-from distlaunch.resolve.told import is_address
+from distlaunch.resolve.told import MOST_SLOTS, is_address
 
 ASKING = frozenset({0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL})
 """0: somebody has asked them already, as Slurm does with all processes of a step."""
@@ -45,6 +45,8 @@ class Orders:
                     raise ProtocolError("it wants a port held, which is its own node's to hold")
                 if message.attempt <= self._prepared or not p.may_start(message.attempt):
                     raise ProtocolError(f"it prepares attempt {message.attempt} after {self._prepared}")
+                if not 0 <= message.ports <= MOST_SLOTS:
+                    raise ProtocolError(f"it wants {message.ports} ports held")
                 self._prepared = message.attempt
             case r.Reach():
                 self._check_reach(message)

@@ -19,6 +19,7 @@ _LEFT_BYTES = 5 << 20
 """Beyond its credit, an agent sends what it reads of a worker at its end: two full pipes, and what is written meanwhile
 (twice, as what has not ended by then is read once more when all have)."""
 _CHUNK_BYTES = 1 << 20
+_LAST_PORT = 65535
 _STATUSES = range(-128, 256)
 
 
@@ -31,6 +32,8 @@ class Part:
         self._attempt = -1
         self._asked = -1
         """The newest attempt that it was to prepare."""
+        self._ports = 0
+        """How many ports it was to hold for that, beside the master's."""
         self._ranks: frozenset[int] = frozenset()
         self._speaking: set[int] = set()
         """Ranks whose output is to be filed."""
@@ -45,6 +48,8 @@ class Part:
         """Take in what the node is sent."""
         if isinstance(message, (m.Prepare, r.Reach)):
             self._asked = max(self._asked, message.attempt)
+            if isinstance(message, m.Prepare):
+                self._ports = message.ports
         elif isinstance(message, m.Start):
             self._begin(message.attempt, (spec.rank for spec in message.workers))
         elif isinstance(message, p.Commence):
@@ -81,6 +86,8 @@ class Part:
                 self._check_ranks((message.rank,))
             case m.Prepared() | r.Reached():
                 self._check_attempt(message.attempt, self._asked)
+                if isinstance(message, m.Prepared):
+                    self._check_ports(message)
             case m.Gone():
                 self._check_attempt(message.attempt, self._attempt)
             case m.WorkerExited():
@@ -111,6 +118,15 @@ class Part:
         for rank in ranks:
             if rank not in self._ranks:
                 raise ProtocolError(f"it tells of rank {rank}, which it does not run")
+
+    def _check_ports(self, message: m.Prepared) -> None:
+        """Refuse a node that has not held what it was to hold; of an earlier attempt nobody knows any more."""
+        ports = message.ports
+        wanted = 0 if message.problem is not None else self._ports
+        if message.attempt == self._asked and (len(ports) != wanted or len(set(ports)) != wanted):
+            raise ProtocolError(f"it holds {len(set(ports))} ports, and {wanted} are needed")
+        if not all(0 < port <= _LAST_PORT for port in ports):
+            raise ProtocolError("it tells of ports that cannot be")
 
     def _check_known(self, rank: int) -> None:
         if rank not in self._known:

@@ -273,8 +273,16 @@ class JobPolicy(Supervision):
         self._watch.begin(self._run)
         if self._convening is not None:
             return self._convening.prepare(cast, self.attempt, now)
+        settings = self.settings
         return [
-            ToNode(node=node, message=m.Prepare(attempt=self.attempt, port=None if node else self.settings.master_port))
+            ToNode(
+                node=node,
+                message=m.Prepare(
+                    attempt=self.attempt,
+                    port=None if node else settings.master_port,
+                    ports=settings.worker_ports * len(cast.ranks(node)),
+                ),
+            )
             for node in cast.members
         ]
 
@@ -290,6 +298,7 @@ class JobPolicy(Supervision):
             return [Say(text=text, level="error"), *self._end(EXIT_USAGE)]
         if message.port is not None and node == run.cast.members[0]:
             self._port = message.port
+        run.ports[node] = message.ports
         warned = self._remark(node, message.warning, warning=True) if message.warning else []
         run.owing.discard(node)
         if run.owing:
@@ -308,7 +317,10 @@ class JobPolicy(Supervision):
         if meeting is not None:
             fields["master_addr"] = meeting.address
         composition = run.cast.composition
-        start = StartAttempt(attempt=self.attempt, port=self._port, composition=composition, meeting=meeting)
+        ports = tuple(port for member in run.cast.members for port in run.ports[member])
+        start = StartAttempt(
+            attempt=self.attempt, port=self._port, composition=composition, meeting=meeting, ports=ports
+        )
         return [Entry(type="attempt_started", fields=fields), start]
 
     def _conclude(self, now: float) -> list[Action]:

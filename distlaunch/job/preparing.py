@@ -40,13 +40,20 @@ class Preparation:
         self.reaches = False
         """All have prepared, and try to reach the master's node."""
 
-    def begin(self, port: int) -> list[Action]:
-        """Have all prepare."""
-        others = m.Prepare(attempt=self._attempt, port=None)
-        master = m.Prepare(attempt=self._attempt, port=port, token=self._token)
+    def begin(self, port: int, *, worker_ports: int) -> list[Action]:
+        """Have all prepare; ``worker_ports``: how many each node is to hold for every worker of its own."""
+        first, cast = self._cast.members[0], self._cast
         return [
-            ToNode(node=member, message=others if node_rank else master)
-            for node_rank, member in enumerate(self._cast.members)
+            ToNode(
+                node=member,
+                message=m.Prepare(
+                    attempt=self._attempt,
+                    port=port if member == first else None,
+                    token=self._token if member == first else "",
+                    ports=worker_ports * len(cast.ranks(member)),
+                ),
+            )
+            for member in cast.members
         ]
 
     def deadline(self) -> float:

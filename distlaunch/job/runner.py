@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from distlaunch.core.wire import peers as p
     from distlaunch.core.wire import remote as r
     from distlaunch.job.feeding import Feeder
+    from distlaunch.resolve.variables import BackendVariables
 
 PAUSE_S = 1.0
 """How long the workers' parent may take to hear that all trees are to stop (Ctrl-Z)."""
@@ -104,7 +105,7 @@ class Runner:
 
     ``takes_typed``: of several workers rank 0 has our stdin also where that is a terminal whose foreground job we are;
     ``feeder`` brings our stdin to it on a machine of its own. ``launchers``: the other nodes have a launcher each.
-    ``desk`` does what may wait for a disk.
+    ``desk`` does what may wait for a disk. ``backend`` has words for where workers listen, if it has them do so.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Runner:
         node_logs: str = "",
         launchers: bool = False,
         desk: Desk | None = None,
+        backend: BackendVariables | None = None,
     ) -> None:
         self._plan = plan
         self._policy = policy
@@ -141,6 +143,7 @@ class Runner:
         self._node_logs = node_logs
         self._launchers = launchers
         self._desk = desk or Desk()
+        self._backend = backend
         self._noted: set[str] = set()
         self._exit_code: int | None = None
         self._started_s = time.monotonic()
@@ -270,6 +273,11 @@ class Runner:
         self._plan = self._reporter.plan = plan = bind(
             plan, attempt=attempt, master_port=action.port, meeting=action.meeting
         )
+        if action.ports and self._backend is not None:
+            from distlaunch.resolve.cluster import cluster_of, with_cluster
+
+            cluster = cluster_of(plan, action.ports, action.meeting)
+            self._plan = self._reporter.plan = plan = with_cluster(plan, cluster, self._backend)
         self._say_notes(plan)
         self._desk.do(lambda: self._write_plan(plan))
         self._files.begin_attempt(attempt)

@@ -77,6 +77,8 @@ class PolicySettings(Record):
     script_dir: str = ""
     """Where the script is: tells the user's code from libraries in stacks."""
     master_port: int = 0
+    worker_ports: int = 0
+    """How many ports its node holds for each worker."""
     max_restarts: int = 0
     restart_window_s: float | None = None
     min_uptime_s: float = 10.0

@@ -21,6 +21,7 @@ from distlaunch.core.wire.remote import Reached, Survey, Surveyed
 from distlaunch.resolve import meeting
 from distlaunch.resolve.agreement import check_script
 from distlaunch.resolve.binding import threads_per_worker
+from distlaunch.resolve.cluster import with_cluster
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.identity import is_loopback
 from distlaunch.resolve.location import Location
@@ -329,11 +330,13 @@ class Joiner:
         if not self._by_worker:
             return found
         of_node: dict[int, Mapping[str, str]] = {}
+        places = []
         place = 0
         for node_rank, node in enumerate(self._topology.nodes):
             of_node[node_rank] = found.env.get(place, {})
+            places.append(place)
             place += node.slots or 0
-        return replace(found, env=of_node)
+        return replace(found, env=of_node, addresses=tuple(found.addresses[place] for place in places))
 
     # --- a peer's plan
 
@@ -374,7 +377,8 @@ class Joiner:
             if value in there and name not in taken
         }
         where = meeting.Meeting(address=told.master_addr, env={rank: env} if env else {})
-        return bind(plan, attempt=told.attempt, master_port=told.master_port, meeting=where)
+        plan = bind(plan, attempt=told.attempt, master_port=told.master_port, meeting=where)
+        return with_cluster(plan, told.cluster, self._backend)
 
     def _check(self, told: p.Commence) -> None:
         count = len(self._topology.nodes)
@@ -382,6 +386,9 @@ class Joiner:
         slots, own = told.slots[told.node_rank], self._own.slots
         if slots != own or not self._is_own(told):
             raise ProtocolError(f"it wants {counted(slots, 'worker')} here, {quoted(str(own))} are this launcher's")
+        if len(told.cluster) != self._backend.worker_ports * sum(told.slots):
+            ports = counted(len(told.cluster), "port")
+            raise ProtocolError(f"it tells of {ports} of workers, which --backend {self._backend.name} has no use for")
 
     def _is_own(self, told: p.Commence) -> bool:
         """Tell whether these are the workers that are this launcher's on its node."""

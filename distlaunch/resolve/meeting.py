@@ -35,6 +35,8 @@ class Meeting(Record):
     """Of rank 0's node, numeric where it was not given by the user; every other node has connected to it."""
     env: Mapping[int, Mapping[str, str]]
     """By node rank: the variables that this node's workers need for it (GLOO_SOCKET_IFNAME, ...)."""
+    addresses: tuple[str, ...] = ()
+    """By node rank: rank 0's, and of the others the end of the way by which they have reached it."""
 
 
 def check_interface(text: str, who: str = "--interface") -> None:
@@ -133,7 +135,7 @@ def meet(
         left = {key: value for key, value in wanted.items() if key not in taken and not surveyed.environ.get(key)}
         if left:
             env[rank] = shared.setdefault(tuple(left.items()), left)
-    return Meeting(address=address, env=env)
+    return Meeting(address=address, env=env, addresses=(address, *others))
 
 
 # --- interfaces

@@ -104,6 +104,8 @@ class TrainOptions(Record):
 
     given: Mapping[str, str] = {}
     """By field: the option or variable that set it. The Python API may leave it out."""
+    whole_nodes: bool = False
+    """A backend's choice: the one worker of a node has all GPUs that are there, or none if there are none."""
 
     def named(self, field: str) -> str:
         """Name who set a field, for messages: the option, unless a variable did."""
@@ -123,7 +125,7 @@ class TrainOptions(Record):
     def needs_gpus(self) -> bool:
         """Tell whether it matters which GPUs there are."""
         counts_processes = self.num_procs is not None or self.procs_per_node is not None
-        on_cpu = self.device == "cpu" or (self.device == "auto" and counts_processes)
+        on_cpu = self.device == "cpu" or (self.device == "auto" and counts_processes and not self.whole_nodes)
         return not on_cpu or self.gpus is not None
 
 
@@ -162,7 +164,7 @@ def check_kind(options: TrainOptions) -> None:
         raise ConfigError(
             "GPUs and CPU workers are asked for together", hint="give --num-gpus or --num-procs, not both"
         )
-    if counts_processes(options) and options.gpus is not None and options.device != "cuda":
+    if on_cpus(options) and counts_processes(options) and options.gpus is not None:
         raise ConfigError("--gpus is given for CPU workers", hint="--device cuda lets them share these GPUs")
     if options.device == "cpu" and (gpus or options.gpus is not None):
         raise ConfigError("--device cpu and a choice of GPUs contradict each other", hint=USE_CPUS)
@@ -175,12 +177,13 @@ def counts_processes(options: TrainOptions) -> bool:
 
 def on_cpus(options: TrainOptions) -> bool:
     """Tell whether workers are to leave GPUs alone, whatever there is."""
-    return options.device == "cpu" or (counts_processes(options) and options.device != "cuda")
+    counted = counts_processes(options) and not options.whole_nodes
+    return options.device == "cpu" or (counted and options.device != "cuda")
 
 
 def shares_gpus(options: TrainOptions) -> bool:
     """Tell whether workers are counted as processes, but use GPUs."""
-    return counts_processes(options) and options.device == "cuda"
+    return counts_processes(options) and not on_cpus(options)
 
 
 def asks_for_gpus(options: TrainOptions) -> bool:

@@ -115,6 +115,7 @@ def build_plan(
         layout=dialect.layout,
         repeated=unless_set(backend.repeated(), base, given),
         store=backend.store,
+        worker_ports=backend.worker_ports,
         attempt_files=_unclaimed(backend.attempt_files(topology), base, given),
         notes=tuple(map(dialect.spelt, filter(None, notes))),
     )

@@ -17,6 +17,13 @@ def is_address(text: str) -> bool:
     return plain and 0 < len(text) <= _LONGEST_NAME and not text.startswith("-")
 
 
+def _is_place(text: str) -> bool:
+    """Tell whether a text can be ``HOST:PORT``, with brackets around an address that has colons."""
+    host, _, port = text.rpartition(":")
+    numeric = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) <= 65535
+    return numeric and is_address(host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host)
+
+
 def check_start(told: p.Commence, *, nodes: tuple[int, int]) -> None:
     """Refuse a start that no coordinator of ours sends. ``nodes``: the fewest and the most. Raises ProtocolError."""
     count, (fewest, most) = len(told.hosts), nodes
@@ -29,6 +36,7 @@ def check_start(told: p.Commence, *, nodes: tuple[int, int]) -> None:
         and is_address(told.master_addr)
         and p.may_start(told.attempt, told.restarts)
         and all(len(host) <= _LONGEST_NAME and host.isprintable() for host in told.hosts)
+        and all(map(_is_place, told.cluster))
     )
     if not sane:
         raise ProtocolError("it sends a start that makes no sense")

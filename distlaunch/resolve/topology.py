@@ -158,7 +158,8 @@ class _Slots:
             if request.per_node is not None and (slots is None or not request.by_user):
                 return request.per_node
             return 1 if slots is None and request.total is None else slots
-        named = None if host.unit == "cores" or (shares_gpus(options) and host.unit != "gpus") else host.slots
+        of_workers = shares_gpus(options) and not options.whole_nodes and host.unit != "gpus"
+        named = None if host.unit == "cores" or of_workers else host.slots
         if named is None and host.devices:
             named = len(host.devices)
         there = seen if seen is not None and (self._picked is not None or named is None) else self._picked

@@ -48,6 +48,13 @@ class BackendVariables(Protocol):
     def store(self) -> bool:
         """Whether workers find each other by a store of ours on the master's port: Horovod's."""
 
+    @property
+    def worker_ports(self) -> int:
+        """How many ports its node is to hold for each worker."""
+
+    def cluster_variables(self, cluster: tuple[str, ...], rank: int) -> Mapping[str, str]:
+        """Give what a worker is told of these, ``HOST:PORT`` by rank, as many for each worker."""
+
     def attempt_files(self, topology: Topology) -> Mapping[str, str]:
         """Give by variable the name of a file in the attempt's folder; see ``backends.base`` for when it is set."""
 

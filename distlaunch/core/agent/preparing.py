@@ -1,7 +1,7 @@
 """Layer core.agent: what must be settled on a node before an attempt's workers start.
 
 On GPUs the memory of the last attempt has to be given back; the master's node holds a port for rank 0, and lets other
-nodes try whether they get through to it.
+nodes try whether they get through to it. Where workers listen themselves, each node holds their ports as well.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Preparing:
     ) -> None:
         """``port``: for the first attempt it may be held already. ``post`` is called from another thread."""
         self._port = port
+        self._further: list[HeldPort] = []
         self._send = send
         self._post = post
         self._listener: socket.socket | None = None
@@ -90,12 +91,17 @@ class Preparing:
         try:
             if message.port is not None and self._port is None:
                 self._port = hold_port(message.port, owner=owner)
+            while len(self._further) < message.ports:
+                self._further.append(hold_port(0, owner=owner))
             if self._port is not None and message.token:
                 self._listen(self._port, message.token)
         except ConfigError as exc:
             problem, hint = exc.message, exc.hint
         number = self._port.number if self._port and not problem else None
-        self._send(m.Prepared(attempt=message.attempt, port=number, problem=problem, hint=hint, warning=warning))
+        further = () if problem else tuple(port.number for port in self._further)
+        self._send(
+            m.Prepared(attempt=message.attempt, port=number, problem=problem, hint=hint, warning=warning, ports=further)
+        )
 
     # --- for other nodes to try
 
@@ -131,16 +137,22 @@ class Preparing:
     # --- the end
 
     def share(self) -> None:
-        """Let rank 0 have the port from now on."""
+        """Let rank 0 have the port from now on, and whoever they are for the further ones."""
         self._close_listener()
         if self._port is not None:
             self._port.share()
+        self._share_further()
+
+    def _share_further(self) -> None:
+        for port in self._further:
+            port.share()
 
     def serve_store(self) -> None:
         """Serve a store on the port from now on, instead. Raises OSError."""
         from distlaunch.core.agent.store import Store
 
         self._close_listener()
+        self._share_further()
         if self._port is None:
             return
         listener = self._port.listener()
@@ -152,8 +164,10 @@ class Preparing:
         self._store = store
 
     def release(self) -> None:
-        """Give the port back."""
+        """Give all ports back."""
         self._close_listener()
+        while self._further:
+            self._further.pop().release()
         if self._store is not None:
             self._store.close()
             self._store = None

@@ -73,6 +73,10 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     """By variable: which of ours has its value, once that is settled."""
     store: bool = False
     """Workers find each other by a store of ours on the master's port."""
+    worker_ports: int = 0
+    """How many ports its node holds for each worker."""
+    cluster: tuple[str, ...] = ()
+    """``HOST:PORT`` of each of them, by rank, once that is settled."""
     attempt_files: Mapping[str, str] = {}
     """By variable: a file in the attempt's folder that it is to name."""
 

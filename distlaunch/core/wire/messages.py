@@ -49,6 +49,8 @@ class Prepare(Record):
     port: int | None
     token: str = ""
     """Until ``Start``, listen on the port and say this, and a newline, to whoever connects; empty: only hold it."""
+    ports: int = 0
+    """So many further ports are to be held, any that are free: for workers that listen themselves."""
 
 
 class Start(Record):
@@ -147,6 +149,8 @@ class Prepared(Record):
     problem: str | None
     hint: str | None
     warning: str | None
+    ports: tuple[int, ...] = ()
+    """The further ports that are held."""
 
 
 class Started(Record):

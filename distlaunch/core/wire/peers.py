@@ -128,6 +128,8 @@ class Commence(Record):
     """What to reach the others by, if that needs saying (GLOO_SOCKET_IFNAME); else empty."""
     nccl_interface: str = ""
     """The same for NCCL."""
+    cluster: tuple[str, ...] = ()
+    """``HOST:PORT`` by rank, where the backend tells workers of one another's ports: as many for each."""
 
 
 class Told(Record):

@@ -140,7 +140,8 @@ def _gpu_workers(
 ) -> Topology:
     """Give each worker a device of its own, or with ``shared`` (more CPU-sized workers than GPUs) one in turn."""
     isolate = options.isolate_gpus or selection.mig
-    places = [index % len(selection.ids) for index in range(count)]
+    whole = options.whole_nodes and not isolate
+    places = list(range(len(selection.ids))) if whole else [index % len(selection.ids) for index in range(count)]
     node = Node(
         host=facts.hostname,
         slots=count,
@@ -150,6 +151,6 @@ def _gpu_workers(
         gpus=tuple(selection.gpus[place] for place in places),
         devices_from=selection.source,
         isolated=isolate,
-        numa=tuple(gpu.numa_node if (gpu := selection.gpus[place]) else None for place in places),
+        numa=() if whole else tuple(gpu.numa_node if (gpu := selection.gpus[place]) else None for place in places),
     )
     return Topology(nodes=(node,), device="cuda", notes=selection.notes)

@@ -83,10 +83,11 @@ class Job:
     def say(self, node: int, message: m.FromAgent) -> list[p.Action]:
         return self.step(p.FromNode(node=node, message=message))
 
-    def prepared(self, node: int = 0, *, port=None, problem=None, hint=None, warning=None, attempt=None):
+    def prepared(self, node: int = 0, *, port=None, problem=None, hint=None, warning=None, attempt=None, ports=()):
         at = self.attempt if attempt is None else attempt
         port = 5000 + at if port is None and node == 0 and problem is None else port
-        return self.say(node, m.Prepared(attempt=at, port=port, problem=problem, hint=hint, warning=warning))
+        answer = m.Prepared(attempt=at, port=port, problem=problem, hint=hint, warning=warning, ports=ports)
+        return self.say(node, answer)
 
     def started(self, rank: int, *, attempt=None) -> list[p.Action]:
         at = self.attempt if attempt is None else attempt

@@ -72,6 +72,28 @@ def test_a_single_node_is_not_asked_to_reach_itself(make_nodes):
     assert job.sent(r.Reach) == []
 
 
+def test_each_node_holds_ports_for_its_workers_anew_for_every_attempt(make_nodes):
+    job = make_nodes(2, worker_ports=3, max_restarts=1)
+    job.begin()
+    job.gather()
+    assert job.sent(m.Prepare) == [
+        (0, m.Prepare(attempt=0, port=0, token="word0", ports=6)),
+        (1, m.Prepare(attempt=0, port=None, ports=6)),
+    ]
+    job.prepared(1, ports=tuple(range(20, 26)))
+    job.prepared(0, ports=tuple(range(10, 16)))
+    [start] = job.of(p.StartAttempt, job.reached(1))
+    assert start.ports == (*range(10, 16), *range(20, 26))
+    for rank in job.ranks:
+        job.started(rank)
+    job.fail()
+    job.gather()
+    job.prepared(0, ports=tuple(range(30, 36)))
+    job.prepared(1, ports=tuple(range(40, 46)))
+    [start] = job.of(p.StartAttempt, job.reached(1))
+    assert start.ports == (*range(30, 36), *range(40, 46))
+
+
 # --- nodes that cannot be reached
 
 

@@ -48,3 +48,21 @@ def test_a_node_that_was_told_nothing_has_nothing_to_tell():
         with pytest.raises(ProtocolError):
             Part(0).check(message)
     assert Part(0).check(m.Remark(text="", warning=False))
+
+
+def prepared(*ports: int, attempt: int = 0, problem: str | None = None) -> m.Prepared:
+    return m.Prepared(attempt=attempt, port=None, problem=problem, hint=None, warning=None, ports=ports)
+
+
+@pytest.mark.parametrize("ports", [(), (5,), (5, 5), (5, 6, 7), (0, 5), (5, 70000), (-1, 5)], ids=str)
+def test_a_node_holds_as_many_ports_as_it_was_to_hold(ports):
+    part = Part(0)
+    part.told(m.Prepare(attempt=0, port=None, ports=2))
+    with pytest.raises(ProtocolError):
+        part.check(prepared(*ports))
+    assert part.check(prepared(5, 65535))
+    assert part.check(prepared(problem="there is none"))
+    part.told(m.Prepare(attempt=1, port=None))
+    assert part.check(prepared(7, 8)), "late, of the attempt before"
+    with pytest.raises(ProtocolError):
+        part.check(prepared(7, attempt=1))

@@ -151,6 +151,8 @@ MAKES_NO_SENSE = {
     "no address": commence(master_addr=""),
     "a port to hold": prepare(port=80),
     "a port to hold beyond": prepare(port=1 << 40),
+    "more ports to hold than there are": prepare(ports=1 << 40),
+    "fewer ports to hold than none": prepare(ports=-1),
     "an attempt to prepare of many digits": prepare(1 << 62),
     "an attempt to prepare beyond": prepare(p.MOST_ATTEMPTS + 1),
     "an attempt to prepare below": prepare(-1),

@@ -21,7 +21,7 @@ ATTEMPTS = st.integers(-1, 3) | NUMBERS
 GRACES = st.floats(0, 30) | st.floats(allow_nan=False, allow_infinity=False)
 LIKELY = st.one_of(
     st.builds(prepare, ATTEMPTS, port=st.none() | NUMBERS, token=TEXTS),
-    st.builds(prepare, st.integers(0, 3)),
+    st.builds(prepare, st.integers(0, 3), ports=st.integers(0, 9) | NUMBERS),
     st.builds(reach, ATTEMPTS, port=st.integers(1, 9) | NUMBERS, token=st.just("ab") | TEXTS, bound_s=GRACES),
     st.builds(commence, ATTEMPTS, restarts=st.integers(0, 3) | NUMBERS),
     st.builds(commence, st.integers(0, 3)),

@@ -206,3 +206,15 @@ def test_a_second_fault_is_not_waited_for(make_job):
     job.fault(0)
     job.fault(1)
     assert job.exit_code == 70
+
+
+def test_ports_for_workers_are_held_by_their_nodes_and_come_in_the_order_of_ranks(make_job):
+    job = make_job(nodes=2, per_node=2, worker_ports=1)
+    job.begin()
+    assert job.sent(m.Prepare) == [
+        (0, m.Prepare(attempt=0, port=0, ports=2)),
+        (1, m.Prepare(attempt=0, port=None, ports=2)),
+    ]
+    job.prepared(1, ports=(7, 8))
+    [start] = job.of(p.StartAttempt, job.prepared(0, port=4711, ports=(9, 5)))
+    assert (start.port, start.ports) == (4711, (9, 5, 7, 8))

@@ -368,3 +368,52 @@ def test_what_a_coordinator_that_came_back_calls_the_job_is_what_new_workers_hea
     plan = joiner.commenced(commence(), [])
     assert (plan.env["DISTLAUNCH_JOB_ID"], plan.env["TORCHELASTIC_RUN_ID"]) == ("j-2", "j-2")
     assert plan.env["DISTLAUNCH_RUN_DIR"] == "/jobs/j"
+
+
+# --- where workers listen
+
+
+class Listening(Plain):
+    """A backend whose workers have a port each."""
+
+    worker_ports = 1
+
+    def cluster_variables(self, cluster, rank):
+        return {"CLUSTER": " ".join((str(rank), *cluster))}
+
+
+CLUSTER = (*(f"10.0.0.{rank}:{rank + 1}" for rank in range(6)), "[fd00::1]:65535")
+
+
+def test_a_peers_workers_are_told_where_all_listen(by_hand):
+    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
+    joiner._backend = Listening({}, {})
+    plan = joiner.commenced(commence(cluster=CLUSTER), ["eth0"])
+    assert [worker.env["CLUSTER"] for worker in plan.workers] == [" ".join((str(rank), *CLUSTER)) for rank in (1, 2)]
+
+
+@pytest.mark.parametrize("cluster", [
+    CLUSTER[1:], (*CLUSTER, "a:1"), (), *((*CLUSTER[1:], odd) for odd in ("a", ":1", "a:0", "a:65536", "a b:1", "[a:1")),
+], ids=str)  # fmt: skip
+def test_a_cluster_that_makes_no_sense_is_refused(by_hand, cluster):
+    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
+    joiner._backend = Listening({}, {})
+    with pytest.raises(ProtocolError):
+        joiner.commenced(commence(cluster=cluster), ["eth0"])
+
+
+def test_a_peer_whose_backend_knows_of_no_ports_refuses_them(by_hand):
+    with pytest.raises(ProtocolError, match="7 ports of workers, which --backend plain has no use for"):
+        by_hand("n1", rendezvous="h:5", node_rank=1).commenced(commence(cluster=CLUSTER), ["eth0"])
+
+
+def test_launchers_of_workers_tell_one_address_for_each_node(from_source):
+    joiner = from_source(tasks(0, 0))
+    ways = {
+        place: Reached(
+            attempt=0, problem=None, routes=(Route(address="10.0.0.1", local=f"10.0.0.{place}", interface=""),)
+        )
+        for place in range(1, 5)
+    }
+    met = joiner.meet([surveyed(name) for name in "aabbb"], ways)
+    assert met.addresses == ("10.0.0.1", "10.0.0.2")

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError, NodesError
+from distlaunch.core.model.record import replace
 from distlaunch.core.wire.remote import Interface, Reached, Route
+from distlaunch.resolve.cluster import cluster_of
 from distlaunch.resolve.meeting import addresses, by_ipv4, check_interface, check_own_names, meet
 from distlaunch.resolve.plan import bind
 
@@ -358,6 +360,18 @@ def test_the_meeting_point_is_bound_into_the_plan_of_the_attempt(make_composer, 
     assert bound.nodes[1].env == {GLOO: "eth0", TENSORPIPE: "eth0"}
     nodes = bound.record()["nodes"]
     assert ("env" in nodes[0], nodes[1]["env"]) == (False, {GLOO: "eth0", TENSORPIPE: "eth0"})
+
+
+def test_workers_are_found_where_their_nodes_were_when_they_reached_the_first(make_composer, make_surveys):
+    made = make_composer(hosts="a:1,b:2")
+    surveys = make_surveys(made)
+    members, plan = made.compose(surveys)
+    met = made.meet([surveys[number] for number in members], {1: reached(way("10.0.0.1", "fd00::2", "eth0"))})
+    assert met.addresses == ("10.0.0.1", "fd00::2")
+    plan = replace(plan, worker_ports=2)
+    assert cluster_of(plan, range(1, 7), met) == (
+        "10.0.0.1:1", "10.0.0.1:2", "[fd00::2]:3", "[fd00::2]:4", "[fd00::2]:5", "[fd00::2]:6",
+    )  # fmt: skip
 
 
 def test_the_composer_takes_the_users_settings_for_the_meeting(make_composer, make_surveys):

@@ -57,6 +57,26 @@ def test_nodes_run_a_worker_on_each_gpu_that_was_asked_for(make_composer, make_s
         ({"hosts": "a,b"}, ["0,1,2,3,4,5,6,7"] * 2),
         ({"hosts": "a:2,b:3"}, ["0,1", "0,1,2"]),
         ({"hosts": "a,b", "include": "a:0,2@b:4-7"}, ["0,2", "4,5,6,7"]),
+        ({"hosts": "a,b", "gpus": "1,3"}, ["1,3"] * 2),
+    ],
+)
+def test_one_worker_a_node_has_all_of_its_gpus(make_composer, make_surveys, options, expected):
+    plan = composed(make_composer, make_surveys, procs_per_node=1, whole_nodes=True, **options)
+    assert (sizes(plan), masks(plan), plan.device) == ([1, 1], expected, "cuda")
+
+
+def test_one_worker_a_node_does_without_gpus_where_no_node_has_any(make_composer, make_surveys):
+    nothing = {"a": {"seen": 0}, "b": {"seen": 0}}
+    plan = composed(make_composer, make_surveys, nothing, hosts="a:1,b:4", procs_per_node=1, whole_nodes=True)
+    assert (sizes(plan), masks(plan), plan.device) == ([1, 1], ["", ""], "cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"hosts": "a,b"}, ["0,1,2,3,4,5,6,7"] * 2),
+        ({"hosts": "a:2,b:3"}, ["0,1", "0,1,2"]),
+        ({"hosts": "a,b", "include": "a:0,2@b:4-7"}, ["0,2", "4,5,6,7"]),
         ({"hosts": "a,b", "exclude": "b:0"}, ["0,1,2,3,4,5,6,7", "1,2,3,4,5,6,7"]),
         ({"hosts": "a,b", "gpus": "5,1"}, ["5,1", "5,1"]),
         ({"hosts": "a,b", "gpus": "1,3,5", "exclude": "b:1"}, ["1,3,5", "1,5"]),

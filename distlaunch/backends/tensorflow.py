@@ -1,0 +1,87 @@
+"""Layer backends: TensorFlow's MultiWorkerMirroredStrategy, whose workers find each other by ``TF_CONFIG``.
+
+Each worker has a server on a port of its own, which all others have to know before they start: the nodes hold these
+ports. The cluster is the same text for all; only the task differs. A worker computes on every GPU that it sees, so it
+gets to see its own alone, or (``-o per=node``) there is one worker a node, with all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from distlaunch.backends.base import Backend, BackendOption, Requirement
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.topology import Topology
+from distlaunch.resolve.options import TrainOptions
+
+_CONFIG = "TF_CONFIG"
+
+
+class TensorFlow(Backend):
+    """``TF_CONFIG`` for each worker."""
+
+    name = "tensorflow"
+    about = "TensorFlow's MultiWorkerMirroredStrategy: TF_CONFIG for a worker per GPU, or per node"
+    requires = (Requirement(module="tensorflow", package="tensorflow", at_least="2.4"),)
+    worker_ports = 1
+
+    @classmethod
+    def options(cls) -> tuple[BackendOption, ...]:
+        """List who is a worker, and which of them have another part."""
+        return (
+            BackendOption(
+                name="per", about="a worker for each GPU, or one with all of its node's", kind="choice",
+                choices=("gpu", "node"),
+            ),
+            BackendOption(name="chief", about="rank 0 is the chief, not worker 0, who acts as one", kind="flag"),
+            BackendOption(
+                name="evaluator", about="the last rank is the evaluator, which is no part of the cluster", kind="flag"
+            ),
+        )  # fmt: skip
+
+    def sized(self, options: TrainOptions) -> TrainOptions:
+        """Show each worker the GPUs that are its own. Raises ConfigError for sizes that ``-o per=node`` contradicts."""
+        if any(item.partition("=")[0] == _CONFIG for item in options.env):
+            raise ConfigError(
+                f"--env {_CONFIG}: --backend {self.name} sets it for each worker",
+                hint="leave it out, or use another backend",
+            )
+        if self.chosen.get("per") != "node":
+            return replace(options, isolate_gpus=True)
+        size = options.who_set("num_gpus", "gpus_per_node", "num_procs", "isolate_gpus")
+        if size is None and options.procs_per_node not in (None, 1):
+            size = options.named("procs_per_node")
+        if size is not None:
+            raise ConfigError(
+                f"-o per=node and {size} contradict each other: each node has one worker, with all of its GPUs",
+                hint=f"leave {size} out; --num-nodes says how many nodes, --gpus which GPUs of each",
+            )
+        return replace(options, procs_per_node=1, whole_nodes=True)
+
+    def default_variables(self, topology: Topology) -> Mapping[str, str]:
+        """Have ``tf.keras`` be Keras 2 (the package tf_keras), as Keras 3 does not train under this strategy."""
+        return {"TF_USE_LEGACY_KERAS": "1"}
+
+    def job_variables(self, topology: Topology) -> Mapping[str, str]:
+        """Raise ConfigError where nobody would be left to train."""
+        if self.chosen.get("evaluator") and topology.world_size == 1:
+            raise ConfigError(
+                "-o evaluator=on: there is one worker, and nobody to train", hint="ask for one worker more"
+            )
+        return {}
+
+    def cluster_variables(self, cluster: tuple[str, ...], rank: int) -> Mapping[str, str]:
+        """Name the cluster, and the worker's task in it."""
+        training = cluster[:-1] if self.chosen.get("evaluator") else cluster
+        chiefs = 1 if self.chosen.get("chief") else 0
+        parts = {"chief": training[:chiefs], "worker": training[chiefs:]}
+        if rank >= len(training):
+            kind, index = "evaluator", 0
+        elif rank < chiefs:
+            kind, index = "chief", 0
+        else:
+            kind, index = "worker", rank - chiefs
+        config = {"cluster": {part: who for part, who in parts.items() if who}, "task": {"type": kind, "index": index}}
+        return {_CONFIG: json.dumps(config, separators=(",", ":"))}

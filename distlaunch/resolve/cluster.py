@@ -1,0 +1,37 @@
+"""Layer resolve: where each worker of an attempt listens, for backends whose workers are told of one another; pure.
+
+A worker's node holds its ports; all workers are told the same list, in the order of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.model.record import replace
+from distlaunch.resolve.meeting import Meeting
+from distlaunch.resolve.variables import BackendVariables
+
+
+def cluster_of(plan: LaunchPlan, ports: Sequence[int], meeting: Meeting | None) -> tuple[str, ...]:
+    """Give ``HOST:PORT`` for each of the ports, which are as many for each worker, by rank.
+
+    ``meeting``: how the nodes reach each other; None where there is one, and its workers need nobody else.
+    """
+    each = plan.worker_ports
+    hosts = (plan.master_addr or "",) if meeting is None else meeting.addresses
+    by_port = (host for host, node in zip(hosts, plan.nodes, strict=True) for _ in range(each * (node.slots or 0)))
+    return tuple(
+        f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in zip(by_port, ports, strict=True)
+    )
+
+
+def with_cluster(plan: LaunchPlan, cluster: tuple[str, ...], backend: BackendVariables) -> LaunchPlan:
+    """Tell each worker of the plan where all of them listen, in the words of the backend."""
+    if not cluster:
+        return plan
+    workers = tuple(
+        replace(worker, env={**worker.env, **backend.cluster_variables(cluster, worker.rank)})
+        for worker in plan.workers
+    )
+    return replace(plan, cluster=cluster, workers=workers)

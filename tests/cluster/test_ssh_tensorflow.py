@@ -1,0 +1,50 @@
+"""Workers on several hosts that are told of each other's ports: their nodes hold them, and all reach all."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tests.conftest import PROGRAMS
+from tests.environments import environment
+
+MEETS = PROGRAMS / "meets.py"
+TRAINS = PROGRAMS / "frameworks" / "tensorflow_digits.py"
+PATIENCE_S = 300
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    return str(environment("tensorflow", ["tensorflow-cpu==2.21.0", "tf_keras==2.21.0"]))
+
+
+def said(text: str) -> list[dict]:
+    return [json.loads(line[line.index("{") :]) for line in text.splitlines() if "{" in line]
+
+
+def test_workers_on_all_hosts_reach_each_other_where_they_are_told(hosts):
+    words = ("--backend", "tensorflow", "--python", sys.executable, "--hosts", "n1:1,n2:2,n3:1", "--device", "cpu")
+    result = hosts.train(*words, MEETS)
+    assert result.returncode == 0, result.stderr
+    told = sorted(said(result.stdout), key=lambda each: each["rank"])
+    [cluster] = {json.dumps(each["config"]["cluster"]) for each in told}
+    places = json.loads(cluster)["worker"]
+    assert [each["met"] for each in told] == [places] * 4
+    of_hosts = [place.rpartition(":")[0] for place in places]
+    assert of_hosts[1] == of_hosts[2]
+    assert len(set(of_hosts)) == 3
+    hosts.assert_clean()
+
+
+def test_a_training_over_two_hosts_is_one_training(hosts, python):
+    words = ("--backend", "tensorflow", "-o", "per=node", "--hosts", "n1,n2", "--format", "plain", "--python", python)
+    result = hosts.train(*words, TRAINS, timeout=PATIENCE_S)
+    assert result.returncode == 0, result.stderr
+    trained = said(result.stdout)
+    assert [each["replicas"] for each in trained] == [2, 2]
+    assert trained[0]["loss"] == trained[1]["loss"]
+    assert trained[0]["accuracy"][-1] > 0.9
+    hosts.assert_clean()

@@ -1,0 +1,51 @@
+"""The real TensorFlow: MultiWorkerMirroredStrategy trains a tf_keras model, and finds its workers by TF_CONFIG."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from tests.conftest import PROGRAMS
+from tests.environments import environment
+
+# Its environment takes two minutes to make on two cores, once.
+pytestmark = pytest.mark.timeout(900)
+
+PROGRAM = PROGRAMS / "frameworks" / "tensorflow_digits.py"
+PATIENCE_S = 300
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    return str(environment("tensorflow", ["tensorflow-cpu==2.21.0", "tf_keras==2.21.0"]))
+
+
+def trained(text: str) -> dict:
+    return json.loads(text.partition("trained ")[2].splitlines()[0])
+
+
+@pytest.fixture(scope="module")
+def alone(python) -> dict:
+    """Give what one process reaches that takes the whole batch, without any launcher."""
+    words = ["env", "-u", "TF_CONFIG", "TF_USE_LEGACY_KERAS=1", python, PROGRAM]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    return trained(done.stdout)
+
+
+@pytest.mark.parametrize("chosen", [(), ("-o", "chief")], ids=["workers", "chief"])
+def test_two_workers_have_the_losses_of_one_process(distlaunch, python, alone, chosen):
+    words = ("--backend", "tensorflow", "--num-procs", "2", "--format", "plain", "--python", python, *chosen)
+    result = distlaunch.train(*words, PROGRAM, timeout=PATIENCE_S, env={"TF_CONFIG": '{"cluster": "stale"}'})
+    assert result.returncode == 0, result.stderr
+    first, second = (trained("\n".join(result.lines_of(rank))) for rank in (0, 1))
+    of_first = ("chief", 0) if chosen else ("worker", 0)
+    of_second = ("worker", 0) if chosen else ("worker", 1)
+    assert [(each["task"]["type"], each["task"]["index"]) for each in (first, second)] == [of_first, of_second]
+    assert [each["replicas"] for each in (alone, first, second)] == [1, 2, 2]
+    assert first["keras"].startswith("tf_keras."), "Keras 3 does not train under this strategy"
+    assert first["loss"] == second["loss"]
+    assert first["loss"] == pytest.approx(alone["loss"], rel=1e-3)
+    assert first["accuracy"][-1] > 0.9

@@ -1,0 +1,87 @@
+"""Ports that are held for every worker, and told to all: by TF_CONFIG, whose framework these tests do without."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+
+import pytest
+
+from tests.process.conftest import PROGRAMS
+
+MEETS = PROGRAMS / "meets.py"
+TENSORFLOW = ("--backend", "tensorflow", "--python", sys.executable)
+
+
+def told(text: str) -> list[dict]:
+    """Give what the workers have said, by attempt and rank."""
+    said = [json.loads(line[line.index("{") :]) for line in text.splitlines() if "{" in line]
+    return sorted(said, key=lambda each: (each["attempt"], each["rank"]))
+
+
+def ports_of(said: dict) -> list[int]:
+    return [int(place.rpartition(":")[2]) for part in said["config"]["cluster"].values() for place in part]
+
+
+def test_every_worker_has_a_port_that_is_held_for_it(distlaunch):
+    result = distlaunch.train(*TENSORFLOW, "--num-procs", "3", MEETS, "local", env={"TF_CONFIG": "stale"})
+    assert result.returncode == 0, result.stderr
+    said = told(result.stdout)
+    [cluster] = {json.dumps(each["config"]["cluster"]) for each in said}
+    assert list(json.loads(cluster)) == ["worker"]
+    assert [each["config"]["task"] for each in said] == [{"type": "worker", "index": index} for index in range(3)]
+    [started] = result.of_type("attempt_started")
+    assert len({*ports_of(said[0]), started["master_port"]}) == 4
+    assert [each["free"] for each in said] == [[]] * 3, "a stranger could have had them"
+    assert [each["met"] for each in said] == [json.loads(cluster)["worker"]] * 3
+
+
+def test_a_restart_has_new_ports(distlaunch):
+    words = (*TENSORFLOW, "--num-procs", "2", "--max-restarts", "1", "--min-uptime", "0", MEETS, "fail")
+    result = distlaunch.train(*words)
+    assert result.returncode == 0, result.stderr
+    said = told(result.stdout)
+    assert [(each["attempt"], each["rank"]) for each in said[-2:]] == [(1, 0), (1, 1)]
+    first, second = ports_of(said[0]), ports_of(said[-1])  # of the first attempt, one may have been stopped early
+    assert said[0]["attempt"] == 0
+    assert second == ports_of(said[-2])
+    assert not {*first} & {*second}
+    for port in (*first, *second):
+        with socket.socket() as stranger:
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            stranger.bind(("127.0.0.1", port))
+
+
+def test_chief_and_evaluator_are_ranks_of_their_own(distlaunch):
+    words = (*TENSORFLOW, "-o", "chief", "-o", "evaluator", "--num-procs", "4", MEETS)
+    result = distlaunch.train(*words)
+    assert result.returncode == 0, result.stderr
+    said = told(result.stdout)
+    tasks = [(each["config"]["task"]["type"], each["config"]["task"]["index"]) for each in said]
+    assert tasks == [("chief", 0), ("worker", 0), ("worker", 1), ("evaluator", 0)]
+    cluster = said[0]["config"]["cluster"]
+    assert [len(part) for part in cluster.values()] == [1, 2]
+    assert [each.get("met") for each in said] == [[*cluster["chief"], *cluster["worker"]]] * 3 + [None]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_launchers_of_one_job_tell_all_workers_the_same(distlaunch, slots):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launchers = [
+        distlaunch.start([
+            *("train", "--rendezvous", f"127.0.0.1:{port}", "--num-nodes", "2", "--node-rank", str(rank)),
+            *("--procs-per-node", str(slots), *TENSORFLOW, MEETS, "local"),
+        ])
+        for rank in (1, 0)
+    ]  # fmt: skip
+    results = [each.wait() for each in launchers]
+    assert [each.returncode for each in results] == [0, 0], [each.stderr for each in results]
+    said = told("\n".join(each.stdout for each in results))
+    assert [each["rank"] for each in said] == list(range(2 * slots))
+    [cluster] = {json.dumps(each["config"]["cluster"]) for each in said}
+    assert len(set(ports_of(said[0]))) == 2 * slots
+    assert [each["free"] for each in said] == [[]] * 2 * slots
+    assert [each["met"] for each in said] == [json.loads(cluster)["worker"]] * 2 * slots

@@ -1,0 +1,66 @@
+"""A worker that TF_CONFIG tells of others: listens on its own port, and greets all others on theirs.
+
+It says what it was told, and which of these ports a stranger on this machine could have had meanwhile.
+"""
+
+import json
+import os
+import select
+import socket
+import sys
+import time
+
+import survivor
+
+PATIENCE_S = 60.0
+survivor.hold()
+config = json.loads(os.environ["TF_CONFIG"])
+cluster = [*config["cluster"].get("chief", ()), *config["cluster"].get("worker", ())]
+kind, index = config["task"]["type"], config["task"]["index"]
+told = {"rank": int(os.environ["RANK"]), "config": config, "attempt": int(os.environ["DISTLAUNCH_ATTEMPT"])}
+until = time.monotonic() + PATIENCE_S
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as stranger:
+        try:
+            stranger.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+    return True
+
+
+def greet(place: str) -> str:
+    host, _, port = place.rpartition(":")
+    while True:
+        try:
+            with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+                connection.sendall(b"%d\n" % told["rank"])
+                return connection.makefile().readline().strip()
+        except ConnectionRefusedError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+
+
+told["free"] = [place for place in cluster if is_free(int(place.rpartition(":")[2]))] if "local" in sys.argv else []
+if kind != "evaluator":
+    own = cluster[0 if kind == "chief" else index + len(config["cluster"].get("chief", ()))]
+    with socket.socket(socket.AF_INET6) as server:
+        server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("::", int(own.rpartition(":")[2])))
+        server.listen()
+        if os.fork() == 0:
+            for _ in cluster:
+                ready, _, _ = select.select([server], [], [], PATIENCE_S)
+                assert ready
+                with server.accept()[0] as connection:
+                    connection.makefile().readline()
+                    connection.sendall(own.encode() + b"\n")
+            os._exit(0)
+        told["met"] = [greet(place) for place in cluster]
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+print(json.dumps(told), flush=True)
+if "fail" in sys.argv and told["attempt"] == 0:
+    sys.exit(7)

@@ -1,0 +1,86 @@
+"""What a node holds for its workers before they start."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from distlaunch.core.agent import preparing as module
+from distlaunch.core.agent.preparing import Preparing
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.wire import messages as m
+
+
+class Node:
+    """A node's preparing, and what it has answered."""
+
+    def __init__(self) -> None:
+        self.answers: list[m.Prepared] = []
+        self.preparing = Preparing(port=None, send=self.answers.append, post=lambda _: None)
+
+    def prepare(self, attempt: int = 0, **more) -> m.Prepared:
+        order = m.Prepare(**{"attempt": attempt, "port": None, **more})
+        self.preparing.prepare(order, owner="j", pids=())
+        return self.answers[-1]
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    found = Node()
+    yield found
+    found.preparing.release()
+
+
+def is_free(port: int, *, reuse: bool) -> bool:
+    """Tell whether somebody who binds as a server does could have the port."""
+    with socket.socket(socket.AF_INET6) as other:
+        if reuse:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            other.bind(("::", port))
+            other.listen()
+        except OSError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("port", [None, 0])
+def test_further_ports_are_held_until_the_workers_start_and_theirs_then(node, port):
+    answer = node.prepare(port=port, ports=3)
+    ports = [*answer.ports, *([answer.port] if answer.port else [])]
+    assert len(answer.ports) == 3
+    assert len(set(ports)) == (3 if port is None else 4)
+    assert not any(is_free(each, reuse=reuse) for each in ports for reuse in (False, True))
+    node.preparing.share()
+    assert [is_free(each, reuse=False) for each in ports] == [False] * len(ports)
+    assert [is_free(each, reuse=True) for each in ports] == [True] * len(ports)
+    node.preparing.release()
+    assert [is_free(each, reuse=False) for each in ports] == [True] * len(ports)
+
+
+def test_a_store_on_the_masters_port_leaves_the_further_ones_to_the_workers(node):
+    answer = node.prepare(port=0, ports=1)
+    node.preparing.serve_store()
+    assert is_free(answer.ports[0], reuse=True)
+    assert not is_free(answer.ports[0], reuse=False)
+
+
+def test_each_attempt_has_as_many_as_it_asks_for(node):
+    assert [len(node.prepare(attempt, ports=ports).ports) for attempt, ports in enumerate((2, 0, 4, 1))] == [2, 0, 4, 1]
+
+
+def test_what_cannot_be_held_is_told_and_nothing_is_named(node, monkeypatch):
+    held = []
+
+    def hold(number, *, owner):
+        if len(held) == 2:
+            raise ConfigError("port 0 cannot be held: Too many open files")
+        held.append(module_hold(number, owner=owner))
+        return held[-1]
+
+    module_hold = module.hold_port
+    monkeypatch.setattr(module, "hold_port", hold)
+    answer = node.prepare(port=0, ports=3)
+    assert (answer.port, answer.ports, answer.problem) == (None, (), "port 0 cannot be held: Too many open files")

@@ -1,0 +1,134 @@
+"""What TensorFlow's workers get: their cluster, their task, and the GPUs that are their own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from distlaunch.backends.choosing import chosen_options
+from distlaunch.backends.tensorflow import TensorFlow
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.gpus import Gpu, GpuInventory
+from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.topology import Node, Topology
+from distlaunch.resolve.facts import Facts
+from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.sources.local import local_topology
+
+CLUSTER = ("10.0.0.1:1", "10.0.0.1:2", "10.0.0.2:3", "[fd00::2]:4")
+
+
+def backend(*words: str) -> TensorFlow:
+    return TensorFlow(chosen_options(words, TensorFlow.options(), "tensorflow"), {})
+
+
+def configs(*words: str, cluster: tuple[str, ...] = CLUSTER) -> list[dict]:
+    """Give what each worker is told, by rank."""
+    made = backend(*words)
+    found = [made.cluster_variables(cluster, rank) for rank in range(len(cluster))]
+    assert all(list(each) == ["TF_CONFIG"] for each in found)
+    return [json.loads(each["TF_CONFIG"]) for each in found]
+
+
+def tasks(found: list[dict]) -> list[tuple[str, int]]:
+    return [(each["task"]["type"], each["task"]["index"]) for each in found]
+
+
+def topology_of(there: int, *words: str, **options) -> Topology:
+    each = tuple(Gpu(index=index, uuid=f"GPU-{index}", name="H100", numa_node=index // 2) for index in range(there))
+    facts = Facts(
+        environ={}, cwd="/w", hostname="a", python="/python", cpus=CpuInventory(allowed=(0,), online=1),
+        gpus=GpuInventory(gpus=each, source="nvml"), paths={}, texts={}, programs={},
+    )  # fmt: skip
+    return local_topology(backend(*words).sized(TrainOptions(**options)), facts)
+
+
+# --- the cluster
+
+
+def test_all_are_workers_and_the_cluster_is_the_same_for_all():
+    found = configs()
+    assert {json.dumps(each["cluster"]) for each in found} == {json.dumps({"worker": list(CLUSTER)})}
+    assert tasks(found) == [("worker", rank) for rank in range(4)]
+
+
+def test_a_chief_is_rank_0_and_workers_are_counted_after_it():
+    found = configs("chief=on")
+    assert [each["cluster"] for each in found] == [{"chief": [CLUSTER[0]], "worker": list(CLUSTER[1:])}] * 4
+    assert tasks(found) == [("chief", 0), ("worker", 0), ("worker", 1), ("worker", 2)]
+
+
+def test_an_evaluator_is_the_last_rank_and_not_in_the_cluster():
+    found = configs("evaluator")
+    assert [each["cluster"] for each in found] == [{"worker": list(CLUSTER[:3])}] * 4
+    assert tasks(found) == [("worker", 0), ("worker", 1), ("worker", 2), ("evaluator", 0)]
+
+
+def test_a_chief_and_an_evaluator_leave_no_worker_of_two():
+    found = configs("evaluator", "chief", cluster=CLUSTER[:2])
+    assert [each["cluster"] for each in found] == [{"chief": [CLUSTER[0]]}] * 2
+    assert tasks(found) == [("chief", 0), ("evaluator", 0)]
+
+
+def test_one_worker_is_not_to_evaluate_alone():
+    alone, two = (Topology(nodes=(Node(host="a", slots=slots),), device="cpu") for slots in (1, 2))
+    with pytest.raises(ConfigError, match="nobody to train"):
+        backend("evaluator").job_variables(alone)
+    assert backend("evaluator").job_variables(two) == {}
+    assert backend("evaluator=off").job_variables(alone) == {}
+
+
+# --- sizes
+
+
+@pytest.mark.parametrize("words", [(), ("per=gpu",)])
+def test_each_worker_sees_its_own_gpu_alone(words):
+    [node] = topology_of(3, *words).nodes
+    assert (node.slots, node.masks, node.isolated) == (3, (("0",), ("1",), ("2",)), True)
+
+
+def test_one_worker_a_node_has_all_gpus():
+    found = topology_of(3, "per=node")
+    [node] = found.nodes
+    assert (found.device, node.slots, node.masks, node.isolated) == ("cuda", 1, (("0", "1", "2"),), False)
+    assert (node.devices, len(node.gpus), node.numa) == (("0", "1", "2"), 3, ())
+
+
+def test_one_worker_a_node_has_the_gpus_that_are_chosen():
+    [node] = topology_of(3, "per=node", gpus="2,0").nodes
+    assert (node.slots, node.masks) == (1, (("2", "0"),))
+
+
+@pytest.mark.parametrize(("gpus", "options"), [(0, {}), (3, {"device": "cpu"}), (0, {"procs_per_node": 1})], ids=str)
+def test_one_worker_a_node_does_without_gpus(gpus, options):
+    found = topology_of(gpus, "per=node", **options)
+    assert (found.device, [node.slots for node in found.nodes], found.nodes[0].masks) == ("cpu", [1], ((),))
+
+
+def test_gpus_that_are_asked_for_have_to_be_there():
+    with pytest.raises(ConfigError, match="no GPU"):
+        topology_of(0, "per=node", device="cuda")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_gpus": 2}, {"num_gpus": "auto"}, {"gpus_per_node": 1}, {"num_procs": 1}, {"procs_per_node": 2}, {"isolate_gpus": True}],
+    ids=str,
+)  # fmt: skip
+def test_one_worker_a_node_contradicts_other_sizes(options):
+    (field,) = options
+    with pytest.raises(ConfigError, match=f"-o per=node and --{field.replace('_', '-')} contradict"):
+        backend("per=node").sized(TrainOptions(**options))
+
+
+# --- the environment
+
+
+def test_a_configuration_of_the_users_own_is_refused():
+    with pytest.raises(ConfigError, match="--env TF_CONFIG"):
+        backend().sized(TrainOptions(env=("A=1", "TF_CONFIG={}")))
+
+
+def test_keras_2_is_used_unless_somebody_says_otherwise():
+    assert backend().default_variables(Topology(nodes=(), device="cpu")) == {"TF_USE_LEGACY_KERAS": "1"}
