@@ -39,7 +39,10 @@ result = trainer.train()
 assert arguments.world_size == 2
 assert arguments.process_index == int(os.environ["RANK"])
 assert torch.distributed.is_initialized()
-print("told", json.dumps({"precision": trainer.accelerator.mixed_precision, "processes": trainer.accelerator.num_processes}))
+print(
+    "told",
+    json.dumps({"precision": trainer.accelerator.mixed_precision, "processes": trainer.accelerator.num_processes}),
+)
 total = sum(parameter.sum() for parameter in model.parameters()).item()
 print(f"done {arguments.process_index} {result.global_step} {total:.6f}")
 torch.distributed.destroy_process_group()
