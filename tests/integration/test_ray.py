@@ -185,6 +185,27 @@ def test_local_starts_ray_here_and_leaves_nothing_of_it(distlaunch, in_ray, fold
     assert not list(Path(folder).glob("dl-ray-*"))
 
 
+def test_rays_driver_killed_costs_the_job_its_nodes_and_leaves_nothing(distlaunch, in_ray, folder):
+    job = in_ray("local", "--num-procs", "2", PROGRAM, "wait", env={"RAY_TMPDIR": folder})
+    job.wait_for(lambda: job.stdout.count("waits") == 2, "two workers that wait", timeout=PATIENCE_S)
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    drivers = [pid for pid in children if b"ray_driver" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(int(drivers[0]), signal.SIGKILL)
+    result = job.wait(PATIENCE_S)
+    assert result.returncode == 69
+    assert "Ray's driver has ended with -9" in result.stderr
+    distlaunch.assert_no_survivors(within_s=60)
+    assert not list(Path(folder).glob("dl-ray-*"))
+
+
+def test_what_local_ray_cannot_place_is_told_soon_and_leaves_nothing(in_ray, folder):
+    words = ["--num-nodes", "2", "--procs-per-node", "1", PROGRAM]
+    result = in_ray("local", *words, env={"RAY_TMPDIR": folder}).wait(PATIENCE_S)
+    assert result.returncode == 69
+    assert "Ray has no place for 1 of 2 bundles (1)" in result.stderr
+    assert not list(Path(folder).glob("dl-ray-*"))
+
+
 def test_a_cluster_that_is_not_there_is_an_error_with_the_way_out(in_ray):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # and does not listen

@@ -87,7 +87,6 @@ class Driver:
         try:
             if link is None:
                 self._tell(call=call, places=self._place(asked))
-                threading.Event().wait()  # what Ray has started here is killed when the thread ends that started it
             else:
                 self._open(asked, link)
         except Problem as problem:
@@ -97,6 +96,8 @@ class Driver:
         finally:
             if link is not None:
                 link.close()
+        if link is None:
+            threading.Event().wait()  # what Ray has started here is killed when the thread ends that started it
 
     # --- placing
 
@@ -149,6 +150,7 @@ class Driver:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             # a socket's path may have 107 bytes, and much of that is Ray's own
             self._folder = tempfile.mkdtemp(prefix="dl-ray-", dir=os.environ.get("RAY_TMPDIR"))
+            self._tell(call=asked["call"], folder=self._folder, group=os.getpgrp())
             total: dict[str, float] = {}
             for bundle in asked["bundles"] or ():
                 for name, amount in bundle.items():
@@ -281,7 +283,7 @@ class Driver:
 
     def _leave(self) -> None:
         """Give everything back."""
-        threading.Timer(_END_S, os._exit, (1,)).start()  # whatever Ray does meanwhile
+        threading.Timer(_END_S, self._end).start()  # whatever Ray does meanwhile
         until = time.monotonic() + _LAST_S
         for thread in self._links:
             thread.join(max(0.0, until - time.monotonic()))
@@ -293,6 +295,9 @@ class Driver:
                 if self._group is not None:
                     remove_placement_group(self._group)
                 ray.shutdown()
+        self._end()
+
+    def _end(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)

@@ -7,6 +7,8 @@ import itertools
 import json
 import os
 import select
+import shutil
+import signal
 import socket
 import sys
 import threading
@@ -66,6 +68,9 @@ class RayPlaces:
         """Gets what the user should hear, from any thread."""
         self._places: dict[str, int] = {}
         self._nodes: dict[str, str] = {}
+        self._folder = ""
+        self._group = 0
+        """Folder and process group of a cluster that was started here, for when the driver cannot end it any more."""
         self._end: str | None = None
         """How the driver has ended."""
         try:
@@ -161,6 +166,11 @@ class RayPlaces:
         self._thread.join()
         self._child.close()
         self._child.stream.close()
+        if self._folder:
+            if self._child.returncode() != 0:
+                with suppress(ProcessLookupError):  # the number is the group's as long as one is left
+                    os.killpg(self._group, signal.SIGKILL)
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- the driver
 
@@ -221,7 +231,9 @@ class RayPlaces:
             answer = self._answers.get(told["call"])
         if answer is None:
             return
-        if "connected" in told:
+        if "folder" in told:
+            self._folder, self._group = told["folder"], told["group"]
+        elif "connected" in told:
             answer.connected.set()
         elif "waiting" in told:
             answer.say(printable(told["waiting"]))
