@@ -35,6 +35,7 @@ from distlaunch.resolve.select import hints
 
 if TYPE_CHECKING:
     from distlaunch.job.fleet import Fleet
+    from distlaunch.job.transport.ray_places import RayPlaces
     from distlaunch.launch_nodes import Nodes
     from distlaunch.launch_slurm import Site
 
@@ -68,7 +69,29 @@ def run_job(
         from distlaunch.launch_peers import run_launcher
 
         return run_launcher(planned, options, environ, site=site, open_sink=open_sink, open_filters=open_filters)
-    nodes = _other_nodes(planned, options, environ, site)
+
+    def run(planned: Planned, places: RayPlaces | None = None) -> int:
+        nodes = _other_nodes(planned, options, environ, site, places)
+        return _run(planned, options, environ, nodes, site, open_sink, open_terminal, open_filters)
+
+    if planned.location is None or planned.location.allocation.source != "ray":
+        return run(planned)
+    from distlaunch.launch_ray import placed_in_ray
+
+    with placed_in_ray(planned, options, environ) as (planned, places):
+        return run(planned, places)
+
+
+def _run(
+    planned: Planned,
+    options: TrainOptions,
+    environ: Mapping[str, str],
+    nodes: Nodes | None,
+    site: Site | None,
+    open_sink: OpenSink,
+    open_terminal: OpenTerminal,
+    open_filters: OpenFilters | None,
+) -> int:
     plan = planned.plan
     check_proc()
     workers = len(plan.workers) if nodes is None else nodes.most_workers
@@ -171,11 +194,16 @@ def _no_site(options: TrainOptions) -> Iterator[str]:
 
 
 def _other_nodes(
-    planned: Planned, options: TrainOptions, environ: Mapping[str, str], site: Site | None
+    planned: Planned,
+    options: TrainOptions,
+    environ: Mapping[str, str],
+    site: Site | None,
+    places: RayPlaces | None,
 ) -> Nodes | None:
     """Give the nodes that are to be reached by links; None if this machine is all. Raises ConfigError."""
     if planned.location is None or planned.composer is None:
         return None
     from distlaunch import launch_nodes
 
-    return launch_nodes.Nodes(planned.composer, options, environ, site=site, allocation=planned.location.allocation)
+    allocation = planned.location.allocation
+    return launch_nodes.Nodes(planned.composer, options, environ, site=site, allocation=allocation, places=places)

@@ -21,6 +21,7 @@ from distlaunch.resolve.options import TrainOptions
 
 if TYPE_CHECKING:
     from distlaunch.core.wire.remote import Surveyed
+    from distlaunch.job.transport.ray_places import RayPlaces
     from distlaunch.launch_slurm import Site
     from distlaunch.resolve.allocation import Allocation
     from distlaunch.resolve.members import Composer
@@ -46,9 +47,11 @@ class Nodes:
         *,
         site: Site | None = None,
         allocation: Allocation | None = None,
+        places: RayPlaces | None = None,
     ) -> None:
-        """``site`` and ``allocation``: of a job of Slurm, whose agents srun starts."""
+        """``site`` and ``allocation``: of a job of Slurm, whose agents srun starts; ``places``: Ray starts them."""
         self._composer = composer
+        self._places = places
         self._site, self._allocation = site, allocation
         self._options = options
         self._environ = environ
@@ -108,6 +111,20 @@ class Nodes:
             )
             steps.silence_s = options.lost_after
             return steps
+        if self._places is not None:
+            in_ray = Fleet(
+                targets,
+                open_link=self._places.open,
+                end_opening=self._places.give_up,
+                fanout=len(targets),
+                connect_s=connect_s,
+                intake=intake,
+                clock=clock,
+                feeder=self.feeder,
+            )
+            self._places.note = in_ray.note
+            in_ray.silence_s = options.lost_after
+            return in_ray
         leash = Leash()
 
         def note(text: str) -> None:

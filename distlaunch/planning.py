@@ -171,8 +171,11 @@ class Planned(Record):
     explanation: Explanation | None
 
 
-def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
-    """Plan without touching anything: what ``plan`` and ``--dry-run`` show. Raises ConfigError."""
+def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Location | None = None) -> Planned:
+    """Plan without touching anything: what ``plan`` and ``--dry-run`` show. Raises ConfigError.
+
+    ``location``: what the backend's own cluster has settled of the nodes.
+    """
     if options.master_addr is not None:
         from distlaunch.resolve.sources.environment import host_or_address
 
@@ -189,7 +192,10 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str]) -> Planned:
     backend = configured_backend(options, cwd)
     options = backend.sized(options)
     facts = read_facts(options, environ)
-    location, lost = _locate(options, facts)
+    lost: tuple[str, ...] = ()
+    location = location or backend.location(options, facts.hostname)
+    if location is None:
+        location, lost = _locate(options, facts)
     if isinstance(options, TorchrunOptions):
         topology = torchrun_topology(options, facts)
         if location is not None:

@@ -13,6 +13,7 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.topology import Topology
 
 if TYPE_CHECKING:
+    from distlaunch.resolve.location import Location
     from distlaunch.resolve.options import TrainOptions
 
 Value = str | int | float | bool
@@ -77,6 +78,14 @@ class Backend:
     def sized(self, options: TrainOptions) -> TrainOptions:
         """Give the sizes and devices as this backend takes them. Raises ConfigError for those that it cannot have."""
         return options
+
+    def location(self, options: TrainOptions, machine: str) -> Location | None:
+        """Say on which nodes workers run, as far as that is known before its own cluster has decided it, as Ray's does.
+
+        None: it has none, and the nodes are whoever else names them. ``machine``: our own name. Raises ConfigError.
+        """
+        del options, machine
+        return None
 
     @property
     def notes(self) -> Sequence[str]:

@@ -21,6 +21,7 @@ _CLASSES = {
     "fsdp": ("fsdp", "Fsdp"),
     "accelerate": ("accelerate", "Accelerate"),
     "deepspeed": ("deepspeed", "DeepSpeed"),
+    "ray": ("ray", "Ray"),
     "tensorflow": ("tensorflow", "TensorFlow"),
 }
 

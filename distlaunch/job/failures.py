@@ -7,7 +7,18 @@ from typing import Literal
 from distlaunch.core.model.record import Record
 
 Step = Literal[
-    "resolve", "connect", "host key", "login", "srun", "call", "python", "agent", "directory", "script", "devices"
+    "resolve",
+    "connect",
+    "host key",
+    "login",
+    "srun",
+    "ray",
+    "call",
+    "python",
+    "agent",
+    "directory",
+    "script",
+    "devices",
 ]
 
 

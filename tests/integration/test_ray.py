@@ -1,0 +1,215 @@
+"""The real Ray: clusters of several nodes on this machine, started here, and by ``ray://``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAMS
+from tests.environments import environment
+
+# A cluster takes half a minute to start on two cores, and each job's actors a few seconds.
+pytestmark = pytest.mark.timeout(600)
+
+PROGRAM = PROGRAMS / "frameworks" / "in_ray.py"
+PATIENCE_S = 200
+NODES, CPUS, GPUS = 3, 2, 2
+# Places bundles with GPUs and asks each node's agent; there are no such devices here, so that no job can use them.
+MASKS = """
+import json, os, select, sys
+from distlaunch.core.wire import remote as r
+from distlaunch.core.wire.codec import Decoder, encode
+from distlaunch.job.transport.link import Target
+from distlaunch.job.transport.ray_places import RayPlaces
+
+places, masks = RayPlaces(os.environ), []
+each = {"CPU": 1.0, "GPU": 1.0}
+for place in places.place(sys.argv[1], [each] * 3, each=each, strategy="PACK", within_s=60.0, say=print):
+    link = places.open(Target(host=place.host), 120.0)
+    link.send(encode(r.Survey(serial=1, workdir="/", pythons=(), script="", program="", run_dir="/", gpus=True, topology=False)))
+    decoder, surveyed = Decoder(r.FROM_REMOTE, r.REMOTE_PARTS), None
+    while surveyed is None:
+        select.select([link], [], [])
+        for message in decoder.feed(link.receive()):
+            surveyed = message if isinstance(message, r.Surveyed) else surveyed
+    masks.append(surveyed.environ["CUDA_VISIBLE_DEVICES"])
+    link.close()
+places.give_up()
+places.close()
+print("masks", json.dumps(masks))
+"""
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    return str(environment("ray", ["ray[client]==2.60.0"]))
+
+
+class Cluster:
+    def __init__(self, python: str, port: int, env: dict[str, str]) -> None:
+        words = [python, Path(__file__).parents[1] / "ray_cluster.py", *map(str, (port, NODES, CPUS, GPUS))]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(words, env=env, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+        self.address = self._answer().removeprefix("cluster ")
+        self.client = f"ray://127.0.0.1:{port}"
+
+    def _answer(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        assert line, f"the cluster ended with {self.process.wait()}"
+        return line
+
+    def do(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        assert self._answer() == "done"
+
+    def end(self) -> None:
+        self.process.communicate(timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def folder():
+    """Give a folder with a short name, since sockets of Ray's are below it."""
+    made = tempfile.mkdtemp(prefix="dlr", dir="/tmp")
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(python):
+    made = tempfile.mkdtemp(prefix="dlr", dir="/tmp")
+    env = {
+        "PATH": os.defpath, "HOME": made, "RAY_TMPDIR": made, "LANG": "C.UTF-8", "RAY_USAGE_STATS_ENABLED": "0"
+    }  # fmt: skip
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running = Cluster(python, port, env)
+    yield running
+    running.end()
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture
+def in_ray(distlaunch, python, monkeypatch):
+    monkeypatch.setattr(sys, "executable", python)  # which the launcher is run by
+
+    def start(address: str, *words: str | os.PathLike[str], env: dict[str, str] | None = None):
+        first = ["train", "--backend", "ray", "--format", "plain", "-o", f"address={address}"]
+        return distlaunch.start([*first, *words], env=env)
+
+    return start
+
+
+def told(output: str) -> list[list[str]]:
+    """Give what the workers have told, by rank: rank, attempt, sum, sizes and ranks, mask."""
+    return sorted(line.partition("told ")[2].split() for line in output.splitlines() if "told " in line)
+
+
+def test_workers_of_each_node_are_together_and_reduce_over_all_nodes(in_ray, cluster):
+    result = in_ray(cluster.address, "--num-nodes", "3", "--procs-per-node", "2", PROGRAM).wait(PATIENCE_S)
+    assert result.returncode == 0, result.stderr
+    assert told(result.stdout) == [[str(r), "0", "15", "6", str(r // 2), str(r % 2), "2", "-"] for r in range(6)]
+
+
+def test_a_launcher_outside_of_the_cluster_needs_no_way_but_rays_client(in_ray, cluster):
+    result = in_ray(cluster.client, "--num-procs", "4", PROGRAM).wait(PATIENCE_S)
+    assert result.returncode == 0, result.stderr
+    assert told(result.stdout) == [[str(r), "0", "6", "4", str(r // 2), str(r % 2), "2", "-"] for r in range(4)]
+
+
+def test_an_agent_sees_the_gpus_of_all_bundles_on_its_node(distlaunch, python, cluster):
+    done = subprocess.run(
+        [python, "-c", MASKS, cluster.address], capture_output=True, text=True, timeout=PATIENCE_S, env=distlaunch.env
+    )
+    assert done.returncode == 0, done.stderr
+    both, one = json.loads(done.stdout.partition("masks ")[2])
+    assert both in {"0,1", "1,0"}
+    assert one in {"0", "1"}
+
+
+def test_bundles_without_a_place_are_named(in_ray, cluster):
+    words = ["--num-nodes", "4", "--procs-per-node", "2", "--join-timeout", "3"]
+    result = in_ray(cluster.address, *words, PROGRAM).wait(PATIENCE_S)
+    assert result.returncode == 69
+    assert "within 3 s Ray has no place for 1 of 4 bundles (3) of CPU 2" in result.stderr
+    assert "no node of its own" in result.stderr
+
+
+def test_a_failed_attempt_is_run_again_in_the_same_places(in_ray, cluster):
+    result = in_ray(cluster.address, "--num-procs", "3", "--max-restarts", "1", PROGRAM, "fail").wait(PATIENCE_S)
+    assert result.returncode == 0, result.stderr
+    assert [line[:3] for line in told(result.stdout)] == [[str(r), a, "3"] for r in range(3) for a in "01"]
+    assert "this rank fails" in result.stderr
+
+
+def test_a_lost_node_is_replaced_by_another_of_the_cluster(in_ray, cluster):
+    words = ["--num-nodes", "2", "--procs-per-node", "1", "--max-restarts", "1"]
+    job = in_ray(cluster.address, *words, PROGRAM, "wait")
+    job.wait_for(lambda: job.stdout.count("waits") == 2, "two workers that wait", timeout=PATIENCE_S)
+    lost = job.wait_event("composed")["hosts"].rpartition("-")[2].strip("[]")
+    cluster.do(f"kill {lost}")
+    result = job.wait(PATIENCE_S)
+    cluster.do("add")
+    assert result.returncode == 0, result.stderr
+    assert [line[:3] for line in told(result.stdout)] == [[str(r), a, "1"] for r in range(2) for a in "01"]
+    assert "Ray has another node for" in result.stderr
+
+
+def test_a_killed_launcher_leaves_neither_workers_nor_bundles(distlaunch, in_ray, cluster):
+    job = in_ray(cluster.address, "--num-procs", "6", PROGRAM, "wait")
+    job.wait_for(lambda: job.stdout.count("waits") == 6, "six workers that wait", timeout=PATIENCE_S)
+    job.send_signal(signal.SIGKILL)
+    distlaunch.assert_no_survivors(within_s=60)
+    again = in_ray(cluster.address, "--num-procs", "6", PROGRAM).wait(PATIENCE_S)
+    assert again.returncode == 0, again.stderr
+
+
+def test_local_starts_ray_here_and_leaves_nothing_of_it(distlaunch, in_ray, folder):
+    words = ["--num-procs", "3", "-o", "resources=seat=0.5", PROGRAM]
+    result = in_ray("local", *words, env={"RAY_TMPDIR": folder}).wait(PATIENCE_S)
+    assert result.returncode == 0, result.stderr
+    assert [line[:3] for line in told(result.stdout)] == [[str(rank), "0", "3"] for rank in range(3)]
+    distlaunch.assert_no_survivors()
+    assert not list(Path(folder).glob("dl-ray-*"))
+
+
+def test_rays_driver_killed_costs_the_job_its_nodes_and_leaves_nothing(distlaunch, in_ray, folder):
+    job = in_ray("local", "--num-procs", "2", PROGRAM, "wait", env={"RAY_TMPDIR": folder})
+    job.wait_for(lambda: job.stdout.count("waits") == 2, "two workers that wait", timeout=PATIENCE_S)
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    drivers = [pid for pid in children if b"ray_driver" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(int(drivers[0]), signal.SIGKILL)
+    result = job.wait(PATIENCE_S)
+    assert result.returncode == 69
+    assert "Ray's driver has ended with -9" in result.stderr
+    distlaunch.assert_no_survivors(within_s=60)
+    assert not list(Path(folder).glob("dl-ray-*"))
+
+
+def test_what_local_ray_cannot_place_is_told_soon_and_leaves_nothing(in_ray, folder):
+    words = ["--num-nodes", "2", "--procs-per-node", "1", PROGRAM]
+    result = in_ray("local", *words, env={"RAY_TMPDIR": folder}).wait(PATIENCE_S)
+    assert result.returncode == 69
+    assert "Ray has no place for 1 of 2 bundles (1)" in result.stderr
+    assert not list(Path(folder).glob("dl-ray-*"))
+
+
+def test_a_cluster_that_is_not_there_is_an_error_with_the_way_out(in_ray):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and does not listen
+        result = in_ray(f"127.0.0.1:{free.getsockname()[1]}", "--num-procs", "1", PROGRAM).wait(PATIENCE_S)
+    assert result.returncode == 2
+    assert "nothing is reached at 127.0.0.1" in result.stderr
+    assert "-o address=local starts Ray here" in result.stderr

@@ -1,0 +1,29 @@
+"""A Ray cluster on this machine, several nodes, run by an interpreter that has Ray; ends with its stdin.
+
+Words: the port of Ray's client server, how many nodes beside the head (which has no CPU), and what each of them has.
+Says the cluster's address, then answers each line of stdin (``kill ID``: a node by the beginning of its id; ``add``).
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ray.cluster_utils import Cluster
+
+port, count, cpus, gpus = map(int, sys.argv[1:])
+head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "ray_client_server_port": port}
+cluster = Cluster(initialize_head=True, head_node_args=head)
+nodes = [cluster.add_node(num_cpus=cpus, num_gpus=gpus) for _ in range(count)]
+cluster.wait_for_nodes()
+print("cluster", cluster.address, flush=True)
+for line in sys.stdin:
+    word, _, start = line.strip().partition(" ")
+    if word == "add":
+        nodes.append(cluster.add_node(num_cpus=cpus, num_gpus=gpus))
+        cluster.wait_for_nodes()
+    else:
+        gone = next(node for node in nodes if node.node_id.startswith(start))
+        nodes.remove(gone)
+        cluster.remove_node(gone, allow_graceful=False)
+    print("done", flush=True)
+cluster.shutdown()
