@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from testbedlib import faults
 from testbedlib.client import Hosts
 
 from .launchers import WORKERS, Launcher
@@ -41,7 +42,7 @@ class Team:
         self.started_ns = 0
         """When the last launcher was started."""
 
-    def start(self, rank: int, size: int, worker: str) -> None:
+    def start(self, rank: int, size: int | str, worker: str) -> None:
         """Start the launcher of a node, whose worker is a script of bench_workers."""
         tools = self._launcher.bin
         match self._launcher.name:
@@ -90,9 +91,9 @@ class Team:
                 raise BenchError(f"no {what} within {within_s} s\n{self.errors()}")
             time.sleep(0.01)
 
-    def stamps(self, name: str, ranks: Sequence[int]) -> list[int]:
-        """Wait until these ranks of the first attempt have written this stamp; give the times."""
-        paths = [f"{self.directory}/{name}-0-{rank}" for rank in ranks]
+    def stamps(self, name: str, ranks: Sequence[int], *, attempt: int = 0) -> list[int]:
+        """Wait until these ranks of an attempt have written this stamp; give the times."""
+        paths = [f"{self.directory}/{name}-{attempt}-{rank}" for rank in ranks]
         self.until(lambda: all(map(os.path.exists, paths)), f"stamps {name!r} of {len(paths)} workers")
         times = []
         for path in paths:
@@ -228,6 +229,23 @@ def failure(launcher: Launcher, scale: Scale) -> Sample:
         }
 
 
+def lost(launcher: Launcher, scale: Scale) -> Sample:
+    """Cut one of four nodes off, three being enough: when have the others met again?"""
+    with on_hosts(launcher) as (team, hosts):
+        for rank in range(NODES):
+            team.start(rank, f"{NODES - 1}:{NODES}", "meet.py")
+        team.stamps("met", range(NODES))
+        time.sleep(1.0)  # let it come to rest
+        began = now_ns()
+        faults.link(hosts, f"n{NODES}", up=False)
+        met = max(team.stamps("met", range(NODES - 1), attempt=1))
+        away = team.launchers.pop(NODES - 1)  # it calls node 0 until --join-timeout
+        codes, _ = team.codes(LONG_S)
+        team.launchers[NODES - 1] = away
+        team.expect(codes, 0)
+        return {"peers_lost": (met - began) / 1e9}
+
+
 def joining(launcher: Launcher, scale: Scale) -> Sample:
     """Have many launchers join one coordinator, in any order: what does each cost it? One more then starts the job."""
     size = MANY + 2
@@ -294,6 +312,21 @@ PEERS = (
                 unit="s",
                 goal="<= 2 s",
                 reached=lambda row: row["distlaunch"] <= 2 and ratio(row, "torchrun") >= 1,
+            ),
+        ),
+    ),
+    Measurement(
+        name="lost",
+        run=lost,
+        launchers=("distlaunch",),
+        share=0.4,
+        rows=(
+            Row(
+                key="peers_lost",
+                title="link of one of 4 nodes down (`--num-nodes 3:4`) to the others' workers having met again",
+                unit="s",
+                goal="<= 20 s",
+                reached=lambda row: row["distlaunch"] <= 20,
             ),
         ),
     ),
