@@ -118,7 +118,7 @@ def test_too_few_hosts_end_the_job_and_are_named(hosts):
     table = result.stderr.partition("2 of at least 3 nodes are there")[2].splitlines()
     # On a slow machine the time may be up before they have been tried again.
     lost = [line for line in table if "connection refused" in line or "and not back" in line]
-    assert [line.split()[:2] for line in lost] == [["n3", "connect"], ["n4", "connect"]], result.stderr
+    assert [line.split()[0] for line in lost if " connect " in line] == ["n3", "n4"], result.stderr
     hosts.assert_clean()
 
 

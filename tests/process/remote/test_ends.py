@@ -203,10 +203,10 @@ def test_a_stopped_agent_that_stays_stopped_is_done_without(agent):
 
 
 def test_an_agent_that_was_stopped_for_long_gives_the_coordinator_time(make_agent):
-    agent = make_agent(silence_s=1.0)
+    agent = make_agent(silence_s=3.0)
     agent.prepare()
     agent.process.send_signal(signal.SIGSTOP)
-    assert not agent.read(2.5)
+    assert not agent.read(5.0)
     agent.process.send_signal(signal.SIGCONT)
     agent.read(0.5)
     agent.send(r.Ping(serial=1))
