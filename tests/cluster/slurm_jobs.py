@@ -122,6 +122,13 @@ class Job:
     def fail(self, rank: int) -> None:
         (self.place / f"fail-{rank}").touch()
 
+    def next_turn(self, count: int) -> None:
+        """Have Slurm begin the next turn of a job that was requeued now, not in two minutes; see that it counts on."""
+        # In the second in which a job was ended, its nodes refuse it.
+        self.slurm.run("scontrol", "update", f"JobId={self.id}", "StartTime=now+2")
+        assert {each["TORCHELASTIC_RESTART_COUNT"] for each in self.up(count, attempt=1)} == {"1"}
+        self.enough()
+
     def fields(self) -> dict[str, str]:
         """Give what Slurm says of it."""
         line = self.slurm.run("scontrol", "--oneliner", "show", "job", str(self.id))

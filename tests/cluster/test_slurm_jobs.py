@@ -109,11 +109,7 @@ def test_a_job_that_was_warned_gets_another_turn_and_one_that_was_cancelled_does
     slurm.run("scancel", "--batch", "--signal=USR1", str(refused.id))
     cancelled.up(1)
     slurm.run("scancel", str(cancelled.id))
-    # Slurm itself waits two minutes; in the second in which a job was ended, its nodes refuse it.
-    slurm.run("scontrol", "update", f"JobId={requeued.id}", "StartTime=now+2")
-    told = requeued.up(2, attempt=1)
-    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"1"}
-    requeued.enough()
+    requeued.next_turn(2)
     done = requeued.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
     assert "asking Slurm for another turn" in done.output
@@ -191,10 +187,7 @@ def test_a_job_that_is_preempted_saves_once_and_goes_on_in_its_next_turn(slurm, 
     until(lambda: job.fields()["JobState"] == "PENDING", "the job to be pending again", 90)
     assert job.heard() == [["SIGTERM", "saved"]] * 2
     slurm.run("scancel", str(urgent))
-    slurm.run("scontrol", "update", f"JobId={job.id}", "StartTime=now+2")
-    told = job.up(2, attempt=1)
-    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"1"}
-    job.enough()
+    job.next_turn(2)
     done = job.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
     assert done.output.count("stopped: 2 workers ended, none had to be killed") == 1

@@ -1,0 +1,145 @@
+"""Launchers that cannot be one job: what is wrong is named on all of them, with the right exit code and no long wait."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from tests.process.team import Team
+
+
+@pytest.fixture
+def team(distlaunch):
+    return Team(distlaunch)
+
+
+def test_two_launchers_with_the_same_rank_are_named(team):
+    team.start(0, size=3)
+    team.start(1, size=3)
+    first = team.launchers[1]
+    first.wait_stderr("joined")
+    second = team.start(1, size=3)
+    assert second.wait().returncode == 2
+    assert "two launchers have node rank 1" in second.stderr
+    team.launchers[0].wait_stderr("two launchers have node rank 1")
+    team.launchers[1] = first
+    team.start(2, size=3)
+    team.ready(0, 1, 2)
+    team.put("end-0")
+    assert team.codes() == dict.fromkeys(range(3), 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "size", "said"),
+    [
+        (["--job-id", "x"], 2, "belongs to another job"),
+        ([], 3, "of 3"),
+    ],
+)
+def test_launchers_that_were_told_different_things_say_so(team, words, size, said):
+    team.start(0, "--join-timeout", "3")
+    team.start(1, *words, size=size)
+    codes = team.codes()
+    assert codes[1] == 2
+    assert codes[0] in (2, 69)
+    assert said in team.said(1)
+    assert said in team.said(0)
+
+
+def test_launchers_that_run_different_commands_say_so(team):
+    team.start(0)
+    team.start(1, job=["--lr", "0.1"])
+    assert team.codes() == {0: 2, 1: 2}
+    for node in (0, 1):
+        assert "something else" in team.said(node)
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "why"),
+    [
+        ([], "missing.py", "there is no such file"),
+        (["--backend", "nope"], "member.py", "nope"),
+        (["--workdir", "/nowhere"], "member.py", "there is no such directory"),
+        (["--log-dir", "/dev/null/logs"], "member.py", "Not a directory"),
+    ],
+)
+def test_a_launcher_that_cannot_take_part_is_named_on_all_nodes(team, words, program, why):
+    team.start(0, size=3)
+    team.start(1, size=3).wait_stderr("joined")
+    team.start(2, *words, size=3, program=program)
+    assert team.codes() == dict.fromkeys(range(3), 2)
+    assert why in team.said(2)
+    for node in (0, 1):
+        assert "node rank 2 (" in team.said(node)
+        assert "cannot take part: " in team.said(node)
+        assert why in team.said(node)
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "why"),
+    [
+        (["--log-dir", "/dev/null/logs"], "member.py", "Not a directory"),
+        ([], "missing.py", "there is no such file"),
+    ],
+)
+def test_a_coordinator_that_cannot_start_tells_the_others_why(team, words, program, why):
+    for rank in (1, 2):
+        team.start(rank, size=3).wait_stderr("waiting")
+    team.start(0, *words, size=3, program=program)
+    assert team.codes() == dict.fromkeys(range(3), 2)
+    for node in range(3):
+        assert why in team.said(node)
+        assert node == 0 or "it cannot start the job: " in team.said(node)
+
+
+def test_scripts_that_differ_are_named_on_all_nodes(team, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "t.py").write_text(f"print({name!r})\n")
+    team.start(0, program=str(tmp_path / "a" / "t.py"))
+    team.start(1, program=str(tmp_path / "b" / "t.py"))
+    assert team.codes() == {0: 2, 1: 2}
+    for node in (0, 1):
+        assert "is not the same on all nodes" in team.said(node)
+
+
+def test_who_has_not_come_in_time_is_named(team):
+    team.start(0, "--join-timeout", "1", size=3)
+    team.start(1, "--join-timeout", "1", size=3)
+    assert team.codes() == {0: 69, 1: 69}
+    for node in (0, 1):
+        assert "node 2" in team.said(node)
+        assert "has not called" in team.said(node)
+
+
+def test_a_coordinator_that_never_comes_is_named(team):
+    team.start(1, "--join-timeout", "0.5")
+    assert team.codes() == {1: 69}
+    assert f"node 0 has not answered at 127.0.0.1:{team.port}" in team.said(1)
+
+
+def test_a_rendezvous_port_in_use_is_said(team):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", team.port))
+        taken.listen()
+        team.start(0)
+        assert team.codes() == {0: 2}
+    assert f"port {team.port}" in team.said(0)
+
+
+def test_a_token_is_needed_where_there_is_one(team):
+    for rank, token in ((0, "right"), (1, "wrong")):
+        team.start(rank, "--join-timeout", "2", env={"DISTLAUNCH_TOKEN": token})
+    assert team.codes() == {0: 69, 1: 2}
+    assert "the token is not the same" in team.said(1)
+    assert "the token is not the same" in team.said(0)
+
+
+def test_a_token_from_a_file_lets_in_who_has_it_from_the_environment(team, tmp_path):
+    (tmp_path / "token").write_text("right\n")
+    team.start(0, "--token-file", str(tmp_path / "token"))
+    team.start(1, env={"DISTLAUNCH_TOKEN": "right"})
+    team.ready(0, 1)
+    team.put("end-0")
+    assert team.codes() == {0: 0, 1: 0}
