@@ -79,7 +79,7 @@ class Leash:
 class Child:
     """A program in a session of its own, where a terminal's Ctrl-C does not reach it. Nothing here waits.
 
-    ``leash`` is for a mere carrier of bytes; without one it is never killed, and has to end with its stream.
+    ``leash`` is for a mere carrier of bytes; without one only ``stop`` kills it, and it has to end with its stream.
     """
 
     def __init__(self, argv: Sequence[str], *, environ: Mapping[str, str], leash: Leash | None) -> None:
@@ -132,6 +132,12 @@ class Child:
             return self._process.wait(within_s)
         except subprocess.TimeoutExpired:
             return None
+
+    def stop(self, within_s: float) -> None:
+        """Ask it to end, by TERM, and kill it if it has not within so long."""
+        self._process.terminate()
+        if self.returncode(within_s) is None:
+            self._process.kill()
 
     def close(self) -> None:
         """Kill it if it hangs on a leash, with all of its group; keep what it has said. May be called again."""

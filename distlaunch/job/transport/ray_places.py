@@ -159,8 +159,7 @@ class RayPlaces:
         with suppress(OSError):
             self._child.stream.shutdown(socket.SHUT_WR)
         if self._child.returncode(_END_S) is None:
-            self._child.terminate()
-            self._child.returncode(_TERM_S)
+            self._child.stop(_TERM_S)
         with suppress(OSError):
             self._child.stream.shutdown(socket.SHUT_RDWR)
         self._thread.join()

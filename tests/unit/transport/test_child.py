@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -126,6 +127,23 @@ def test_the_leash_costs_no_descriptor_when_nobody_hangs_on_it(leash):
     child.close()
     child.stream.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("handling", "ended_by"), [("", signal.SIGTERM), ("trap '' TERM;", signal.SIGKILL)], ids=["asked", "killed"]
+)
+def test_one_without_a_leash_that_outlives_its_stream_is_stopped(handling, ended_by):
+    child = Child(["/bin/sh", "-c", f"{handling} echo here; while :; do read x; done"], environ=os.environ, leash=None)
+    try:
+        assert lines(child.stream, 1) == ["here"]
+        child.stream.shutdown(socket.SHUT_WR)
+        assert child.returncode(0.2) is None
+    finally:
+        child.stop(0.2)
+        code = child.returncode(BOUND_S)
+        child.close()
+        child.stream.close()
+    assert code == -ended_by
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
