@@ -3,6 +3,10 @@
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from distlaunch.backends.accelerate import Accelerate
+from distlaunch.backends.deepspeed import DeepSpeed
+from distlaunch.backends.fsdp import Fsdp
+from distlaunch.backends.tensorflow import TensorFlow
 from distlaunch.core.probe import nvml
 from distlaunch.ui import cli
 
@@ -10,6 +14,9 @@ _ = (
     # called by the interpreter
     nvml.__getattr__,
 )
+
+# found by name in the registry's table
+_ = (Accelerate, DeepSpeed, Fsdp, TensorFlow)
 
 # called by torch.distributed.checkpoint, on the files that we give it
 _torch: Any = None
@@ -21,10 +28,11 @@ for _ in ():
     _torch.rm_file  # noqa: B018
     _torch.writable  # noqa: B018
 
-# read by typer and click, by name
+# called and read by typer and click, by name
 cli.command.collect_usage_pieces  # noqa: B018 - vulture takes a mention as a use
 cli.command.__signature__  # noqa: B018
 cli.command.__annotations__  # noqa: B018
+cli.command.run_backends  # noqa: B018
 
 # set in a forked worker, read by the standard library
 BaseProcess.authkey  # noqa: B018
