@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import frameworks
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -54,6 +56,7 @@ class NoSkips:
 def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("CI", "").lower() in {"1", "true"}:
         config.pluginmanager.register(NoSkips(), "no-skips")
+    config.pluginmanager.register(frameworks, "frameworks")
 
 
 # --- nothing leaks out of a test -----------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import subprocess
 import pytest
 
 from tests.conftest import PROGRAMS
-from tests.environments import horovod
 
 # Building Horovod takes up to a quarter of an hour, once.
 pytestmark = pytest.mark.timeout(2400)
@@ -22,9 +21,8 @@ BATCH = 96
 
 
 @pytest.fixture(scope="module")
-def python(pytestconfig) -> str:
-    with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        return str(horovod())
+def python(horovod_python) -> str:
+    return horovod_python
 
 
 def told(result, workers: int) -> list[dict]:

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from tests.conftest import PROGRAMS
-from tests.environments import environment
 
 MEETS = PROGRAMS / "meets.py"
 TRAINS = PROGRAMS / "frameworks" / "tensorflow_digits.py"
@@ -17,8 +16,8 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def python() -> str:
-    return str(environment("tensorflow", ["tensorflow-cpu==2.21.0", "tf_keras==2.21.0"]))
+def python(tensorflow_python) -> str:
+    return tensorflow_python
 
 
 def said(text: str) -> list[dict]:

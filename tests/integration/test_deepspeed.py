@@ -14,7 +14,6 @@ from distlaunch.resolve.filters import apply_filters
 from distlaunch.resolve.hostfile import read_hostfile
 from distlaunch.ui.deepspeed.options import OPTIONS
 from tests.conftest import PROGRAMS
-from tests.environments import environment
 
 # Its environment takes two minutes to make on two cores, once.
 pytestmark = pytest.mark.timeout(900)
@@ -24,10 +23,8 @@ PATIENCE_S = 300
 
 
 @pytest.fixture(scope="module")
-def python() -> str:
-    # The one extension that it would else compile in each home at the first collective.
-    built = {"DS_BUILD_OPS": "0", "DS_BUILD_SHM_COMM": "1"}
-    return str(environment("deepspeed", ["deepspeed==0.19.8"], variables=built))
+def python(deepspeed_python) -> str:
+    return deepspeed_python
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS
-from tests.environments import horovod
 
 # Building it takes up to a quarter of an hour, once.
 pytestmark = pytest.mark.timeout(2400)
@@ -28,9 +27,8 @@ PATIENT = ("-x", "HOROVOD_GLOO_TIMEOUT_SECONDS=150")
 
 
 @pytest.fixture(scope="module")
-def python(pytestconfig) -> str:
-    with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        return str(horovod())
+def python(horovod_python) -> str:
+    return horovod_python
 
 
 @pytest.fixture

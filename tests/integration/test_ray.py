@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS
-from tests.environments import environment
 
 # A cluster takes half a minute to start on two cores, and each job's actors a few seconds.
 pytestmark = pytest.mark.timeout(600)
@@ -50,8 +49,8 @@ print("masks", json.dumps(masks))
 
 
 @pytest.fixture(scope="module")
-def python() -> str:
-    return str(environment("ray", ["ray[client]==2.60.0"]))
+def python(ray_python) -> str:
+    return ray_python
 
 
 class Cluster:

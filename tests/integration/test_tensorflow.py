@@ -8,7 +8,6 @@ import subprocess
 import pytest
 
 from tests.conftest import PROGRAMS
-from tests.environments import environment
 
 # Its environment takes two minutes to make on two cores, once.
 pytestmark = pytest.mark.timeout(900)
@@ -18,8 +17,8 @@ PATIENCE_S = 300
 
 
 @pytest.fixture(scope="module")
-def python() -> str:
-    return str(environment("tensorflow", ["tensorflow-cpu==2.21.0", "tf_keras==2.21.0"]))
+def python(tensorflow_python) -> str:
+    return tensorflow_python
 
 
 def trained(text: str) -> dict:

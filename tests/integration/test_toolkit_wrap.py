@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments import horovod
-
 EXAMPLE = Path(__file__).parents[2] / "scripts" / "examples" / "digits_toolkit.py"
 SHARDED = Path(__file__).parents[1] / "programs" / "toolkit" / "sharded.py"
 GLOBAL_BATCH, EPOCHS = 64, 3
@@ -58,16 +56,10 @@ def test_the_loss_curve_is_that_of_one_process_at_the_same_global_batch(distlaun
     assert found == pytest.approx(alone, rel=1e-3, abs=1e-4)
 
 
-@pytest.fixture(scope="module")
-def with_horovod() -> Path:
-    """Give the Python of an environment with Horovod."""
-    return horovod()
-
-
 @pytest.mark.timeout(1800)  # Horovod is built once
-def test_the_loss_curve_under_horovod_is_that_of_one_process_too(distlaunch, alone, with_horovod):
+def test_the_loss_curve_under_horovod_is_that_of_one_process_too(distlaunch, alone, horovod_python):
     size = ("--batch-size", str(GLOBAL_BATCH // 2), "--epochs", str(EPOCHS))
-    words = ("--num-procs", "2", "--backend", "horovod", "--python", with_horovod)
+    words = ("--num-procs", "2", "--backend", "horovod", "--python", horovod_python)
     done = distlaunch.train(*words, EXAMPLE, *size, timeout=110)
     assert done.returncode == 0, done.stderr
     assert losses(done.lines_of(0)) == pytest.approx(alone, rel=1e-3, abs=1e-4)
