@@ -46,11 +46,34 @@ def wrap_horovod(
         )
     hvd = _horovod()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    if optimizer.state:  # for an empty one Horovod would take a step, which decays weights
-        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    return model, hvd.DistributedOptimizer(
+    _share_state(hvd, optimizer)
+    wrapped = hvd.DistributedOptimizer(
         optimizer, named_parameters=model.named_parameters(), compression=getattr(hvd.Compression, options.compression)
     )
+    # Horovod makes it of the parameter groups alone. They are the same ones still, which a scheduler may hold.
+    wrapped.state = optimizer.state
+    return model, wrapped
+
+
+def _share_state(hvd: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Give all workers the optimizer state of rank 0, which may be the only one that has loaded some, or has none."""
+    state = optimizer.state_dict()["state"]
+    parts = {number: sorted(of) for number, of in state.items()}
+    if any(each != parts for each in hvd.allgather_object(parts, name="distlaunch.parts")):
+        # Where there is none Horovod's own function takes a step to have some, which decays weights.
+        whole = _on_cpu(optimizer.state_dict()) if hvd.rank() == 0 else None
+        optimizer.load_state_dict(hvd.broadcast_object(whole, root_rank=0, name="distlaunch.state"))
+    elif parts:
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+
+def _on_cpu(value: Any) -> Any:
+    """Copy all tensors to where every worker has room for them."""
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: _on_cpu(each) for key, each in value.items()}
+    return [_on_cpu(each) for each in value] if isinstance(value, list) else value
 
 
 def _horovod() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "scripts" / "examples" / "digits_toolkit.py"
-SHARDED = Path(__file__).parents[1] / "programs" / "toolkit" / "sharded.py"
+PROGRAMS = Path(__file__).parents[1] / "programs" / "toolkit"
+SHARDED, HOROVOD_STATE = PROGRAMS / "sharded.py", PROGRAMS / "horovod_state.py"
 GLOBAL_BATCH, EPOCHS = 64, 3
 STEPS_PER_EPOCH = 22
 
@@ -66,6 +68,18 @@ def test_the_loss_curve_under_horovod_is_that_of_one_process_too(distlaunch, alo
     halved = distlaunch.train(*words, "-o", "compression=fp16", EXAMPLE, *size, timeout=110)
     assert halved.returncode == 0, halved.stderr
     assert losses(halved.lines_of(0)) == pytest.approx(alone, rel=0.1, abs=0.05)
+
+
+@pytest.mark.timeout(1800)
+def test_an_optimizer_that_has_learnt_goes_on_under_horovod_from_what_rank_0_has(distlaunch, horovod_python):
+    words = ("--num-procs", "2", "--backend", "horovod", "--python", horovod_python)
+    done = distlaunch.train(*words, HOROVOD_STATE, timeout=110)
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        told = [json.loads(line) for line in done.lines_of(rank) if line.startswith("{")]
+        assert len(told) == 8
+        for case in told:
+            assert case["found"] == pytest.approx(case["expected"], abs=2e-5), case["case"]
 
 
 def parts_by_case(lines: list[str]) -> dict[str, str]:
