@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Literal
 
 from distlaunch.core.model.gpus import Gpu
@@ -152,13 +152,14 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
 
     def _node_records(self, *, expand: bool) -> Iterator[dict[str, object]]:
         argv, mask = list(self.argv), _Mask()
+        settled = {*SET_FOR_NODES, *self.repeated}
         shared = mask(self.env) if expand else {}
         by_node = {rank: list(those) for rank, those in itertools.groupby(self.workers, lambda each: each.node_rank)}
         for node_rank, node in enumerate(self.nodes):
             planned = by_node.pop(node_rank, None)
             own = argv if node.argv is None else list(node.argv)
             workers = None if planned is None else [self._of_worker(each, own, shared, mask) for each in planned]
-            yield {**_of_node(node_rank, node), "workers": workers}
+            yield {**_of_node(node_rank, node, settled), "workers": workers}
 
     @staticmethod
     def _of_worker(worker: WorkerPlan, argv: list[str], shared: Mapping[str, str], mask: _Mask) -> dict[str, object]:
@@ -185,13 +186,14 @@ class _Mask:
         return {name: value if name in self._harmless else _MASKED for name, value in env.items()}
 
 
-def _of_node(node_rank: int, node: Node) -> dict[str, object]:
+def _of_node(node_rank: int, node: Node, settled: Container[str]) -> dict[str, object]:
+    """Say what is known of a node; ``settled``: variables of its own that we set, beside those which it inherits."""
     devices = None if node.devices is None else list(node.devices)
     host = node.host if node.known else None
     about: dict[str, object] = {"host": host, "node_rank": node_rank, "slots": node.slots, "devices": devices}
     if any(node.gpus):
         about["gpus"] = [_of_gpu(each, gpu) for each, gpu in zip(node.devices or (), node.gpus, strict=False)]
-    told = {name: value for name, value in node.env.items() if name in SET_FOR_NODES}
+    told = {name: value for name, value in node.env.items() if name in settled}
     extras: dict[str, object] = {"env": told}
     extras |= {"user": node.user, "port": node.port, "chosen": list(node.chosen or ()), "without": list(node.without)}
     return about | {name: value for name, value in extras.items() if value}

@@ -11,6 +11,7 @@ from distlaunch.core.model.gpus import Gpu
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.topology import Node, Topology
+from distlaunch.resolve.meeting import Meeting
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.resolve.plan import bind, build_plan
 from distlaunch.resolve.sources.local import local_topology
@@ -169,3 +170,14 @@ def test_the_record_tells_who_logs_in_where_and_which_gpu_is_which(make_facts):
     assert one["gpus"] == [{"device": "0", "index": 4, "uuid": "GPU-4", "name": "H100"}, None]
     assert (other["user"], other["port"], other["chosen"], other["devices"]) == ("me", 2222, [2], None)
     assert not one.keys() & {"user", "port", "chosen", "without"}
+
+
+def test_a_nodes_variables_that_repeat_one_of_ours_are_shown_and_none_that_it_inherits(make_facts):
+    nodes = (Node(host="a", slots=1), Node(host="b", slots=1, env={"PATH": "/opt/bin"}))
+    planned = replace(
+        plan(make_facts, topology=Topology(nodes=nodes, device="cpu")), repeated={"GOSSIP_IFACE": "GLOO_SOCKET_IFNAME"}
+    )
+    met = Meeting(address="10.0.0.1", env={1: {"GLOO_SOCKET_IFNAME": "eth1"}})
+    one, other = bind(planned, attempt=0, master_port=7, meeting=met).record()["nodes"]
+    assert "env" not in one
+    assert other["env"] == {"GLOO_SOCKET_IFNAME": "eth1", "GOSSIP_IFACE": "eth1"}
