@@ -253,12 +253,12 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
 def configured_backend(options: TrainOptions, cwd: str) -> Backend:
     """Load the backend, and have it take its options; files of theirs are below ``cwd``. Raises ConfigError."""
     kind = find_backend(options.backend)
-    if not options.opt:
+    if not options.opt and options.address is None:
         return kind({}, {})
-    from distlaunch.backends.choosing import chosen_options
+    from distlaunch.backends.choosing import chosen_options, given_words
 
     known = kind.options()
-    chosen = chosen_options(options.opt, known, kind.name)
+    chosen = chosen_options(given_words(options, known, kind.name), known, kind.name)
     texts: dict[str, str] = {}
     for name in (option.name for option in known if option.kind == "file" and option.name in chosen):
         path = os.path.join(cwd, str(chosen[name]))

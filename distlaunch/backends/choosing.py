@@ -4,14 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from distlaunch.backends.base import BackendOption, Value
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import quoted
 
+if TYPE_CHECKING:
+    from distlaunch.resolve.options import TrainOptions
+
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST = 1 << 40
+_ADDRESS = "address"
+
+
+def given_words(options: TrainOptions, known: Sequence[BackendOption], backend: str) -> tuple[str, ...]:
+    """Give the words of ``-o``, with ``--address`` as one of them.
+
+    Where the two differ, one on the command line wins over one from the environment. Raises ConfigError for two on the
+    same side, and for an address where the backend has no option of this name.
+    """
+    if options.address is None:
+        return options.opt
+    named = options.named("address")
+    if all(option.name != _ADDRESS for option in known):
+        raise ConfigError(
+            f"{named} {quoted(options.address)}: --backend {backend} connects to no cluster",
+            hint="it names the Ray cluster of --backend ray; --hosts names machines to reach by SSH",
+        )
+    word = f"{_ADDRESS}={options.address}"
+    others = [each for each in options.opt if _name_of(each) == _ADDRESS and each.partition("=")[2] != options.address]
+    if not others:
+        return (*options.opt, word)
+    typed, other_typed = named.startswith("-"), options.named("opt").startswith("-")
+    if typed == other_typed:
+        raise ConfigError(
+            f"{named} {quoted(options.address)} and -o {quoted(others[0])} contradict each other",
+            hint="give one of them",
+        )
+    return (*(each for each in options.opt if each not in others), word) if typed else options.opt
 
 
 def chosen_options(given: Sequence[str], options: Sequence[BackendOption], backend: str) -> dict[str, Value]:
@@ -20,7 +52,7 @@ def chosen_options(given: Sequence[str], options: Sequence[BackendOption], backe
     chosen: dict[str, Value] = {}
     for word in given:
         written, equals, text = word.partition("=")
-        name = written.strip().replace("_", "-").lower()
+        name = _name_of(word)
         option = by_name.get(name)
         if option is None:
             raise ConfigError(
@@ -35,6 +67,10 @@ def chosen_options(given: Sequence[str], options: Sequence[BackendOption], backe
             raise ConfigError(f"-o {name} is given twice: {chosen[name]} and {value}")
         chosen[name] = value
     return chosen
+
+
+def _name_of(word: str) -> str:
+    return word.partition("=")[0].strip().replace("_", "-").lower()
 
 
 def shape(option: BackendOption) -> str:

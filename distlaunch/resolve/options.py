@@ -77,6 +77,8 @@ class TrainOptions(Record):
     backend: str = "pytorch-ddp"
     opt: tuple[str, ...] = ()
     """``NAME=VALUE``, for the backend."""
+    address: str | None = None
+    """The backend's option of this name."""
     # workers
     env: tuple[str, ...] = ()
     env_file: tuple[str, ...] = ()

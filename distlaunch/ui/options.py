@@ -240,6 +240,13 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         repeatable=True,
     ),
     _row(
+        "--address",
+        "text",
+        "backend",
+        "The Ray cluster of --backend ray; the same as -o address=...",
+        metavar="auto|local|HOST:PORT|ray://HOST:PORT",
+    ),
+    _row(
         "-x --env",
         "text",
         "workers",

@@ -1,0 +1,69 @@
+"""The words of ``-o``, and of ``--address``, which is one of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.backends.choosing import chosen_options, given_words
+from distlaunch.backends.pytorch_ddp import PytorchDdp
+from distlaunch.backends.ray import Ray
+from distlaunch.core.errors import ConfigError
+from distlaunch.planning import configured_backend
+from distlaunch.ui.quick import parse_plan, parse_train
+
+
+def address(*words: str, **environ: str) -> str:
+    options = parse_train(["--backend", "ray", *words, "t.py"], environ)
+    backend = configured_backend(options, "/")
+    assert isinstance(backend, Ray)
+    return backend.address
+
+
+@pytest.mark.parametrize(
+    ("words", "environ"),
+    [
+        (["--address", "h:1"], {}),
+        (["--address=h:1", "-o", "address=h:1"], {}),
+        ([], {"DISTLAUNCH_ADDRESS": "h:1"}),
+        (["--address", "h:1"], {"DISTLAUNCH_ADDRESS": "other:1"}),
+        (["--address", "h:1"], {"DISTLAUNCH_OPT": "strategy=pack ADDRESS=other:1"}),
+        (["-o", "address=h:1"], {"DISTLAUNCH_ADDRESS": "other:1"}),
+        (["-o", "strategy=pack"], {"DISTLAUNCH_ADDRESS": "h:1"}),
+    ],
+)
+def test_an_address_is_the_backends_option_and_the_command_line_wins(words, environ):
+    assert address(*words, **environ) == "h:1"
+    assert parse_plan(["--address", "h:1", "t.py"], {})[0].address == "h:1"
+
+
+def test_the_other_options_stay():
+    options = parse_train(["--address", "h:1", "t.py"], {"DISTLAUNCH_OPT": "strategy=spread address=other:1"})
+    words = given_words(options, Ray.options(), "ray")
+    assert chosen_options(words, Ray.options(), "ray") == {"strategy": "spread", "address": "h:1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "said"),
+    [
+        (["--address", "a:1", "-o", "address=b:1"], {}, "--address 'a:1' and -o 'address=b:1' contradict each other"),
+        (
+            [],
+            {"DISTLAUNCH_ADDRESS": "a:1", "DISTLAUNCH_OPT": "address=b:1"},
+            "DISTLAUNCH_ADDRESS 'a:1' and -o 'address=b:1'",
+        ),
+        (["--address", ""], {}, "--address needs a value (auto|local"),
+    ],
+)
+def test_two_addresses_or_none_are_refused(words, environ, said):
+    with pytest.raises(ConfigError) as caught:
+        address(*words, **environ)
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(("words", "environ"), [(["--address", "a:1"], {}), ([], {"DISTLAUNCH_ADDRESS": "a:1"})])
+def test_a_backend_that_has_no_cluster_of_its_own_refuses_an_address(words, environ):
+    options = parse_train([*words, "t.py"], environ)
+    with pytest.raises(ConfigError) as caught:
+        given_words(options, PytorchDdp.options(), PytorchDdp.name)
+    assert caught.value.message == f"{options.named('address')} 'a:1': --backend pytorch-ddp connects to no cluster"
+    assert "--backend ray" in caught.value.hint
