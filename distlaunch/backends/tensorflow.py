@@ -14,7 +14,7 @@ from distlaunch.backends.base import Backend, BackendOption, Requirement
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.topology import Topology
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.options import TrainOptions, check_kind
 
 _CONFIG = "TF_CONFIG"
 
@@ -42,7 +42,10 @@ class TensorFlow(Backend):
         )  # fmt: skip
 
     def sized(self, options: TrainOptions) -> TrainOptions:
-        """Show each worker the GPUs that are its own. Raises ConfigError for sizes that ``-o per=node`` contradicts."""
+        """Show each worker the GPUs that are its own. Raises ConfigError for sizes that ``-o per=node`` contradicts.
+
+        ``--gpus-per-node N`` is then so many for the one worker: as when a GPU has one, it is what nodes are asked for.
+        """
         if any(item.partition("=")[0] == _CONFIG for item in options.env):
             raise ConfigError(
                 f"--env {_CONFIG}: --backend {self.name} sets it for each worker",
@@ -50,15 +53,18 @@ class TensorFlow(Backend):
             )
         if self.chosen.get("per") != "node":
             return replace(options, isolate_gpus=True)
-        size = options.who_set("num_gpus", "gpus_per_node", "num_procs", "isolate_gpus")
+        size = options.who_set("num_gpus", "num_procs", "isolate_gpus")
         if size is None and options.procs_per_node not in (None, 1):
             size = options.named("procs_per_node")
         if size is not None:
             raise ConfigError(
                 f"-o per=node and {size} contradict each other: each node has one worker, with all of its GPUs",
-                hint=f"leave {size} out; --num-nodes says how many nodes, --gpus which GPUs of each",
+                hint=f"leave {size} out; --num-nodes says how many nodes, --gpus-per-node how many GPUs the worker has",
             )
-        return replace(options, procs_per_node=1, whole_nodes=True)
+        if options.gpus_per_node is not None:
+            check_kind(options)
+        gpus = options.gpus_per_node
+        return replace(options, procs_per_node=1, gpus_per_node=None, whole_nodes=True, whole_gpus=gpus)
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
         """Have ``tf.keras`` be Keras 2 (the package tf_keras), as Keras 3 does not train under this strategy."""

@@ -108,6 +108,8 @@ class TrainOptions(Record):
     """By field: the option or variable that set it. The Python API may leave it out."""
     whole_nodes: bool = False
     """A backend's choice: the one worker of a node has all GPUs that are there, or none if there are none."""
+    whole_gpus: int | None = None
+    """It is to have so many of them."""
 
     def named(self, field: str) -> str:
         """Name who set a field, for messages: the option, unless a variable did."""
@@ -191,4 +193,4 @@ def shares_gpus(options: TrainOptions) -> bool:
 def asks_for_gpus(options: TrainOptions) -> bool:
     """Tell whether there is no doing without GPUs."""
     counts = options.num_gpus is not None or options.gpus_per_node is not None
-    return counts or options.device == "cuda" or options.gpus is not None
+    return counts or options.device == "cuda" or options.gpus is not None or options.whole_gpus is not None

@@ -53,9 +53,11 @@ def workers_here(
         return _cpu_workers(_counted(count, without), facts, "", ())
     selection = selection_here(options, facts, granted=granted)
     if not selection.ids:
-        return _without_gpus(asks_for_gpus(options), count, without, facts, selection)
+        return _without_gpus(asks_for_gpus(options), options.whole_gpus or count, without, facts, selection)
     shared = shares_gpus(options)
     selection = _chosen(selection, only, without, facts, shared=shared)
+    if options.whole_gpus is not None:
+        selection = first_devices(selection, options.whole_gpus)
     if shared:
         return _gpu_workers(count or len(selection.ids), selection, facts, options, shared=True)
     wanted = len(selection.ids) if count is None else count

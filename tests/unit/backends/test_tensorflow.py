@@ -100,6 +100,17 @@ def test_one_worker_a_node_has_the_gpus_that_are_chosen():
     assert (node.slots, node.masks) == (1, (("2", "0"),))
 
 
+def test_one_worker_a_node_has_as_many_gpus_as_are_asked_for():
+    found = topology_of(3, "per=node", gpus_per_node=2)
+    [node] = found.nodes
+    assert (found.device, node.slots, node.masks, node.devices) == ("cuda", 1, (("0", "1"),), ("0", "1"))
+    for there, said in ((1, "2 GPUs asked for, but only 1"), (0, "2 GPUs asked for, but no GPU")):
+        with pytest.raises(ConfigError, match=said):
+            topology_of(there, "per=node", gpus_per_node=2)
+    with pytest.raises(ConfigError, match="--device cpu and a choice of GPUs"):
+        topology_of(3, "per=node", gpus_per_node=2, device="cpu")
+
+
 @pytest.mark.parametrize(("gpus", "options"), [(0, {}), (3, {"device": "cpu"}), (0, {"procs_per_node": 1})], ids=str)
 def test_one_worker_a_node_does_without_gpus(gpus, options):
     found = topology_of(gpus, "per=node", **options)
@@ -113,7 +124,7 @@ def test_gpus_that_are_asked_for_have_to_be_there():
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_gpus": 2}, {"num_gpus": "auto"}, {"gpus_per_node": 1}, {"num_procs": 1}, {"procs_per_node": 2}, {"isolate_gpus": True}],
+    [{"num_gpus": 2}, {"num_gpus": "auto"}, {"num_procs": 1}, {"procs_per_node": 2}, {"isolate_gpus": True}],
     ids=str,
 )  # fmt: skip
 def test_one_worker_a_node_contradicts_other_sizes(options):

@@ -7,6 +7,7 @@ import pytest
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import replace
+from distlaunch.planning import configured_backend
 from distlaunch.resolve.facts import Facts, Surroundings
 from distlaunch.resolve.identity import Identity
 from distlaunch.resolve.location import locate
@@ -24,6 +25,7 @@ def planned(pod, gpus: int):
     """Give where the launcher of a pod finds itself, and the topology that it makes."""
     assert pod.argv[:2] == ["distlaunch", "train"]
     options = parse_train(pod.argv[2:], pod.environ)
+    options = configured_backend(options, "/").sized(options)
     hostname = pod.environ["HOSTNAME"]
     around = Surroundings(texts=pod.files, discovered=None, identity=Identity(hostname=hostname))
     devices = tuple(Gpu(index=index, uuid=f"GPU-{hostname}-{index}", name="H100") for index in range(gpus))
@@ -72,6 +74,18 @@ def test_all_pods_plan_the_same_job(manifests, target, size, nodes, workers):
     ((master, hosts),) = seen
     assert hosts[0] == master
     assert len(set(hosts)) == nodes
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_one_worker_of_tensorflow_has_all_gpus_of_its_pod(manifests, target):
+    words = ["--num-nodes=2", "--gpus-per-node=4", "--backend=tensorflow", "-o", "per=node", "--image=x", "train.py"]
+    pods = pods_of(manifests(target, *words))
+    assert len(pods) == 2
+    for number, pod in enumerate(pods):
+        location, topology, _ = planned(pod, 4)
+        assert location.here == number
+        assert [node.slots for node in topology.nodes] == [1, 1]
+        assert topology.nodes[number].masks == (("0", "1", "2", "3"),)
 
 
 @pytest.mark.parametrize("target", ["kubernetes", "pytorchjob"])

@@ -58,6 +58,8 @@ def test_nodes_run_a_worker_on_each_gpu_that_was_asked_for(make_composer, make_s
         ({"hosts": "a:2,b:3"}, ["0,1", "0,1,2"]),
         ({"hosts": "a,b", "include": "a:0,2@b:4-7"}, ["0,2", "4,5,6,7"]),
         ({"hosts": "a,b", "gpus": "1,3"}, ["1,3"] * 2),
+        ({"hosts": "a,b", "whole_gpus": 3}, ["0,1,2"] * 2),
+        ({"hosts": "a,b", "whole_gpus": 2, "include": "a:0,2@b:4-7"}, ["0,2", "4,5"]),
     ],
 )
 def test_one_worker_a_node_has_all_of_its_gpus(make_composer, make_surveys, options, expected):
