@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from distlaunch.backends.base import Backend
+from distlaunch.backends.choosing import chosen_options, given_words
+from distlaunch.backends.registry import backend_names, find_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, quoted
@@ -48,6 +51,7 @@ def shape_of(request: Request) -> Shape:
     """Settle the job's shape. Raises ConfigError for what is missing, contradicts itself or cannot be had there."""
     options = request.train
     _refuse(request)
+    _check_backend(options)
     check_kind(options)
     total = None if options.num_gpus == "auto" else options.num_gpus
     total = options.num_procs if total is None else total
@@ -117,3 +121,19 @@ def _refuse(request: Request) -> None:
             f"--env {passed_on} passes a variable on, but a pod has no variables but those of its manifest",
             hint=f"--env {passed_on}=VALUE; or add it to env in the manifest, whose variables reach the workers",
         )
+
+
+def _check_backend(options: TrainOptions) -> None:
+    """Raise for what the launchers would refuse of a backend of ours; another package's may be there alone."""
+    if options.backend not in backend_names():
+        return
+    kind = find_backend(options.backend)
+    if kind.location is not Backend.location:
+        raise ConfigError(
+            f"--backend {kind.name} cannot be rendered: its own cluster says which nodes there are",
+            hint=f"distlaunch train --backend {kind.name} in a shell, or as a job, of that cluster",
+        )
+    known = kind.options()
+    chosen = chosen_options(given_words(options, known, kind.name), known, kind.name)
+    if not any(option.kind == "file" and option.name in chosen for option in known):  # which may be there alone
+        kind(chosen, {}).sized(options)

@@ -169,3 +169,29 @@ def test_names_leave_room_for_what_controllers_add(manifests, text, target):
 def test_images_are_taken_as_they_are_named(manifests, image):
     (job,) = manifests("kubernetes", "--gpus-per-node=2", f"--image={image}", "t.py")
     assert job["spec"]["template"]["spec"]["containers"][0]["image"] == image
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--backend=ray"], "--backend ray cannot be rendered"),
+        (["--backend=ray", "--address=h:1"], "--backend ray cannot be rendered"),
+        (["--address=h:1"], "--address 'h:1': --backend pytorch-ddp connects to no cluster"),
+        (["--backend=fsdp", "-o", "shading=full"], "did you mean sharding?"),
+        (["--backend=tensorflow", "-o", "per=node", "--isolate-gpus"], "-o per=node and --isolate-gpus contradict"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("target", EVERYWHERE)
+def test_what_the_launchers_would_refuse_of_a_backend_is_refused_at_once(text, target, words, said):
+    image = [] if target == "slurm" else ["--image=x"]
+    assert said in refused(text, target, *image, "--gpus-per-node=2", *words, "t.py")
+
+
+@pytest.mark.parametrize(
+    "words", [["--backend=of-another-package"], ["--backend=deepspeed", "-o", "config=there.json"]]
+)
+@pytest.mark.parametrize("target", EVERYWHERE)
+def test_what_may_be_where_the_job_runs_alone_is_rendered(text, target, words):
+    image = [] if target == "slurm" else ["--image=x"]
+    assert words[0] in text(target, *image, "--gpus-per-node=2", *words, "t.py")
