@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from distlaunch.resolve.options import TrainOptions
 
 Value = str | int | float | bool
-Kind = Literal["text", "choice", "flag", "count", "seconds", "file"]
+Kind = Literal["text", "choice", "flag", "count", "number", "seconds", "file"]
 
 
 class BackendOption(Record):

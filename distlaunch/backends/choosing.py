@@ -75,7 +75,7 @@ def _name_of(word: str) -> str:
 
 def shape(option: BackendOption) -> str:
     """Show what an option takes: ``full|grad``, ``N``, ``FILE``."""
-    kinds = {"flag": "on|off", "count": "N", "seconds": "SECONDS", "file": "FILE", "text": "TEXT"}
+    kinds = {"flag": "on|off", "count": "N", "number": "NUMBER", "seconds": "SECONDS", "file": "FILE", "text": "TEXT"}
     return "|".join(option.choices) or option.metavar or kinds[option.kind]
 
 
@@ -95,6 +95,8 @@ def _converted(option: BackendOption, text: str, word: str) -> Value:
             value = _SWITCH.get(text.lower())
         case "count":
             value = int(text) if text.isascii() and text.isdigit() and len(text) < 15 and int(text) <= _MOST else None
+        case "number":
+            value = _number(text)
         case "seconds":
             value = _seconds(text)
         case "text" | "file":
@@ -109,8 +111,11 @@ def _converted(option: BackendOption, text: str, word: str) -> Value:
 
 def _seconds(text: str) -> float | None:
     unit_s = _UNITS_S.get(text[-1:])
-    number = text if unit_s is None else text[:-1]
-    digits = number.replace(".", "", 1)
-    if not (digits.isascii() and digits.isdigit()) or len(digits) > 12:
-        return None
-    return float(number) * (unit_s or 1.0)
+    number = _number(text if unit_s is None else text[:-1])
+    return None if number is None else number * (unit_s or 1.0)
+
+
+def _number(text: str) -> float | None:
+    """Read a number >= 0, with a decimal point or without."""
+    digits = text.replace(".", "", 1)
+    return float(text) if digits.isascii() and digits.isdigit() and len(digits) <= 12 else None

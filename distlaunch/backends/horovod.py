@@ -22,7 +22,7 @@ _OF_OPTIONS = {
     "stall-check-warning": ("HOROVOD_STALL_CHECK_TIME_SECONDS", 1),
     "stall-check-shutdown": ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 1),
 }
-"""Variables by option, and what a value is multiplied with."""
+"""Variables by option, and what a whole number is multiplied with."""
 
 
 class Horovod(Backend):
@@ -48,7 +48,7 @@ class Horovod(Backend):
                 name="compression", about="what wrap() compresses gradients to", kind="choice", choices=("none", "fp16")
             ),
             BackendOption(name="fusion-threshold-mb", about="how much is reduced at once", kind="count", metavar="MB"),
-            BackendOption(name="cycle-time-ms", about="how often tensors are collected", kind="count", metavar="MS"),
+            BackendOption(name="cycle-time-ms", about="how often tensors are collected", kind="number", metavar="MS"),
             BackendOption(name="cache-capacity", about="responses that are kept; 0: none", kind="count"),
             BackendOption(
                 name="gloo-timeout", about="how long gloo waits for another worker", kind="count", metavar="SECONDS"
@@ -77,7 +77,7 @@ class Horovod(Backend):
         if world is not None:
             variables["HOROVOD_SIZE"] = str(world)
         variables |= {
-            variable: str(int(chosen[name]) * factor)
+            variable: f"{value:.12g}" if isinstance(value := chosen[name], float) else str(int(value) * factor)
             for name, (variable, factor) in _OF_OPTIONS.items()
             if name in chosen
         }

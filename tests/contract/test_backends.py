@@ -98,7 +98,7 @@ def test_options_are_described_and_take_what_they_say(name):
 
 VALUES = {
     "text": {"x": "x"}, "choice": {}, "flag": {"on": True, "no": False}, "count": {"3": 3},
-    "seconds": {"1.5m": 90.0}, "file": {"a.json": "a.json"},
+    "number": {"0.5": 0.5}, "seconds": {"1.5m": 90.0}, "file": {"a.json": "a.json"},
 }  # fmt: skip
 
 

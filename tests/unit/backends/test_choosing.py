@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.backends.choosing import chosen_options, given_words
+from distlaunch.backends.horovod import Horovod
 from distlaunch.backends.pytorch_ddp import PytorchDdp
 from distlaunch.backends.ray import Ray
 from distlaunch.core.errors import ConfigError
@@ -34,6 +35,17 @@ def address(*words: str, **environ: str) -> str:
 def test_an_address_is_the_backends_option_and_the_command_line_wins(words, environ):
     assert address(*words, **environ) == "h:1"
     assert parse_plan(["--address", "h:1", "t.py"], {})[0].address == "h:1"
+
+
+@pytest.mark.parametrize(("text", "value"), [("0.5", 0.5), ("2", 2.0), (".25", 0.25), ("3.", 3.0), ("0", 0.0)])
+def test_a_number_may_have_a_decimal_point(text, value):
+    assert chosen_options([f"cycle-time-ms={text}"], Horovod.options(), "horovod") == {"cycle-time-ms": value}
+
+
+@pytest.mark.parametrize("text", ["", ".", "-1", "1e3", "0.5.1", "nan", "0.1234567890123", "1,5", "\u0663"])
+def test_what_is_no_such_number_is_refused(text):
+    with pytest.raises(ConfigError, match="cycle-time-ms takes MS"):
+        chosen_options([f"cycle-time-ms={text}"], Horovod.options(), "horovod")
 
 
 def test_the_other_options_stay():

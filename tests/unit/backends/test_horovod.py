@@ -60,13 +60,22 @@ def test_one_machine_stays_on_its_loopback_and_several_use_what_the_nodes_have_f
 
 
 def test_options_become_variables():
-    words = ("fusion-threshold-mb=2", "gloo-timeout=90", "stall-check=off", "autotune", "log-level=debug", "timeline=t")
+    words = (
+        "fusion-threshold-mb=2",
+        "cycle-time-ms=0.5",
+        "gloo-timeout=90",
+        "stall-check=off",
+        "autotune",
+        "log-level=debug",
+        "timeline=t",
+    )
     env = backend(*words).job_variables(topology(a=2, b=1))
     assert env == {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_SIZE": "3",
         "HOROVOD_FUSION_THRESHOLD": "2097152",
+        "HOROVOD_CYCLE_TIME": "0.5",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "90",
         "HOROVOD_STALL_CHECK_DISABLE": "1",
         "HOROVOD_AUTOTUNE": "1",
