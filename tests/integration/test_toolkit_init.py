@@ -67,3 +67,14 @@ def test_a_collective_is_given_up_after_the_launchers_timeout(distlaunch):
     done = distlaunch.train("--num-procs", "2", "-o", "collective-timeout=2", PROGRAM, "hang", timeout=100)
     assert done.returncode == 1, done.stderr
     assert "rank 0 of 2 failed" in done.stderr
+
+
+def test_the_toolkits_errors_end_a_job_with_1_and_are_named_once_at_the_scripts_own_line(distlaunch):
+    early = PROGRAM.with_name("early.py")
+    done = distlaunch.train("--num-procs", "2", early, timeout=100)
+    assert done.returncode == 1, done.stderr
+    report = (done.run_dir / "report.txt").read_text()
+    said = "ToolkitError: wrap() needs a process group (hint: call distlaunch.toolkit.init() before it)"
+    assert " ".join(report.split()).count(said) == 1
+    assert "failed: exit code 1\n  distlaunch.toolkit.errors.ToolkitError: " in report
+    assert f"\n  at early.py:{len(early.read_text().splitlines())} in <module>\n" in report

@@ -53,6 +53,7 @@ LIBRARY_PARTS = (
     "/lib/python3",
     "/lib64/python3",
     "distlaunch/core/agent/",
+    "distlaunch/toolkit/",
     "<frozen ",
 )
 
