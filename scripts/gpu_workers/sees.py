@@ -1,0 +1,17 @@
+"""Tell which GPUs this worker sees."""
+
+import os
+
+import torch
+from tells import tell
+
+there = torch.cuda.is_available()
+tell(
+    mask=os.environ.get("CUDA_VISIBLE_DEVICES"),
+    local_rank=int(os.environ["LOCAL_RANK"]),
+    available=there,
+    count=torch.cuda.device_count() if there else 0,
+    uuids=[str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
+    if there
+    else [],
+)

@@ -1,0 +1,121 @@
+"""Checks of the toolkit on a GPU: the group, what ``wrap`` makes of a model, checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .ground import CheckError, Ground, expect, expect_that
+
+_NEAR = 1e-3
+"""How far losses may differ that are added up in another order: TF32 is off, so they agree to some 1e-5."""
+
+
+def nccl(ground: Ground) -> str:
+    """Reduce by both backends, and end without a word."""
+    job = ground.train("reduces.py", "--num-gpus", "1").end()
+    told = job.told()
+    check_group(told)
+    if more := [line for line in job.log() if not line.startswith("told ")]:
+        raise CheckError(f"the worker wrote more than its line: {' / '.join(more)[:500]}")
+    complaints = [line for line in job.stderr.splitlines() if "warning" in line.lower() or "error" in line.lower()]
+    expect_that(not complaints, f"the launcher complained: {' / '.join(complaints)[:500]}")
+    return f"{told['backend']}, NCCL {told['nccl']}: both reduce, no message at the end"
+
+
+def check_group(told: Mapping[str, Any]) -> None:
+    """Hold what reduces.py tells of one worker against what a GPU has it tell."""
+    expect(told, device="cuda:0", backend="cpu:gloo,cuda:nccl", backends={"cpu": "gloo", "cuda": "nccl"})
+    numbers = [0.0, 1.0, 2.0, 3.0]
+    expect(told, reduced={"cpu": numbers, "cuda": numbers})
+
+
+def ddp(ground: Ground) -> str:
+    """Train one worker by NCCL, and a plain loop beside it."""
+    told = ground.train("trains.py", "--num-gpus", "1").end().told()
+    expect(told, device="cuda:0", wrapper="DistributedDataParallel", world=1)
+    return f"{len(told['wrapped'])} losses as a plain loop's, to {same_losses(told):.1g}"
+
+
+def shared(ground: Ground) -> str:
+    """Train two workers on one GPU, by gloo."""
+    job = ground.train("trains.py", "--num-procs", "2", "--device", "cuda", args=["--group", "gloo"]).end()
+    for rank in (0, 1):
+        expect(job.told(rank), backend="gloo", wrapper="DistributedDataParallel", world=2)
+        expect_that(str(job.told(rank)["device"]).startswith("cuda:"), f"rank {rank} is on {job.told(rank)['device']}")
+    if ground.gpu.visible == 1:
+        expect(job.told(1), device="cuda:0")
+    return f"two workers by gloo, losses as one's at the same batch, to {same_losses(job.told()):.1g}"
+
+
+def same_losses(told: Mapping[str, Any]) -> float:
+    """Compare what trains.py tells; return by how much losses differ at most. Raises CheckError."""
+    plain, wrapped = told["plain"], told["wrapped"]
+    pairs = list(zip(plain, wrapped, strict=True))
+    expect_that(all(math.isfinite(loss) for pair in pairs for loss in pair), f"a loss is no number: {wrapped}")
+    expect_that(plain[-1] < plain[0] / 2, f"the plain loop learnt nothing: {plain[0]:.4f} to {plain[-1]:.4f}")
+    most = max(abs(one - other) for one, other in pairs)
+    expect_that(most <= _NEAR, f"losses differ by {most:.2g}: plain {plain}, wrapped {wrapped}")
+    return most
+
+
+def bf16(ground: Ground) -> str:
+    """Train by FSDP2 in bf16, which keeps fp32."""
+    return _sharded(ground, "torch.bfloat16", "-o", "precision=bf16")
+
+
+def fp16(ground: Ground) -> str:
+    """Train by FSDP2 in fp16, with a gradient scaler."""
+    return _sharded(ground, "torch.float16", "-o", "precision=fp16", args=("--scaler",))
+
+
+def offload(ground: Ground) -> str:
+    """Train with parameters and the optimizer's states in the host's memory."""
+    return _sharded(ground, "torch.float32", "-o", "cpu-offload", kept_on="cpu")
+
+
+def recompute(ground: Ground) -> str:
+    """Train with blocks that compute twice a step."""
+    return _sharded(ground, "torch.float32", "-o", "activation-checkpointing", times=2)
+
+
+def _sharded(
+    ground: Ground, computed_in: str, *options: str, args: tuple[str, ...] = (), kept_on: str = "cuda", times: int = 1
+) -> str:
+    told = ground.train("shards.py", "--num-gpus", "1", "--backend", "fsdp", *options, args=args).end().told()
+    expect(told, device="cuda:0")
+    return judge_sharded(told, computed_in, kept_on=kept_on, times=times)
+
+
+def judge_sharded(told: Mapping[str, Any], computed_in: str, *, kept_on: str, times: int = 1) -> str:
+    """Hold what shards.py tells against what was asked for; return a line about it. Raises CheckError."""
+    losses = told["losses"]
+    expect(told, strategy="fsdp", computed_in=[computed_in], outputs=["torch.float32"], parameters=["torch.float32"])
+    expect(told, kept_on=[kept_on], calls=[times * told["steps"]])
+    expect_that(all(math.isfinite(loss) for loss in losses), f"a loss is no number: {losses}")
+    expect_that(losses[-1] < losses[0] / 2, f"the loss falls from {losses[0]:.4f} to {losses[-1]:.4f} only")
+    scaled = "" if told["scale"] is None else f", scale {told['scale']:g}"
+    often = "" if times == 1 else f", blocks computed {times} times a step"
+    return (
+        f"computes in {computed_in.removeprefix('torch.')}, keeps float32 on {kept_on}{often}; "
+        f"loss {losses[0]:.3f} to {losses[-1]:.3f}{scaled}"
+    )
+
+
+def checkpoint(ground: Ground) -> str:
+    """Compare a training that failed and went on with one that did not."""
+    whole = ground.train("goes_on.py", "--num-gpus", "1", args=[ground.folder()])
+    words = ("--num-gpus", "1", "--max-restarts", "1", "--min-uptime", "0")
+    broken = ground.train("goes_on.py", *words, args=[ground.folder(), "--fail-at", "8"])
+    straight, resumed = whole.end().told(), broken.end().told(attempt=1)
+    expect(straight, device="cuda:0", first=0)
+    expect(resumed, device="cuda:0")
+    return judge_resumed(straight, resumed)
+
+
+def judge_resumed(straight: Mapping[str, Any], resumed: Mapping[str, Any]) -> str:
+    """Hold two endings of goes_on.py against each other; return a line about it. Raises CheckError."""
+    expect(resumed, attempt=1, first=5)
+    expect_that(straight["digest"] == resumed["digest"], "weights or random numbers differ from an uninterrupted run's")
+    return f"resumed at step {resumed['first']}: the same bits as uninterrupted, dropout's random numbers too"
