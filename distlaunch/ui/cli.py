@@ -24,8 +24,8 @@ from distlaunch.render.request import RenderOptions, Target
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.ui import quick
 from distlaunch.ui.counterparts import counterpart, taken_as_it_is
+from distlaunch.ui.drop_in import plain_words
 from distlaunch.ui.errors import EXIT_INTERRUPTED
-from distlaunch.ui.horovodrun.words import plain_words
 from distlaunch.ui.option import Option
 from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
 from distlaunch.ui.rendering import ALL_OPTIONS, TARGETS, options_of, refuse_foreign, render_file, split
@@ -127,7 +127,7 @@ def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan, render: R
     _add(app, run_plan, _PlanCommand, PLAN_OPTIONS, name="plan", help_text="Print what train would do; start nothing.")
     _add_torchrun(app, environ)
     _add_drop_in(app, environ, "deepspeed", "DeepSpeed's launcher")
-    _add_drop_in(app, environ, "horovodrun", "horovodrun", plain=staticmethod(plain_words), usage="COMMAND")
+    _add_drop_in(app, environ, "horovodrun", "horovodrun", usage="COMMAND")
     _add_render(app, environ, render)
     _add_backends(app)
     return app
@@ -240,15 +240,21 @@ def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
     app.command("torchrun", help=text, context_settings=settings, add_help_option=False)(run_torchrun)
 
 
-def _add_drop_in(app: typer.Typer, environ: Mapping[str, str], name: str, text: str, **own: object) -> None:
+def _add_drop_in(app: typer.Typer, environ: Mapping[str, str], name: str, text: str, *, usage: str = "SCRIPT") -> None:
     """Add a command whose help is typer's, as train's is, and whose words are another launcher's."""
-    options = import_module(f"distlaunch.ui.{name}.options").OPTIONS
+    table = import_module(f"distlaunch.ui.{name}.options")
+    options = table.OPTIONS
 
     def run_drop_in(**given: object) -> int:
         run: Callable[..., int] = import_module(f"distlaunch.ui.{name}.command").run
         return run(*_collect(given, options), environ)
 
-    command_class = type(f"_{name.title()}Command", (_TrainCommand,), {"options": options, **own})
+    own = {
+        "options": options,
+        "usage": usage,
+        "plain": staticmethod(lambda words: plain_words(words, options, table.THEIRS)),
+    }
+    command_class = type(f"_{name.title()}Command", (_TrainCommand,), own)
     text = f"Run a command line of {text}; train's other options are taken as well."
     _add(app, run_drop_in, command_class, options, name=name, help_text=text)
 

@@ -1,8 +1,9 @@
-"""Several launchers in torchrun's words: what they say where the nodes do not become one job."""
+"""Several launchers in other launchers' words: what they say where the nodes do not become one job."""
 
 from __future__ import annotations
 
 import socket
+import sys
 
 import pytest
 
@@ -21,17 +22,32 @@ def is_open(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_launcher_of_another_job_is_told_so_in_torchruns_words(distlaunch, port):
-    def words(job: str) -> list[str]:
-        place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", job]
-        return ["torchrun", "--nnodes", "2", *place, str(PROGRAMS / "member.py")]
+def by_torchrun(port: int, rank: int, job: str) -> list[str]:
+    place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", job]
+    return ["torchrun", "--nnodes", "2", "--node-rank", str(rank), *place]
 
-    distlaunch.start(words("7"))
+
+def by_deepspeed(port: int, rank: int, job: str) -> list[str]:
+    place = ["--hosts", "n0:1,n1:1", "--no_ssh", "--master_addr", "127.0.0.1", "--master_port", str(port)]
+    return ["deepspeed", *place, "--node_rank", str(rank), "--job-id", job, "--python", sys.executable]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (by_torchrun, "all launchers of a job have the same --rdzv-id, --rdzv-endpoint names its own port"),
+        (by_deepspeed, "all launchers of a job have the same --job-id"),
+    ],
+    ids=["torchrun", "deepspeed"],
+)
+def test_a_launcher_of_another_job_is_told_so_in_the_words_that_it_has(distlaunch, port, words, hint):
+    program = str(PROGRAMS / "member.py")
+    distlaunch.start([*words(port, 0, "7"), program])
     until(lambda: is_open(port), "the first launcher has the port")
-    ended = distlaunch.run(words("8"))
+    ended = distlaunch.run([*words(port, 1, "8"), program])
     assert ended.returncode == 2
     assert "the port belongs to another job: it is of job '7'" in ended.stderr
-    assert "all launchers of a job have the same --rdzv-id, --rdzv-endpoint names its own port" in ended.stderr
+    assert hint in ended.stderr
 
 
 def test_a_second_node_0_of_a_static_rendezvous_hears_how_to_be_another(distlaunch, port):

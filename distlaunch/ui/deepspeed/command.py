@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
-from distlaunch.core.errors import ConfigError, LaunchError
+from distlaunch.core.errors import ConfigError
 from distlaunch.ui.deepspeed.meaning import understand
-from distlaunch.ui.deepspeed.options import OPTIONS
-from distlaunch.ui.errors import print_warnings
-from distlaunch.ui.quick import Given, scan, unknown_variables
-from distlaunch.ui.run import train
+from distlaunch.ui.deepspeed.options import OPTIONS, THEIRS
+from distlaunch.ui.drop_in import plain_words, run_drop_in
+from distlaunch.ui.quick import Given, scan
 
 PID_FOLDER = "/tmp"  # noqa: S108 - where DeepSpeed's users look for it
 
@@ -21,21 +20,14 @@ def deepspeed(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     Raises HelpRequested, or a LaunchError before the start.
     """
-    return run(*scan(argv, OPTIONS), environ)
+    return run(*scan(plain_words(argv, OPTIONS, THEIRS), OPTIONS), environ)
 
 
 def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a command line that was taken apart; return the exit code. Raises LaunchError before the start."""
     meaning = understand(given, rest, environ)
-    options = meaning.options
-    if not options.quiet:
-        print_warnings([*unknown_variables(environ), *meaning.remarks])
-    try:
-        with pid_file(PID_FOLDER) if meaning.save_pid and not options.dry_run else nullcontext():
-            return train(options)
-    except LaunchError as error:
-        spelt = options.dialect.spelt
-        raise type(error)(spelt(error.message), hint=spelt(error.hint) if error.hint else None) from error
+    pid = pid_file(PID_FOLDER) if meaning.save_pid and not meaning.options.dry_run else None
+    return run_drop_in(meaning.options, meaning.remarks, environ, around=pid)
 
 
 @contextmanager

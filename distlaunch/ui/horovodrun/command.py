@@ -7,15 +7,14 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from distlaunch.backends.horovod import Horovod
-from distlaunch.backends.requirements import Found, install_words
-from distlaunch.core.errors import ConfigError, LaunchError
+from distlaunch.backends.requirements import install_words
+from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
-from distlaunch.ui.errors import print_warnings
+from distlaunch.ui.drop_in import plain_words, run_drop_in
 from distlaunch.ui.horovodrun.meaning import understand
-from distlaunch.ui.horovodrun.options import OPTIONS
-from distlaunch.ui.horovodrun.words import plain_words, understand_command
-from distlaunch.ui.quick import Given, scan, unknown_variables
-from distlaunch.ui.run import train
+from distlaunch.ui.horovodrun.options import OPTIONS, THEIRS
+from distlaunch.ui.horovodrun.words import understand_command
+from distlaunch.ui.quick import Given, scan
 
 _PATIENCE_S = 120.0
 _ASK = {
@@ -29,7 +28,7 @@ def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     Raises HelpRequested, or a LaunchError before the start.
     """
-    return run(*scan(plain_words(argv), OPTIONS), environ)
+    return run(*scan(plain_words(argv, OPTIONS, THEIRS), OPTIONS), environ)
 
 
 def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -38,14 +37,7 @@ def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
         if field in given:
             return ask(field, given.get("python", [understand_command(rest).python or sys.executable])[-1])
     meaning = understand(given, rest, environ)
-    options = meaning.options
-    if not options.quiet:
-        print_warnings([*unknown_variables(environ), *meaning.remarks])
-    try:
-        return train(options)
-    except LaunchError as error:
-        spelt = options.dialect.spelt
-        raise type(error)(spelt(error.message), hint=spelt(error.hint) if error.hint else None) from error
+    return run_drop_in(meaning.options, meaning.remarks, environ)
 
 
 def ask(field: str, python: str) -> int:
@@ -65,7 +57,7 @@ def ask(field: str, python: str) -> int:
     except subprocess.TimeoutExpired as exc:
         raise ConfigError(f"{printable(python)}: Horovod did not answer within {_PATIENCE_S:g} s") from exc
     if "No module named 'horovod'" in done.stderr:
-        hint = install_words(python, Found(requirement=Horovod.requires[0], version=None))
+        hint = install_words(python, Horovod.requires[0])
         raise ConfigError(f"{printable(python)} has no module horovod", hint=hint)
     sys.stdout.write(done.stdout)
     sys.stdout.flush()

@@ -6,11 +6,11 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 
-from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.core.model.text import printable
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.sink import Sink
+from distlaunch.ui.drop_in import in_words_of
 from distlaunch.ui.errors import print_warnings
 from distlaunch.ui.quick import HelpRequested, unknown_variables
 from distlaunch.ui.run import Front
@@ -32,7 +32,7 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     from distlaunch.launch import run_job
 
     front = TorchrunFront(meaning)
-    try:
+    with in_words_of(meaning.options.dialect):
         if meaning.assumed:
             from distlaunch.ui.torchrun.node_zero import check_is_node_zero
 
@@ -44,11 +44,6 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             open_terminal=front.open_terminal,
             open_filters=front.open_filters,
         )
-    except LaunchError as error:  # the same one goes on: of what kind it is, and its exit code, may be its own
-        spelt = meaning.options.dialect.spelt
-        error.message, error.hint = spelt(error.message), spelt(error.hint) if error.hint else None
-        error.args = (error.message,)
-        raise
 
 
 class TorchrunFront(Front):

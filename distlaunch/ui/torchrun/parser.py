@@ -12,12 +12,14 @@ from typing import Any, NoReturn
 from distlaunch.core.errors import UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
+from distlaunch.ui.drop_in import whole_name
 from distlaunch.ui.option import option_error
 from distlaunch.ui.options import HELP_FLAGS, TRAIN_OPTIONS
 from distlaunch.ui.quick import HelpRequested
 from distlaunch.ui.torchrun.options import EXTRAS, INSTEAD, OPTIONS, TorchrunOption
 
 _BY_FLAG = {flag: option for option in OPTIONS for flag in option.flags}
+_FIELDS = {option.name: option.field for option in OPTIONS}
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _MOST = 1_000_000
 _PORTS = 65535
@@ -124,19 +126,10 @@ def _steps(word: str) -> list[tuple[TorchrunOption, str, str | None]]:
 
 def _long(flag: str) -> TorchrunOption:
     """Find an option by its name or the beginning of it."""
-    name = "--" + flag[2:].replace("_", "-")
-    if (option := _BY_FLAG.get(name)) is not None:
-        return option
-    begun = [option for option in OPTIONS if option.name.startswith(name)]
-    asks_help = "--help".startswith(name)
-    if asks_help and not begun:
+    name = whole_name(flag, _FIELDS)
+    if name in HELP_FLAGS:
         raise HelpRequested
-    if len(begun) + asks_help > 1:
-        listed = ", ".join([*(option.name for option in begun), *(["--help"] if asks_help else [])])
-        raise UsageError(f"{quoted(flag)} is the beginning of several options: {listed}")
-    if not begun:
-        _unknown(flag)
-    return begun[0]
+    return _BY_FLAG.get(name) or _unknown(flag)
 
 
 def _unknown(flag: str) -> NoReturn:

@@ -6,14 +6,16 @@ import pytest
 
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.ui.deepspeed.meaning import Meaning, understand
-from distlaunch.ui.deepspeed.options import OPTIONS
+from distlaunch.ui.deepspeed.options import OPTIONS, THEIRS
+from distlaunch.ui.drop_in import plain_words
 from distlaunch.ui.quick import scan
 
 NO_FILE = "/nowhere/hostfile"
 
 
 def meaning(*words: str, default_hostfile: str = NO_FILE, **environ: str) -> Meaning:
-    return understand(*scan([*words, "s.py", "a"], OPTIONS), environ, default_hostfile=default_hostfile)
+    plain = plain_words([*words, "s.py", "a"], OPTIONS, THEIRS)
+    return understand(*scan(plain, OPTIONS), environ, default_hostfile=default_hostfile)
 
 
 def options(*words: str, **environ: str):
@@ -74,6 +76,9 @@ def test_its_host_file_is_read_where_it_is_there_and_no_other_is_named(tmp_path)
         (["--launcher", "slurm", "--launcher_args=--comment=x"], "srun_args", "--comment=x"),
         (["--max-restarts", "3"], "max_restarts", 3),
         (["--num_nodes=-1"], "num_nodes", None),
+        (["--num_g", "2"], "hosts", "localhost:2"),  # as argparse takes it
+        (["--num_node=2"], "num_nodes", 2),
+        (["-i=a:0"], "include", "a:0"),
     ],
     ids=str,
 )
@@ -156,7 +161,7 @@ def test_elastic_training_is_a_range_of_nodes_and_restarts():
             "one of them",
         ),
         (["--venv_script", "a", "--setup", "b"], "--venv_script and --setup exclude each other", "does both"),
-        (["--num_gpu", "2"], "unknown option '--num-gpu'", "did you mean --num-gpus?"),
+        (["--num_gps", "2"], "unknown option '--num-gps'", "did you mean --num-gpus?"),
         (["--module", "--no_python"], "-m and --no-python exclude each other", "needs Python"),
     ],
     ids=str,

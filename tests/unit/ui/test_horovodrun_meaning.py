@@ -8,16 +8,16 @@ import sys
 import pytest
 
 from distlaunch.core.errors import ConfigError, LaunchError, UsageError
+from distlaunch.ui.drop_in import plain_words
 from distlaunch.ui.horovodrun.meaning import Meaning, understand
-from distlaunch.ui.horovodrun.options import OPTIONS
-from distlaunch.ui.horovodrun.words import plain_words
+from distlaunch.ui.horovodrun.options import OPTIONS, THEIRS
 from distlaunch.ui.quick import scan
 
 COMMAND = ("python3.99", "train.py", "-np", "--lr=1")
 
 
 def meaning(*words: str, command: tuple[str, ...] = COMMAND, **environ: str) -> Meaning:
-    return understand(*scan(plain_words([*words, *command]), OPTIONS), environ)
+    return understand(*scan(plain_words([*words, *command], OPTIONS, THEIRS), OPTIONS), environ)
 
 
 def options(*words: str, **more):

@@ -1,0 +1,123 @@
+"""Layer ui: what the commands share that take another launcher's words: rows of their tables, how words are spelt out,
+and how a job is run whose errors are told in these words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from distlaunch.core.errors import LaunchError, UsageError
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import quoted
+from distlaunch.resolve.dialect import Dialect
+from distlaunch.resolve.options import DropInOptions
+from distlaunch.ui.option import Group, Kind, Option
+from distlaunch.ui.options import HELP_FLAGS, TRAIN_OPTIONS
+
+_TRAIN = {option.field: option for option in TRAIN_OPTIONS}
+
+
+def same(field: str, flags: str = "", help: str = "") -> Option:  # noqa: A002 - named as the field that it fills
+    """Make the row of an option that train has as well, with another launcher's spelling of it."""
+    option = _TRAIN[field]
+    return replace(option, flags=tuple(flags.split()) or option.flags, help=help or option.help)
+
+
+def row(
+    flags: str,
+    kind: Kind,
+    group: Group,
+    help: str,  # noqa: A002 - named as the field that it fills
+    *,
+    metavar: str = "",
+    choices: tuple[str, ...] = (),
+    field: str = "",
+    repeatable: bool = False,
+) -> Option:
+    """Make the row of an option that train does not have."""
+    words = tuple(flags.split())
+    return Option(
+        flags=words,
+        field=field or words[-1][2:].replace("-", "_"),
+        kind=kind,
+        default=False if kind == "flag" else None,
+        help=help,
+        group=group,
+        variable=None,
+        metavar="|".join(choices) or metavar,
+        choices=choices,
+        repeatable=repeatable,
+    )
+
+
+def plain_words(argv: Sequence[str], options: Iterable[Option], theirs: Iterable[Option]) -> list[str]:
+    """Make the words up to the script or command fit for our own parser.
+
+    Spelt out are beginnings of the long names of ``theirs``, and words such as ``-np`` and ``-H=a:2``, which our parser
+    would take apart into letters. Raises UsageError for a beginning of several names.
+    """
+    by_flag = {flag: option for option in options for flag in option.all_flags}
+    one_dash = {flag: option.name for flag, option in by_flag.items() if flag[1] != "-" and len(flag) > 2}
+    long = {flag: option.field for option in theirs for flag in option.flags if flag[:2] == "--"}
+    words: list[str] = []
+    at = 0
+    while at < len(argv) and argv[at] != "--" and len(argv[at]) > 1 and argv[at][0] == "-":
+        word = argv[at]
+        at += 1
+        flag, equals, value = word.partition("=")
+        if flag[:2] == "--":
+            dashed = flag.replace("_", "-")
+            flag = dashed if dashed in by_flag else whole_name(flag, long)
+        flag = one_dash.get(flag, flag)
+        option = by_flag.get(flag)
+        words += [flag, value] if option is not None and equals and flag[1] != "-" else [flag + equals + value]
+        if option is not None and option.kind != "flag" and not equals and at < len(argv):
+            words.append(argv[at])
+            at += 1
+    return [*words, *argv[at:]]
+
+
+def whole_name(flag: str, fields: Mapping[str, str]) -> str:
+    """Give the long name, with dashes, of which this is the beginning, and the flag as it is where there is none.
+
+    ``fields`` has the field of each long name. Raises UsageError for a beginning of several.
+    """
+    dashed = "--" + flag[2:].replace("_", "-")
+    names = {**fields, HELP_FLAGS[0]: "help"}
+    if dashed in names:
+        return dashed
+    begun = [name for name in names if name.startswith(dashed)]
+    if len({names[name] for name in begun}) > 1:
+        raise UsageError(f"{quoted(flag)} is the beginning of several options: {', '.join(begun)}")
+    return begun[0] if begun else flag
+
+
+@contextmanager
+def in_words_of(dialect: Dialect) -> Iterator[None]:
+    """Put what a LaunchError says into this dialect. The same one goes on: its kind and exit code may be its own."""
+    try:
+        yield
+    except LaunchError as error:
+        error.message = dialect.spelt(error.message)
+        error.hint = dialect.spelt(error.hint) if error.hint else None
+        error.args = (error.message,)
+        raise
+
+
+def run_drop_in(
+    options: DropInOptions,
+    remarks: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    around: AbstractContextManager[None] | None = None,
+) -> int:
+    """Say what is to be said before the job, and run it; ``around`` lasts as long. Returns the exit code."""
+    from distlaunch.ui.errors import print_warnings
+    from distlaunch.ui.quick import unknown_variables
+    from distlaunch.ui.run import train
+
+    if not options.quiet:
+        print_warnings([*unknown_variables(environ), *remarks])
+    with in_words_of(options.dialect), around or nullcontext():
+        return train(options)

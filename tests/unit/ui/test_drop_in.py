@@ -1,0 +1,52 @@
+"""What the commands share that take another launcher's words."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.core.agent.calling import TurnedAwayError
+from distlaunch.core.errors import ConfigError, LaunchError, UsageError
+from distlaunch.core.wire.peers import Turned
+from distlaunch.resolve.dialect import Dialect
+from distlaunch.ui.drop_in import in_words_of, plain_words, whole_name
+from distlaunch.ui.options import TRAIN_OPTIONS
+
+DIALECT = Dialect(spelling=(("--job-id", "--rdzv-id"), ("--num-procs", "-np")))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TurnedAwayError("no --job-id", Turned(text="", hint="by --num-procs", exit_code=69, again=False)),
+        ConfigError("no --job-id", hint="by --num-procs"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_is_put_into_other_words_and_stays_what_it_is(error):
+    code = error.exit_code
+    with pytest.raises(LaunchError) as caught, in_words_of(DIALECT):
+        raise error
+    assert caught.value is error
+    assert (error.message, str(error), error.hint, error.exit_code) == ("no --rdzv-id", "no --rdzv-id", "by -np", code)
+
+
+def test_other_errors_pass_as_they_are():
+    with pytest.raises(ValueError, match="--job-id"), in_words_of(DIALECT):
+        raise ValueError("--job-id")
+
+
+def test_beginnings_are_spelt_out_up_to_the_script():
+    words = ["--num_no", "2", "--hostf=--num_no", "--quiet", "s.py", "--num_no"]
+    plain = ["--num-nodes", "2", "--hostfile=--num_no", "--quiet", "s.py", "--num_no"]
+    assert plain_words(words, TRAIN_OPTIONS, TRAIN_OPTIONS) == plain
+
+
+def test_a_beginning_of_several_names_is_refused_unless_they_are_one_options():
+    fields = {"--num-gpus": "num_gpus", "--num-gpu-cards": "num_gpus", "--num-nodes": "num_nodes", "--home": "home"}
+    assert whole_name("--num_g", fields) == "--num-gpus"
+    assert whole_name("--nim", fields) == "--nim"
+    assert whole_name("--hel", fields) == "--help"
+    with pytest.raises(UsageError, match="'--n' is the beginning of several options: --num-gpus, --num-gpu-cards, --n"):
+        whole_name("--n", fields)
+    with pytest.raises(UsageError, match="--home, --help"):
+        whole_name("--h", fields)
