@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.ui.deepspeed.meaning import understand
@@ -32,15 +32,22 @@ def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
 
 @contextmanager
 def pid_file(folder: str) -> Iterator[None]:
-    """Keep a file, named by our process id, with that id in it. Raises ConfigError if there is one already."""
+    """Keep a file, named by our process id, with that id in it.
+
+    Raises ConfigError if there is one already, or it cannot be written. That it cannot be removed is no failure.
+    """
     path = os.path.join(folder, f"{os.getpid()}.deepspeed")
+    ours = False
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    except OSError as exc:
-        raise ConfigError(f"--save_pid: {path}: {exc.strerror}", hint="leave --save_pid out") from exc
-    with os.fdopen(fd, "w") as file:
-        file.write(str(os.getpid()))
-    try:
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            ours = True
+            with os.fdopen(fd, "w") as file:
+                file.write(str(os.getpid()))
+        except OSError as exc:
+            raise ConfigError(f"--save_pid: {path}: {exc.strerror}", hint="leave --save_pid out") from exc
         yield
     finally:
-        os.unlink(path)
+        if ours:
+            with suppress(OSError):
+                os.unlink(path)

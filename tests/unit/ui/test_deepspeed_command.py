@@ -1,0 +1,44 @@
+"""The file that --save_pid keeps."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import pytest
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.ui.deepspeed.command import pid_file
+
+
+def test_the_file_is_there_as_long_as_the_job(tmp_path):
+    path = tmp_path / f"{os.getpid()}.deepspeed"
+    with pid_file(str(tmp_path)):
+        assert path.read_text() == str(os.getpid())
+    assert not path.exists()
+
+
+def test_a_file_that_somebody_removed_is_no_failure(tmp_path):
+    with pid_file(str(tmp_path)):
+        (tmp_path / f"{os.getpid()}.deepspeed").unlink()
+
+
+def test_the_file_of_another_is_left_alone(tmp_path):
+    path = tmp_path / f"{os.getpid()}.deepspeed"
+    path.write_text("theirs")
+    with pytest.raises(ConfigError, match=f"--save_pid: {path}: File exists"), pid_file(str(tmp_path)):
+        pass
+    assert path.read_text() == "theirs"
+
+
+def test_a_file_that_cannot_be_written_is_said_and_does_not_stay(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"\.deepspeed: File too large"), pid_file(str(tmp_path)):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match="No such file or directory"), pid_file(str(tmp_path / "none")):
+        pass
