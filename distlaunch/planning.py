@@ -217,7 +217,8 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
         plan = replace(plan, notes=(*plan.notes, *read))
     if plan.preload and options.setup is None and local:  # which may lead to others
         _check_modules(plan, options)
-    if backend.requires and local and options.setup is options.python is None and not options.no_python:
+    demands = any(each.demanded for each in backend.requires)
+    if demands and local and options.setup is options.python is None and not options.no_python:
         from distlaunch.backends.requirements import check_installed
 
         check_installed(type(backend), plan.argv[0], _import_path(plan, options))

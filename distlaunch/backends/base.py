@@ -39,6 +39,8 @@ class Requirement(Record):
     """The oldest version that works; empty: any."""
     variables: str = ""
     """Set while it is compiled beside what is there already, ``NAME=1 OTHER=1``; empty for a package that is not."""
+    demanded: bool = True
+    """A job does not start without it. False: not every script imports it, and ``distlaunch backends`` alone tells."""
 
 
 class Backend:

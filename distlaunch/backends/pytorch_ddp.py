@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from distlaunch.backends.base import Backend, BackendOption, Value
+from distlaunch.backends.base import Backend, BackendOption, Requirement, Value
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Topology
 from distlaunch.core.model.variables import FLIGHT_RECORDER
@@ -81,6 +81,7 @@ class PytorchDdp(TorchBackend):
 
     name = "pytorch-ddp"
     about = "PyTorch's environment (env://): DDP, and every script written for torchrun"
+    requires = (Requirement(module="torch", package="torch", demanded=False),)
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         super().__init__(chosen, texts)

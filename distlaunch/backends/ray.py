@@ -42,7 +42,7 @@ class Ray(PytorchDdp):
     """PyTorch's environment for workers on the nodes of a Ray cluster."""
 
     name = "ray"
-    about = "workers on the nodes of a Ray cluster (-o address=auto|local|HOST:PORT|ray://HOST:PORT)"
+    about = "workers on the nodes of a Ray cluster (--address auto|local|HOST:PORT|ray://HOST:PORT)"
     requires = (Requirement(module="ray", package="ray[client]", at_least="2.9"),)
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:

@@ -16,13 +16,13 @@ ENTRY_POINTS = "distlaunch.backends"
 """The group of entry points by which other packages add backends; each names a class like ours."""
 
 _CLASSES = {
-    "horovod": ("horovod", "Horovod"),
     "pytorch-ddp": ("pytorch_ddp", "PytorchDdp"),
     "fsdp": ("fsdp", "Fsdp"),
-    "accelerate": ("accelerate", "Accelerate"),
+    "horovod": ("horovod", "Horovod"),
     "deepspeed": ("deepspeed", "DeepSpeed"),
-    "ray": ("ray", "Ray"),
+    "accelerate": ("accelerate", "Accelerate"),
     "tensorflow": ("tensorflow", "TensorFlow"),
+    "ray": ("ray", "Ray"),
 }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
 from distlaunch.backends.base import Backend, Requirement
 from distlaunch.core.errors import ConfigError
@@ -17,6 +18,8 @@ class Found(Record):
     requirement: Requirement
     version: str | None
     """Installed; empty where the module is there without its package's records; None if it is missing."""
+    package: str
+    """The one that has brought it, or would: ``tensorflow-cpu`` has the module of ``tensorflow``."""
 
     @property
     def is_met(self) -> bool:
@@ -33,18 +36,29 @@ class Found(Record):
 def look_for(backend: type[Backend], path: Sequence[str] = ()) -> Iterator[Found]:
     """Look for each of a backend's modules on ``path``, then in this interpreter."""
     for requirement in backend.requires:
-        there: str | None = None
         if is_importable(requirement.module, path):
-            try:
-                there = version(requirement.package)
-            except PackageNotFoundError:
-                there = ""
-        yield Found(requirement=requirement, version=there)
+            package, there = _installed(requirement)
+            yield Found(requirement=requirement, version=there, package=package)
+        else:
+            yield Found(requirement=requirement, version=None, package=_plain(requirement.package))
 
 
-def install_words(python: str, found: Found) -> str:
+def _installed(requirement: Requirement) -> tuple[str, str]:
+    """Give the package that has brought a module that is there, and its version; empty where nothing tells."""
+    package = _plain(requirement.package)
+    with suppress(PackageNotFoundError):
+        return package, version(package)
+    others = packages_distributions().get(requirement.module, [])
+    return (others[0], version(others[0])) if others else (package, "")
+
+
+def _plain(package: str) -> str:
+    """Name a package without its extras: ``ray[client]`` is in ``ray``."""
+    return package.partition("[")[0]
+
+
+def install_words(python: str, requirement: Requirement) -> str:
     """Give the command that installs what is missing, or too old."""
-    requirement = found.requirement
     wanted = f"{requirement.package}>={requirement.at_least}" if requirement.at_least else requirement.package
     if requirement.variables:
         return f"{requirement.variables} {python} -m pip install --no-build-isolation '{wanted}'"
@@ -54,12 +68,12 @@ def install_words(python: str, found: Found) -> str:
 def check_installed(backend: type[Backend], python: str, path: Sequence[str]) -> None:
     """Refuse a backend whose modules the workers could not import. Raises ConfigError with the command that helps."""
     for found in look_for(backend, path):
-        if found.is_met:
+        if found.is_met or not found.requirement.demanded:
             continue
         requirement = found.requirement
-        why = f"{requirement.package} {found.version} is older than {requirement.at_least}"
+        why = f"{found.package} {found.version} is older than {requirement.at_least}"
         said = why if found.is_too_old else f"{python} has no module {requirement.module}"
-        raise ConfigError(f"--backend {backend.name}: {said}", hint=install_words(python, found))
+        raise ConfigError(f"--backend {backend.name}: {said}", hint=install_words(python, requirement))
 
 
 def _release(text: str) -> tuple[int, ...]:

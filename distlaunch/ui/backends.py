@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -15,6 +17,9 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
 
 _INDENT = 2
+_NAMES, _OPTIONS = 14, 44
+"""Columns: of the names of backends, and of options at most."""
+_LEAST_COLUMNS = 40
 
 
 def backends(name: str | None, fmt: Literal["table", "json"]) -> int:
@@ -23,11 +28,20 @@ def backends(name: str | None, fmt: Literal["table", "json"]) -> int:
     if fmt == "json":
         sys.stdout.write(json.dumps(records if name is None else records[0], indent=_INDENT) + "\n")
         return 0
-    lines = [line for record in records for line in _lines(record, options=name is not None)]
+    width = _columns()
+    lines = [line for record in records for line in _lines(record, width, options=name is not None)]
     sys.stdout.write("\n".join(lines) + "\n")
     if name is None:
         sys.stdout.write("\ndistlaunch backends NAME shows the options of one, for -o\n")
     return 0
+
+
+def _columns() -> int | None:
+    """Give the width to fold lines to; None where no terminal shows them: programs read whole ones."""
+    try:
+        return max(_LEAST_COLUMNS, os.get_terminal_size(sys.stdout.fileno()).columns)
+    except (OSError, ValueError):
+        return None
 
 
 def _all() -> Iterator[dict[str, Any]]:
@@ -50,7 +64,7 @@ def _record(backend: type[Backend]) -> dict[str, Any]:
     return {
         "name": backend.name,
         "about": backend.about,
-        "installed": all(each.is_met for each in found),
+        "installed": all(each.is_met or not each.requirement.demanded for each in found),
         "requires": [_requirement(each) for each in found],
         "options": [
             {"name": option.name, "takes": shape(option), "about": option.about} for option in backend.options()
@@ -67,43 +81,59 @@ def _requirement(found: Found) -> dict[str, Any]:
     wanted = found.requirement
     return {
         "module": wanted.module,
-        "package": wanted.package,
+        "package": found.package,
+        "demanded": wanted.demanded,
         "at_least": wanted.at_least or None,
         "version": found.version,
-        "install": None if found.is_met else install_words(sys.executable, found),
+        "install": None if found.is_met else install_words(sys.executable, wanted),
     }
 
 
-def _lines(record: dict[str, Any], *, options: bool) -> Iterator[str]:
-    """Lay one record out for people."""
-    yield f"{printable(record['name']):<14}{printable(record['about'] or record['problem'])}"
-    margin = " " * 14
+def _lines(record: dict[str, Any], width: int | None, *, options: bool) -> Iterator[str]:
+    """Lay one record out for people. A command stays whole, on a line of its own if need be: it is to be copied."""
+    name, about = printable(record["name"]), printable(record["about"] or record["problem"])
+    first, *more = _folded(about, _NAMES, width)
+    yield f"{name:<{_NAMES - 1}} {first}"
+    margin = " " * _NAMES
+    for line in more:
+        yield margin + line
     there = [
         f"{each['package']} {each['version'] or '(no version)'}" for each in record["requires"] if not each["install"]
     ]
     if there:
-        yield f"{margin}installed: {', '.join(there)}"
+        for line in _folded(f"installed: {', '.join(there)}", _NAMES, width):
+            yield margin + line
     for each in record["requires"]:
         if each["install"]:
-            said = (
-                f"{each['package']} {each['version']} is too old"
-                if each["version"]
-                else f"{each['package']} is missing"
-            )
-            yield f"{margin}{said}: {each['install']}"
+            known = f"{each['version']} is too old" if each["version"] else "is missing"
+            said, command = f"{margin}{each['package']} {known}:", each["install"]
+            fits = width is None or len(said) + 1 + len(command) <= width
+            yield from [f"{said} {command}"] if fits else [said, f"  {command}"]
     if options:
-        yield from _options(record["options"])
+        yield from _options(record["options"], width)
 
 
-def _options(options: Sequence[dict[str, str]]) -> Iterator[str]:
+def _options(options: Sequence[dict[str, str]], width: int | None) -> Iterator[str]:
     if not options:
         yield "it has no options"
         return
     yield "options, each as -o NAME=VALUE:"
     written = [f"{each['name']}={each['takes']}" for each in options]
-    width = min(44, max(map(len, written)) + 2)
+    most = _OPTIONS if width is None else min(_OPTIONS, width // 2 - _INDENT)
+    column = min(most, max(map(len, written)) + 2)
+    margin = " " * (column + _INDENT)
     for text, each in zip(written, options, strict=True):
-        own_line = len(text) + 2 > width
-        if own_line:
+        lines = _folded(each["about"], len(margin), width)
+        if len(text) + 2 > column:
             yield f"  {text}"
-        yield f"  {'' if own_line else text:<{width}}{each['about']}"
+        else:
+            yield f"  {text:<{column}}{lines.pop(0)}"
+        for line in lines:
+            yield margin + line
+
+
+def _folded(text: str, margin: int, width: int | None) -> list[str]:
+    """Fold a text to what a margin leaves of a line; words stay whole."""
+    if width is None:
+        return [text]
+    return textwrap.wrap(text, width - margin, break_long_words=False, break_on_hyphens=False) or [""]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 
 import pytest
 
@@ -36,6 +42,50 @@ def test_all_backends_are_listed_with_what_is_installed(distlaunch):
     assert records["pytorch-ddp"]["problem"] is None
     text = shown(distlaunch)
     assert all(f"{name} " in text for name in records)
+
+
+def test_on_a_terminal_lines_are_folded_and_commands_are_whole(distlaunch):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    argv = [sys.executable, "-m", "distlaunch", "backends"]
+    with open(ours, "rb", buffering=0) as screen, subprocess.Popen(argv, stdout=theirs, env=distlaunch.env) as shower:
+        os.close(theirs)
+        text = ""
+        with suppress(OSError):  # EIO: all has been read
+            while more := screen.read(1 << 16):
+                text += more.decode()
+        assert shower.wait(60) == 0
+    lines = text.replace("\r", "").splitlines()
+    assert [line for line in lines if len(line) > 80 and " -m pip install " not in line] == []
+    assert any(line.startswith(" " * 14) and "installed" not in line for line in lines), "something is folded"
+    whole = shown(distlaunch)
+    assert max(map(len, whole.splitlines())) > 80, "what a program reads is not"
+    assert " ".join(text.split()) == " ".join(whole.split())
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "version", "said"),
+    [
+        ("ray", "ray", "2.48.0", "installed: ray 2.48.0"),
+        ("ray", "ray", "1.13.0", "ray 1.13.0 is too old: "),
+        ("tensorflow", "tensorflow_cpu", "2.19.0", "installed: tensorflow-cpu 2.19.0"),
+        ("tensorflow", "tensorflow_rocm", "2.1.0", "tensorflow-rocm 2.1.0 is too old: "),
+        ("tensorflow", "", "", "installed: tensorflow (no version)"),
+    ],
+)
+def test_what_is_installed_is_told_by_the_package_that_has_brought_it(
+    distlaunch, tmp_path, module, package, version, said
+):
+    (tmp_path / module).mkdir()
+    (tmp_path / module / "__init__.py").touch()
+    if package:
+        records = tmp_path / f"{package}-{version}.dist-info"
+        records.mkdir()
+        named = package.replace("_", "-")
+        (records / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {named}\nVersion: {version}\n")
+        (records / "top_level.txt").write_text(f"{module}\n")
+        (records / "RECORD").write_text(f"{module}/__init__.py,,\n")
+    assert said in shown(distlaunch, module, PYTHONPATH=str(tmp_path))
 
 
 def test_one_backend_is_shown_with_its_options(distlaunch, gossip):
