@@ -26,12 +26,7 @@ def assertion(ground: Ground) -> str:
 
 
 def _diagnosis(job: Job) -> dict[str, Any]:
-    found = [
-        event["diagnosis"]
-        for kind in ("diagnosis", "job_ended")
-        for event in job.events(kind)
-        if event.get("diagnosis")
-    ]
+    found = [event["diagnosis"] for event in job.events("failure") if event.get("diagnosis")]
     if not found:
         raise CheckError(f"no event with a diagnosis: {job.said()}")
     diagnosis: dict[str, Any] = found[-1]

@@ -122,7 +122,14 @@ def test_a_report_that_names_another_cause_is_refused(lib):
             judge({**diagnosis, **other}, *wanted, hint="GPU memory is full")
 
 
-def test_the_plan_has_gpus_where_the_check_looks_for_them(on_cpu):
+def test_the_diagnosis_of_a_job_is_found_where_it_is_written(on_cpu, lib):
+    diagnosis = lib.failing._diagnosis(on_cpu.train("breaks.py", *CPU, args=["memory"]).end(1))
+    assert diagnosis["frame"].startswith("breaks.py:")
+    with pytest.raises(lib.ground.CheckError, match="the cause is "):  # there is no GPU whose memory could be full
+        lib.failing.judge_report(diagnosis, "OutOfMemoryError", "out of memory", hint="GPU memory is full")
+
+
+def test_the_plan_has_its_node_where_the_check_looks_for_gpus(on_cpu):
     plan = on_cpu.distlaunch("plan", "--format", "json", *CPU, __file__).end()
     (node,) = json.loads(plan.stdout)["nodes"]
     assert node["slots"] == 1
