@@ -36,7 +36,7 @@ def by_deepspeed(port: int, rank: int, job: str) -> list[str]:
     ("words", "hint"),
     [
         (by_torchrun, "all launchers of a job have the same --rdzv-id, --rdzv-endpoint names its own port"),
-        (by_deepspeed, "all launchers of a job have the same --job-id"),
+        (by_deepspeed, "all launchers of a job have the same --job-id, --master_port names its own port"),
     ],
     ids=["torchrun", "deepspeed"],
 )

@@ -17,8 +17,16 @@ from distlaunch.ui.quick import Given, build
 
 DEFAULT_HOSTFILE = "/job/hostfile"
 """What DeepSpeed reads if it is there and no other is named."""
+_SLURM = "slurm"
 _ACCELERATOR = "DS_ACCELERATOR"
 _MEETING_PORT = 29500
+_MEETING_OPTION = "--master_addr"
+"""Where launchers meet, if it says that."""
+_MEETING_SPELLING = (
+    ("--rendezvous HOST:PORT", "--master_port PORT"),
+    ("--rendezvous names", "--master_port names"),
+    ("--rendezvous", _MEETING_OPTION),
+)
 _GRACE_S = 30.0
 """From TERM to KILL, as there."""
 _ELASTIC_RESTARTS = 100
@@ -41,20 +49,21 @@ def understand(
 ) -> Meaning:
     """Translate a command line that was taken apart. Raises UsageError or ConfigError for what cannot be done here."""
     given = {field: texts for field, texts in given.items() if field not in _NUMBERS or texts != [_UNSET]}
+    if given.get("launcher", [""])[-1].lower() == _SLURM:
+        given.setdefault("source", [_SLURM])
     values = build(given, rest, environ, OPTIONS)
     own = {option.field: values.pop(option.field, None) for option in OWN}
     own["launcher"] = (own["launcher"] or "pdsh").lower()
     _refuse(own, values)
     remarks: list[str] = []
     if not any(field in values for field in _LISTS) and values.get("source", "auto") == "auto":
-        if own["launcher"] == "slurm":
-            values["source"] = "slurm"
-        elif os.path.isfile(default_hostfile):
+        if os.path.isfile(default_hostfile):
             values["hostfile"] = default_hostfile
         else:
             values["source"] = "flags"
-    _size(own, values, environ)
-    _nodes(own, values, remarks)
+    several = values.get("source") != "flags" or any(field in values for field in (*_LISTS, "rendezvous"))
+    _size(own, values, environ, several=several)
+    _nodes(own, values, remarks, several=several)
     _workers(own, values)
     if own["log_level"] in ("warning", "error", "critical"):
         values["quiet"] = True
@@ -63,8 +72,10 @@ def understand(
     values["backend"] = "deepspeed"
     values.setdefault("grace", _GRACE_S)
     values.setdefault("failure_grace", _GRACE_S)
-    spelling = (("--gpus-per-node", "--num_gpus"),) if own["num_gpus"] else ()
-    options = DropInOptions(**values, dialect=Dialect(spelling=spelling))
+    sized = (("--gpus-per-node", "--num_gpus"),) if own["num_gpus"] else ()
+    met = _MEETING_SPELLING if values["given"].get("rendezvous") == _MEETING_OPTION else ()
+    by_slurm = (("--source slurm", "--launcher slurm"),) if own["launcher"] == _SLURM else ()
+    options = DropInOptions(**values, dialect=Dialect(spelling=(*sized, *met, *by_slurm)))
     return Meaning(options=options, remarks=tuple(remarks), save_pid=bool(own["save_pid"]))
 
 
@@ -82,12 +93,16 @@ def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     launcher = own["launcher"]
     if launcher not in LAUNCHERS:
         raise UsageError(f"--launcher {quoted(launcher)}: no such launcher", hint=f"there is: {', '.join(LAUNCHERS)}")
-    if launcher == "slurm" and (lists := [field for field in _LISTS if field in values]):
-        raise UsageError(
-            f"--launcher slurm: the nodes are those of the Slurm job, not --{lists[0]}'s",
-            hint="--include and --exclude choose among them",
-        )
-    if own["launcher_args"] is not None and launcher != "slurm":
+    if launcher == _SLURM:
+        others = [f"--{field}" for field in _LISTS if field in values]
+        if values["source"] != _SLURM:
+            others.append(f"--source {values['source']}")
+        if others:
+            raise UsageError(
+                f"--launcher slurm: the nodes are those of the Slurm job, not {others[0]}'s",
+                hint="--include and --exclude choose among them",
+            )
+    if own["launcher_args"] is not None and launcher != _SLURM:
         raise UsageError(
             f"--launcher_args {quoted(own['launcher_args'])}: nodes are reached by SSH, and not by {launcher}",
             hint="--ssh-config FILE or --ssh-command COMMAND says how; --interface NAME by which network",
@@ -101,7 +116,7 @@ def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
             raise UsageError(f"--{name} belongs to --elastic_training", hint="--num_nodes N is a fixed number")
 
 
-def _size(own: Mapping[str, Any], values: dict[str, Any], environ: Mapping[str, str]) -> None:
+def _size(own: Mapping[str, Any], values: dict[str, Any], environ: Mapping[str, str], *, several: bool) -> None:
     """Settle how many workers a node runs: GPUs, or CPU workers where DeepSpeed itself would use the CPU."""
     if environ.get(_ACCELERATOR) == "cpu" and not {"gpus", "gpus_per_node"} & values.keys():
         values.setdefault("device", "cpu")
@@ -112,41 +127,42 @@ def _size(own: Mapping[str, Any], values: dict[str, Any], environ: Mapping[str, 
         raise UsageError("--num_gpus and --gpus-per-node exclude each other", hint="give one of them")
     if values.get("device") == "cpu":
         values["procs_per_node"] = count
-    elif values.get("source") == "flags":
+    elif not several:
         values["hosts"] = f"localhost:{count}"  # GPUs if there are any, CPU workers if not
     else:
         values["gpus_per_node"] = count
         values["given"]["gpus_per_node"] = "--num_gpus"
 
 
-def _nodes(own: Mapping[str, Any], values: dict[str, Any], remarks: list[str]) -> None:
-    """Settle which nodes there are and how they are reached. Raises UsageError."""
-    several = any(field in values for field in _LISTS if not str(values.get(field)).startswith("localhost:"))
-    if own["launcher"] not in ("pdsh", "slurm"):
+def _nodes(own: Mapping[str, Any], values: dict[str, Any], remarks: list[str], *, several: bool) -> None:
+    """Settle which nodes there are and how they are reached; ``several``: there may be others. Raises UsageError."""
+    if own["launcher"] not in ("pdsh", _SLURM):
         remarks.append(f"--launcher {own['launcher']}: nodes are reached by SSH here")
     if own["launcher_args"] is not None:
         values["srun_args"] = own["launcher_args"]
     if own["elastic_training"]:
         _elastic(own, values)
     rank = values.get("node_rank")
-    if not own["no_ssh"]:
-        if rank is not None:
-            remarks.append("--node_rank has no effect without --no_ssh: which node this is shows from the host names")
-            del values["node_rank"]
-    elif not several:
-        if rank:
+    if not several:
+        values.pop("master_addr", None)  # it is this machine, as there
+        if rank and own["no_ssh"]:
             raise UsageError(
                 f"--no_ssh --node_rank {rank}: nothing names the nodes", hint="--hostfile FILE lists them all"
             )
-        values.pop("node_rank", None)
-    elif rank is None:
+        values["node_rank"] = None
+    if "rendezvous" in values:  # as under train
+        return
+    if not own["no_ssh"]:
+        if rank is not None:
+            remarks.append("--node_rank has no effect without --no_ssh: which node this is shows from the host names")
+            values["node_rank"] = None
+    elif rank is None and any(field in values for field in _LISTS):
         raise UsageError("--no_ssh: nothing says which of the nodes this is", hint="--node_rank N, counted from 0")
-    elif "master_addr" in values and "rendezvous" not in values:
+    elif several and "master_addr" in values:
         host = values["master_addr"]
         bare = f"[{host}]" if ":" in host else host
         values["rendezvous"] = f"{bare}:{values.pop('master_port', _MEETING_PORT)}"
-    if not several:
-        values.pop("master_addr", None)  # it is this machine, as there
+        values["given"]["rendezvous"] = _MEETING_OPTION
 
 
 def _elastic(own: Mapping[str, Any], values: dict[str, Any]) -> None:

@@ -126,6 +126,51 @@ def test_a_node_rank_is_of_use_without_ssh_alone():
     assert options("--no_ssh", "--node_rank", "0").node_rank is None
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--hosts", "localhost:2,b:2"],
+        ["--hosts", "localhost:2,b:2", "--source", "flags"],
+        ["--discover", "./hosts"],
+        ["--source", "kubernetes"],
+        ["--launcher", "slurm"],
+        ["--rendezvous", "h:4000"],
+    ],
+    ids=lambda words: words[0][2:] + str(len(words)),
+)
+def test_whatever_names_other_nodes_leaves_the_master_where_it_is(words):
+    assert options(*words, "--master_addr", "10.0.0.1").master_addr == "10.0.0.1"
+    assert options(*words, "--no_ssh", "--node_rank", "1").node_rank == 1
+
+
+def test_where_launchers_meet_without_its_words_a_node_rank_is_of_use_too():
+    words = ["--rendezvous", "h:4000", "--num_nodes", "2"]
+    found = meaning(*words, "--node_rank", "1")
+    assert (found.options.node_rank, found.options.rendezvous, found.remarks) == (1, "h:4000", ())
+    assert options("--num_nodes", "2", DISTLAUNCH_NODE_RANK="1", DISTLAUNCH_RENDEZVOUS="h:4000").node_rank == 1
+    assert options(*words, "--no_ssh").node_rank is None  # it is dealt at the start
+    assert (options(*words, "--num_gpus", "2").gpus_per_node, options(*words, "--num_gpus", "2").hosts) == (2, None)
+
+
+def test_the_nodes_are_those_of_the_slurm_job_or_anothers():
+    said = "--launcher slurm: the nodes are those of the Slurm job, not "
+    assert refused("--launcher", "slurm", "--source", "kubernetes").message == f"{said}--source kubernetes's"
+    assert options("--launcher", "slurm", DISTLAUNCH_SOURCE="kubernetes").source == "slurm"
+    assert refused("--launcher", "slurm", "--source", "auto").message == f"{said}--source auto's"
+    assert options("--launcher", "slurm", DISTLAUNCH_HOSTS="a:1").hosts is None  # the command line wins
+    assert options("--launcher", "slurm").dialect.spelt("--source slurm: no") == "--launcher slurm: no"
+
+
+def test_what_is_said_of_the_place_to_meet_is_said_of_its_words():
+    spelt = options("-H", "f", "--no_ssh", "--node_rank", "0", "--master_addr", "h").dialect.spelt
+    assert spelt("name another port: --rendezvous HOST:PORT, on all nodes") == (
+        "name another port: --master_port PORT, on all nodes"
+    )
+    assert spelt("does every node have the same --rendezvous?") == "does every node have the same --master_addr?"
+    typed = ["-H", "f", "--no_ssh", "--node_rank", "0", "--master_addr", "h", "--rendezvous", "h:1"]
+    assert options(*typed).dialect.spelt("--rendezvous HOST:PORT") == "--rendezvous HOST:PORT"
+
+
 def test_launchers_that_are_not_ours_are_named_and_ssh_stands_for_them():
     assert meaning("-H", "f", "--launcher", "OpenMPI").remarks == ("--launcher openmpi: nodes are reached by SSH here",)
     assert meaning("-H", "f", "--launcher", "pdsh", "--force_multi", "--no_ssh_check").remarks == ()
