@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTORS_PER_WORKER = 9  # at most, while one is being started; then 4, or 5 while stacks are taken
 _DESCRIPTORS_OF_OUR_OWN = 64
-_ENV_FILE_BYTES = 4 << 20
-_ENV_FILE_S = 60.0
+_TEXT_BYTES = 4 << 20
+_TEXT_S = 60.0
 _JOB_ID_BYTES = 100
 
 
@@ -64,7 +64,7 @@ def read_facts(options: TrainOptions, environ: Mapping[str, str]) -> Facts:
         gpus=_gpus(options, environ),
         columns=_columns(),
         paths={path: _kind_of(path) for path in wanted},
-        texts={path: _read_text(path, f"--env-file {printable(path)}") for path in options.env_file},
+        texts={path: read_users_text(path, f"--env-file {printable(path)}") for path in options.env_file},
         programs=programs,
         surroundings=_surroundings(options, environ),
     )
@@ -127,9 +127,10 @@ def _find_program(name: str, workdir: str, environ: Mapping[str, str]) -> str | 
     return shutil.which(name, path=environ.get("PATH"))
 
 
-def _read_text(path: str, named: str) -> str:
+def read_users_text(path: str, named: str) -> str:
+    """Read a file that the user names, in bounds, since it may be a pipe. Raises ConfigError, begun by ``named``."""
     try:
-        data = read_bounded(path, most=_ENV_FILE_BYTES, patience_s=_ENV_FILE_S)
+        data = read_bounded(path, most=_TEXT_BYTES, patience_s=_TEXT_S)
     except OSError as exc:
         raise ConfigError(f"{named}: {exc.strerror}") from exc
     except ValueError as exc:
@@ -263,7 +264,7 @@ def configured_backend(options: TrainOptions, cwd: str) -> Backend:
     texts: dict[str, str] = {}
     for name in (option.name for option in known if option.kind == "file" and option.name in chosen):
         path = os.path.join(cwd, str(chosen[name]))
-        texts[name] = _read_text(path, f"-o {name}={chosen[name]}")
+        texts[name] = read_users_text(path, f"-o {name}={chosen[name]}")
         chosen[name] = path  # workers may have another directory
     return kind(chosen, texts)
 

@@ -33,7 +33,7 @@ def read_surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surr
     texts: dict[str, str | None] = {}
     by_user = check_lists(options)
     if options.hostfile is not None:
-        texts[options.hostfile] = _host_file(options.hostfile, by_user or "")
+        texts[options.hostfile] = read_host_file(options.hostfile, by_user or "")
     if by_user is None:
         paths = select.files(environ, wanted=options.source)
         texts.update((path, _system_file(path)) for path in paths)
@@ -56,7 +56,8 @@ def own_identity(hostname: str, hosts_file: str, addresses: tuple[str, ...]) -> 
     return Identity(hostname=hostname, fqdn=full, addresses=addresses, aliases=aliases)
 
 
-def _host_file(path: str, who: str) -> str:
+def read_host_file(path: str, who: str) -> str:
+    """Read it, in bounds, as it may be a pipe; ``who`` names it. Raises ConfigError."""
     try:
         data = read_bounded(path, most=_MOST_BYTES, patience_s=PATIENCE_S)
     except OSError as exc:

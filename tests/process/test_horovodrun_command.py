@@ -58,6 +58,19 @@ def test_the_slots_of_a_host_list_or_file_are_filled_up_to_np(show, distlaunch):
     assert len(show("-np", "1", "-hostfile", "hosts")[0]) == 1
 
 
+def test_a_host_file_and_a_configuration_may_be_pipes(distlaunch):
+    command = (
+        f"{sys.executable} -m distlaunch horovodrun --hostfile <(echo localhost slots=2)"
+        ' --config-file <(printf "logging:\\n  level: INFO\\n")'
+        " sh -c 'echo $HOROVOD_LOG_LEVEL $HOROVOD_SIZE'"
+    )
+    done = subprocess.run(
+        ["bash", "-c", command], env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "INFO 2" in done.stdout
+
+
 def test_settings_of_a_file_and_of_the_command_line(show, distlaunch):
     (distlaunch.work / "conf.yaml").write_text(
         "params:\n  cache_capacity: 5\n  cycle_time_ms: 2\nlogging:\n  level: INFO\n"

@@ -13,10 +13,13 @@ from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.layout import horovodruns
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable, quoted
+from distlaunch.planning import read_users_text
 from distlaunch.resolve.allocation import Host
 from distlaunch.resolve.dialect import Dialect
-from distlaunch.resolve.hostfile import parse_hosts, read_hostfile
+from distlaunch.resolve.location import check_lists
 from distlaunch.resolve.options import DropInOptions
+from distlaunch.resolve.sources import flags
+from distlaunch.surroundings import read_host_file
 from distlaunch.ui.horovodrun.options import ELASTIC, OPTIONS, OWN
 from distlaunch.ui.horovodrun.settings import switches_given, variables
 from distlaunch.ui.horovodrun.words import understand_command
@@ -106,13 +109,7 @@ def _document(path: str | None) -> Document | None:
     """Read the configuration file. Raises ConfigError."""
     if path is None:
         return None
-    try:
-        with open(path, encoding="utf-8") as file:
-            document = read_document(file.read(), path)
-    except OSError as exc:
-        raise ConfigError(f"--config-file {printable(path)}: {exc.strerror}") from exc
-    except UnicodeDecodeError as exc:
-        raise ConfigError(f"--config-file {printable(path)}: it is no text") from exc
+    document = read_document(read_users_text(path, f"--config-file {printable(path)}"), path)
     controller = document.values.get("controller", "gloo")
     if str(controller).lower() != "gloo":
         raise ConfigError(
@@ -123,8 +120,9 @@ def _document(path: str | None) -> Document | None:
 
 
 def _size(count: int | None, values: dict[str, Any], environ: Mapping[str, str], remarks: list[str]) -> int:
-    """Settle how many workers run where; return how many there are, 0 if only the nodes know. Raises UsageError."""
-    if "hosts" not in values and "hostfile" not in values:
+    """Settle how many workers run where; return how many there are. Raises ConfigError."""
+    who = check_lists(DropInOptions(**values))
+    if who is None:
         if count is None:
             raise UsageError("-np is missing: how many workers?", hint="-np 4, or -H a:2,b:2 for all slots of hosts")
         if values.get("source", "auto") not in ("auto", "flags"):
@@ -138,9 +136,7 @@ def _size(count: int | None, values: dict[str, Any], environ: Mapping[str, str],
                 )
         values["hosts"] = f"localhost:{count}"  # on GPUs if there are any
         return count
-    hosts = _hosts(values)
-    if hosts is None:
-        return count or 0
+    hosts = _hosts(values, who)
     unknown = next((host.name for host in hosts if host.slots is None), None)
     if unknown is not None:
         raise UsageError(
@@ -151,22 +147,17 @@ def _size(count: int | None, values: dict[str, Any], environ: Mapping[str, str],
         raise UsageError(
             f"-np {count}: the hosts have only {counted(total, 'slot')}", hint="give hosts more slots, as in a:4,b:4"
         )
-    if count is not None and count < total:
-        values["hosts"] = _first(hosts, count)
-        values.pop("hostfile", None)
+    values["hosts"] = _first(hosts, count or total)
+    values["given"]["hosts"] = who
     return count or total
 
 
-def _hosts(values: Mapping[str, Any]) -> tuple[Host, ...] | None:
-    """Read who there is; None for a file that cannot be read, which is said later. Raises ConfigError."""
-    if "hosts" in values:
-        return parse_hosts(values["hosts"], "-H")
-    path = values["hostfile"]
-    try:
-        with open(path, encoding="utf-8") as file:
-            return read_hostfile(file.read(), path)
-    except (OSError, UnicodeDecodeError):
-        return None
+def _hosts(values: dict[str, Any], who: str) -> tuple[Host, ...]:
+    """Read who there is, once: a file may be a pipe. Raises ConfigError."""
+    path = values.pop("hostfile", None)
+    texts = {} if path is None else {path: read_host_file(path, who)}
+    found = flags.find(hosts=values.get("hosts"), hostfile=path, texts=texts, who=who)
+    return () if found is None else found.hosts
 
 
 def _first(hosts: Sequence[Host], count: int) -> str:

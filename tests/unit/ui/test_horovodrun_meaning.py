@@ -85,11 +85,22 @@ def test_a_host_file_is_read_for_how_many_slots_it_has(tmp_path):
     file = tmp_path / "hosts"
     file.write_text("# ours\na slots=2\nb slots=2\n")
     for flag in ("-hostfile", "--hostfile"):
-        assert (options("-np", "4", flag, str(file)).hostfile, options(flag, str(file)).hosts) == (str(file), None)
+        assert (options("-np", "4", flag, str(file)).hosts, options(flag, str(file)).hosts) == ("a:2,b:2", "a:2,b:2")
         some = options("-np", "3", flag, str(file))
-        assert (some.hostfile, some.hosts) == (None, "a:2,b:1")
+        assert (some.hostfile, some.hosts, some.named("hosts")) == (None, "a:2,b:1", "--hostfile")
     assert "only 4 slots" in refused("-np", "5", "--hostfile", str(file)).message
-    assert options("-np", "5", "--hostfile", str(tmp_path / "none")).hostfile == str(tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"--hostfile '.*/none': No such file or directory"):
+        options("-np", "5", "--hostfile", str(tmp_path / "none"))
+    (tmp_path / "empty").write_text("# none\n")
+    with pytest.raises(ConfigError, match="empty: the file names no host"):
+        options("--hostfile", str(tmp_path / "empty"))
+
+
+def test_hosts_are_listed_once(tmp_path):
+    for more in (["--hostfile", "nope"], ["--source", "slurm"]):
+        with pytest.raises(ConfigError, match="each say which nodes there are"):
+            options("-np", "2", "-H", "localhost:4", *more)
+    assert options("-H", "a:2", DISTLAUNCH_HOSTFILE="nope").hosts == "a:2"  # the command line wins
 
 
 @pytest.mark.parametrize(
@@ -244,6 +255,13 @@ def test_a_configuration_that_is_not_right_is_named_by_its_line(tmp_path, text, 
     with pytest.raises(ConfigError) as caught:
         meaning("-np", "2", "--config-file", str(file))
     assert says in caught.value.message
+
+
+def test_a_configuration_that_is_no_text_is_named(tmp_path):
+    file = tmp_path / "conf.yaml"
+    file.write_bytes(b"\xff\xfe\0")
+    with pytest.raises(ConfigError, match=f"{file}:1: "):
+        meaning("-np", "2", "--config-file", str(file))
 
 
 def test_a_configuration_that_is_not_there_is_named():
