@@ -105,7 +105,7 @@ def in_ray(distlaunch, python, monkeypatch):
     monkeypatch.setattr(sys, "executable", python)  # which the launcher is run by
 
     def start(address: str, *words: str | os.PathLike[str], env: dict[str, str] | None = None):
-        first = ["train", "--backend", "ray", "--format", "plain", "-o", f"address={address}"]
+        first = ["train", "--backend", "ray", "--format", "plain", "--address", address]
         return distlaunch.start([*first, *words], env=env)
 
     return start
