@@ -58,6 +58,12 @@ def workers_here(
     selection = _chosen(selection, only, without, facts, shared=shared)
     if options.whole_gpus is not None:
         selection = first_devices(selection, options.whole_gpus)
+        if selection.mig and options.whole_gpus > 1:
+            raise ConfigError(
+                f"{counted(options.whole_gpus, 'GPU')} for one worker: there are MIG slices among them"
+                f" ({selection.source}), and CUDA uses one slice a process",
+                hint="ask for one, or for a worker on each slice",
+            )
     if shared:
         return _gpu_workers(count or len(selection.ids), selection, facts, options, shared=True)
     wanted = len(selection.ids) if count is None else count

@@ -9,7 +9,7 @@ import pytest
 from distlaunch.backends.choosing import chosen_options
 from distlaunch.backends.tensorflow import TensorFlow
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.gpus import Gpu, GpuInventory
+from distlaunch.core.model.gpus import Gpu, GpuInventory, MigDevice
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.resolve.facts import Facts
@@ -35,8 +35,10 @@ def tasks(found: list[dict]) -> list[tuple[str, int]]:
     return [(each["task"]["type"], each["task"]["index"]) for each in found]
 
 
-def topology_of(there: int, *words: str, **options) -> Topology:
-    each = tuple(Gpu(index=index, uuid=f"GPU-{index}", name="H100", numa_node=index // 2) for index in range(there))
+def topology_of(there: int, *words: str, mig: tuple[MigDevice, ...] = (), **options) -> Topology:
+    each = tuple(
+        Gpu(index=index, uuid=f"GPU-{index}", name="H100", numa_node=index // 2, mig=mig) for index in range(there)
+    )
     facts = Facts(
         environ={}, cwd="/w", hostname="a", python="/python", cpus=CpuInventory(allowed=(0,), online=1),
         gpus=GpuInventory(gpus=each, source="nvml"), paths={}, texts={}, programs={},
@@ -109,6 +111,14 @@ def test_one_worker_a_node_has_as_many_gpus_as_are_asked_for():
             topology_of(there, "per=node", gpus_per_node=2)
     with pytest.raises(ConfigError, match="--device cpu and a choice of GPUs"):
         topology_of(3, "per=node", gpus_per_node=2, device="cpu")
+
+
+def test_one_worker_is_not_given_several_slices_of_a_gpu_of_which_it_would_use_one():
+    slices = tuple(MigDevice(uuid=f"MIG-{number}", profile="1g") for number in range(3))
+    [node] = topology_of(1, "per=node", mig=slices, gpus_per_node=1).nodes
+    assert (node.slots, node.masks) == (1, (("MIG-0",),))
+    with pytest.raises(ConfigError, match="CUDA uses one slice a process"):
+        topology_of(1, "per=node", mig=slices, gpus_per_node=2)
 
 
 @pytest.mark.parametrize(("gpus", "options"), [(0, {}), (3, {"device": "cpu"}), (0, {"procs_per_node": 1})], ids=str)
