@@ -140,7 +140,11 @@ class Backend:
         del topology
         return {}
 
+    def script_words(self) -> tuple[str, ...]:
+        """Give words that stand before the script's own arguments, which so have the last word; for all workers."""
+        return ()
+
     def worker_words(self, local_rank: int) -> tuple[str, ...]:
-        """Give words that stand before the script's own arguments, which so have the last word."""
+        """Give words that stand before these, and are not the same for all workers: they cannot be forked then."""
         del local_rank
         return ()

@@ -34,7 +34,9 @@ def given_words(options: TrainOptions, known: Sequence[BackendOption], backend: 
             hint="it names the Ray cluster of --backend ray; --hosts names machines to reach by SSH",
         )
     word = f"{_ADDRESS}={options.address}"
-    others = [each for each in options.opt if _name_of(each) == _ADDRESS and each.partition("=")[2] != options.address]
+    others = [
+        each for each in options.opt if option_name(each) == _ADDRESS and each.partition("=")[2] != options.address
+    ]
     if not others:
         return (*options.opt, word)
     typed, other_typed = named.startswith("-"), options.named("opt").startswith("-")
@@ -52,7 +54,7 @@ def chosen_options(given: Sequence[str], options: Sequence[BackendOption], backe
     chosen: dict[str, Value] = {}
     for word in given:
         written, equals, text = word.partition("=")
-        name = _name_of(word)
+        name = option_name(word)
         option = by_name.get(name)
         if option is None:
             raise ConfigError(
@@ -69,7 +71,8 @@ def chosen_options(given: Sequence[str], options: Sequence[BackendOption], backe
     return chosen
 
 
-def _name_of(word: str) -> str:
+def option_name(word: str) -> str:
+    """Give the name of the option that a word NAME=VALUE is about, however it is written."""
     return word.partition("=")[0].strip().replace("_", "-").lower()
 
 

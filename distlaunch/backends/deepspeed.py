@@ -143,12 +143,15 @@ class DeepSpeed(Backend):
         """Give the node's place and size, under the names that DeepSpeed has for them."""
         return {"CROSS_RANK": str(node_rank), "LOCAL_SIZE": str(topology.nodes[node_rank].slots)}
 
+    def script_words(self) -> tuple[str, ...]:
+        """Give the configuration, if that is asked for."""
+        if "pass-config" not in self.chosen:
+            return ()
+        return (f"{_CONFIG_WORDS[str(self.chosen['pass-config'])]}={self.chosen['config']}",)
+
     def worker_words(self, local_rank: int) -> tuple[str, ...]:
-        """Give ``--local_rank`` and the configuration, where they are asked for."""
-        words = [f"--local_rank={local_rank}"] if self.chosen.get("local-rank") else []
-        if "pass-config" in self.chosen:
-            words.append(f"{_CONFIG_WORDS[str(self.chosen['pass-config'])]}={self.chosen['config']}")
-        return tuple(words)
+        """Give ``--local_rank``, if that is asked for."""
+        return (f"--local_rank={local_rank}",) if self.chosen.get("local-rank") else ()
 
     def _told(self) -> dict[str, str]:
         """Give what Accelerate and Transformers are told of the choices."""

@@ -253,7 +253,7 @@ def _own_argv(
         return None
     if options.preload is not None:
         why = f"{macro} in the arguments of the script" if replaced else f"{more[0].partition('=')[0]} for each worker"
-        raise ConfigError(f"--preload and {why} exclude each other")
+        raise ConfigError(f"--preload and {why} exclude each other", hint="LOCAL_RANK in the environment says the same")
     words = argv[first:] if macro is None else (word.replace(macro, str(local_rank)) for word in argv[first:])
     return (*argv[:first], *more, *words)
 

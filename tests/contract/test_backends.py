@@ -52,7 +52,11 @@ def test_variables_are_text_and_the_same_for_the_same_topology(backend, topology
 
 @pytest.mark.parametrize("method", ["notes_on", "worker_words"])
 def test_notes_and_words_are_text_of_one_line(backend, topology, method):
-    texts = [*getattr(backend, method)(topology if method == "notes_on" else 1), *backend.notes]
+    texts = [
+        *getattr(backend, method)(topology if method == "notes_on" else 1),
+        *backend.notes,
+        *backend.script_words(),
+    ]
     assert all(type(text) is str and text and text.isprintable() for text in texts)
 
 

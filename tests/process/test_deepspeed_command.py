@@ -136,6 +136,18 @@ def test_the_framework_has_to_be_there_and_the_command_that_brings_it_is_told(di
     assert "-m pip install 'deepspeed>=0.10'" in said
 
 
+def test_workers_are_forked_where_their_words_are_the_same(distlaunch):
+    (distlaunch.work / "show.py").write_text("import sys\nprint(sys.argv[1:], 'colorsys' in sys.modules)\n")
+    (distlaunch.work / "ds.json").write_text("{}")
+    words = ["--setup", ":", "--preload", "colorsys", "-o", "config=ds.json", "-o", "pass-config=deepspeed"]
+    result = distlaunch.run(["deepspeed", "--num_gpus", "2", "--no_local_rank", *words, "show.py", "sub"])
+    assert result.returncode == 0, result.stderr
+    assert result.lines_of(1) == [f"['--deepspeed_config={distlaunch.work / 'ds.json'}', 'sub'] True"]
+    said = refused(distlaunch, *words, "show.py")
+    assert "--preload and --local_rank for each worker exclude each other" in said
+    assert "hint: --no_local_rank leaves it out: LOCAL_RANK in the environment says the same" in said
+
+
 def test_help_is_that_of_a_command_of_ours(distlaunch):
     result = distlaunch.run(["deepspeed", "--help"], env={"COLUMNS": "200"})
     assert result.returncode == 0

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from distlaunch.backends.choosing import option_name
 from distlaunch.core.errors import UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
@@ -27,6 +28,8 @@ _MEETING_SPELLING = (
     ("--rendezvous names", "--master_port names"),
     ("--rendezvous", _MEETING_OPTION),
 )
+_LOCAL_RANK = "LOCAL_RANK in the environment says the same"
+_SPELLING = ((_LOCAL_RANK, f"--no_local_rank leaves it out: {_LOCAL_RANK}"),)
 _GRACE_S = 30.0
 """From TERM to KILL, as there."""
 _ELASTIC_RESTARTS = 100
@@ -75,7 +78,7 @@ def understand(
     sized = (("--gpus-per-node", "--num_gpus"),) if own["num_gpus"] else ()
     met = _MEETING_SPELLING if values["given"].get("rendezvous") == _MEETING_OPTION else ()
     by_slurm = (("--source slurm", "--launcher slurm"),) if own["launcher"] == _SLURM else ()
-    options = DropInOptions(**values, dialect=Dialect(spelling=(*sized, *met, *by_slurm)))
+    options = DropInOptions(**values, dialect=Dialect(spelling=(*_SPELLING, *sized, *met, *by_slurm)))
     return Meaning(options=options, remarks=tuple(remarks), save_pid=bool(own["save_pid"]))
 
 
@@ -190,5 +193,5 @@ def _workers(own: Mapping[str, Any], values: dict[str, Any]) -> None:
             raise UsageError("--venv_script and --setup exclude each other", hint="--setup '. FILE; MORE' does both")
         values["setup"] = f". {shlex.quote(own['venv_script'])}"
     chosen = values.get("opt", ())
-    if not own["no_local_rank"] and not any(word.replace("_", "-").startswith("local-rank") for word in chosen):
+    if not own["no_local_rank"] and all(option_name(word) != "local-rank" for word in chosen):
         values["opt"] = (*chosen, "local-rank=on")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os.path
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from distlaunch.backends.config_text import Document, read_document
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.layout import horovodruns
-from distlaunch.core.model.record import Record
+from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.planning import read_users_text
 from distlaunch.resolve.allocation import Host
@@ -22,13 +22,13 @@ from distlaunch.resolve.sources import flags
 from distlaunch.surroundings import read_host_file
 from distlaunch.ui.horovodrun.options import ELASTIC, OPTIONS, OWN
 from distlaunch.ui.horovodrun.settings import switches_given, variables
-from distlaunch.ui.horovodrun.words import understand_command
+from distlaunch.ui.horovodrun.words import Command, understand_command
 from distlaunch.ui.quick import Given, build
 
 _START_TIMEOUT = "HOROVOD_START_TIMEOUT"
 _SCHEDULERS = {"SLURM_JOB_ID": "Slurm", "LSB_JOBID": "LSF", "PBS_JOBID": "PBS"}
 _SPELLING = (
-    ("--num-procs N starts N workers without GPUs", "--device cpu has the workers leave them alone"),
+    ("--num-procs N starts N workers without GPUs", "--device cpu asks for workers without GPUs"),
     ("--num-procs N starts workers on the CPU", "--device cpu starts them on the CPU"),
 )
 
@@ -66,12 +66,25 @@ def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str]) ->
     _network(own["network_interfaces"] or (), values)
     if own["verbose"]:
         values["explain"] = True
-    dialect = Dialect(spelling=_SPELLING)
+    dialect = Dialect(spelling=(*_SPELLING, *_spelling_of_python(command, values)))
     if own["output_filename"] is not None:
         values["log_dir"] = own["output_filename"]
-        dialect = Dialect(spelling=_SPELLING, layout=horovodruns(workers))
+        dialect = replace(dialect, layout=horovodruns(workers))
     options = DropInOptions(**values, backend="horovod", dialect=dialect)
     return Meaning(options=options, remarks=tuple(remarks))
+
+
+def _spelling_of_python(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Have messages speak of the command, where nobody typed --python or --no-python."""
+    if command.python is None:
+        yield (
+            "--preload and --no-python exclude each other",
+            "--preload: the command is no Python with script or module",
+        )
+    elif "python" not in values["given"]:
+        shown = printable(command.python)
+        yield f"--python {shown}", shown
+        yield "--preload and --python", f"--preload and {shown}"
 
 
 def _is_ours(python: str, environ: Mapping[str, str]) -> bool:

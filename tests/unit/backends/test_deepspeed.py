@@ -48,9 +48,9 @@ def test_what_is_chosen_of_zero_reaches_accelerate_and_transformers():
 
 @pytest.mark.parametrize(("to", "word"), [("deepspeed", "--deepspeed_config"), ("transformers", "--deepspeed")])
 def test_the_configuration_reaches_the_arguments_of_a_script_where_that_is_asked_for(to, word):
-    assert configured("config=/c/ds.json", "local-rank").worker_words(2) == ("--local_rank=2",)
-    words = configured("config=/c/ds.json", f"pass-config={to}", "local-rank=on").worker_words(2)
-    assert words == ("--local_rank=2", f"{word}=/c/ds.json")
+    assert configured("config=/c/ds.json", "local-rank").script_words() == ()
+    backend = configured("config=/c/ds.json", f"pass-config={to}", "local-rank=on")
+    assert (backend.worker_words(2), backend.script_words()) == (("--local_rank=2",), (f"{word}=/c/ds.json",))
 
 
 def test_an_option_fills_in_what_the_configuration_calls_auto_and_contradicts_all_else():

@@ -62,6 +62,7 @@ def test_its_host_file_is_read_where_it_is_there_and_no_other_is_named(tmp_path)
         (["--no_python"], "no_python", True),
         (["--no_local_rank"], "opt", ()),
         (["-o", "local-rank=off"], "opt", ("local-rank=off",)),
+        (["-o", "LOCAL_RANK=off"], "opt", ("LOCAL_RANK=off",)),
         (["-o", "zero=3"], "opt", ("zero=3", "local-rank=on")),
         (["--ssh_port", "2222"], "ssh_port", 2222),
         (["--bind_cores_to_rank"], "bind", "cores"),

@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from distlaunch.core.errors import ConfigError, LaunchError, UsageError
+from distlaunch.resolve.options import USE_CPUS
+from distlaunch.resolve.plan import preloaded_modules
 from distlaunch.ui.drop_in import plain_words
 from distlaunch.ui.horovodrun.meaning import Meaning, understand
 from distlaunch.ui.horovodrun.options import OPTIONS, THEIRS
@@ -137,6 +139,20 @@ def test_hosts_are_listed_once(tmp_path):
 )
 def test_a_word_becomes_an_option_of_train(words, field, value):
     assert getattr(options("-np", "2", *words), field) == value
+
+
+def test_messages_speak_of_what_was_typed():
+    spelt = options("-np", "2", PATH="/nowhere").dialect.spelt
+    assert spelt("--preload and --python exclude each other") == "--preload and python3.99 exclude each other"
+    assert spelt("--python python3.99: no such executable") == "python3.99: no such executable"
+    assert options("-np", "2", "--python", "x").dialect.spelt("--preload and --python") == "--preload and --python"
+    assert spelt(f"no GPU found: 2 CPU workers; {USE_CPUS}") == (
+        "no GPU found: 2 CPU workers; --device cpu asks for workers without GPUs"
+    )
+    with pytest.raises(ConfigError) as caught:
+        preloaded_modules(options("-np", "2", "--preload", "json", command=("./run.sh",)))
+    spelt = options("-np", "2", command=("./run.sh",)).dialect.spelt
+    assert spelt(caught.value.message) == "--preload: the command is no Python with script or module"
 
 
 def test_files_are_named_as_horovodruns():
