@@ -64,7 +64,11 @@ def chosen_options(given: Sequence[str], options: Sequence[BackendOption], backe
             if option.kind != "flag":
                 raise ConfigError(f"-o {quoted(word)}: a value is missing", hint=f"-o {name}={shape(option)}")
             text = "1"
-        value = _converted(option, text, word)
+        value = converted(option, text)
+        if value is None:
+            near = get_close_matches(text, option.choices, n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]}?" if near else None
+            raise ConfigError(f"-o {quoted(word)}: {option.name} takes {shape(option)}", hint=hint)
         if chosen.get(name, value) != value:
             raise ConfigError(f"-o {name} is given twice: {chosen[name]} and {value}")
         chosen[name] = value
@@ -89,27 +93,21 @@ def _there(name: str, by_name: Mapping[str, BackendOption]) -> str:
     return f"there {'is' if len(by_name) == 1 else 'are'} {', '.join(by_name)}" if by_name else "it has none"
 
 
-def _converted(option: BackendOption, text: str, word: str) -> Value:
-    value: Value | None = text
+def converted(option: BackendOption, text: str) -> Value | None:
+    """Turn a text into the option's value; None if it is none."""
     match option.kind:
         case "choice":
-            value = text if text in option.choices else None
+            return text if text in option.choices else None
         case "flag":
-            value = _SWITCH.get(text.lower())
+            return _SWITCH.get(text.lower())
         case "count":
-            value = int(text) if text.isascii() and text.isdigit() and len(text) < 15 and int(text) <= _MOST else None
+            return int(text) if text.isascii() and text.isdigit() and len(text) < 15 and int(text) <= _MOST else None
         case "number":
-            value = _number(text)
+            return _number(text)
         case "seconds":
-            value = _seconds(text)
+            return _seconds(text)
         case "text" | "file":
-            value = text if text and "\0" not in text else None
-    if value is None:
-        near = get_close_matches(text, option.choices, n=1, cutoff=0.6)
-        raise ConfigError(
-            f"-o {quoted(word)}: {option.name} takes {shape(option)}", hint=f"did you mean {near[0]}?" if near else None
-        )
-    return value
+            return text if text and "\0" not in text else None
 
 
 def _seconds(text: str) -> float | None:

@@ -7,22 +7,18 @@ unpickles what comes over the network.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from distlaunch.backends.base import Backend, BackendOption, Requirement
+from distlaunch.backends.base import Backend, BackendOption, Requirement, Value
+from distlaunch.backends.horovod_settings import SETTINGS, is_idle
+from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Topology
 from distlaunch.resolve.ranks import cross_ranks, cross_sizes
 
+_COMPRESSION = BackendOption(
+    name="compression", about="what wrap() compresses gradients to", kind="choice", choices=("none", "fp16")
+)
 _IN_URLS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_")
-_OF_OPTIONS = {
-    "fusion-threshold-mb": ("HOROVOD_FUSION_THRESHOLD", 1 << 20),
-    "cycle-time-ms": ("HOROVOD_CYCLE_TIME", 1),
-    "cache-capacity": ("HOROVOD_CACHE_CAPACITY", 1),
-    "gloo-timeout": ("HOROVOD_GLOO_TIMEOUT_SECONDS", 1),
-    "stall-check-warning": ("HOROVOD_STALL_CHECK_TIME_SECONDS", 1),
-    "stall-check-shutdown": ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 1),
-}
-"""Variables by option, and what a whole number is multiplied with."""
 
 
 class Horovod(Backend):
@@ -40,34 +36,25 @@ class Horovod(Backend):
     )
     store = True
 
+    def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
+        super().__init__(chosen, texts)
+        for setting in SETTINGS:
+            if not setting.fits(chosen.get(setting.name, 0)):
+                raise ConfigError(f"-o {setting.name}={chosen[setting.name]}: it is {setting.most:g} at most")
+
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
         """List the options that ``-o`` takes: what horovodrun has of its own."""
-        return (
-            BackendOption(
-                name="compression", about="what wrap() compresses gradients to", kind="choice", choices=("none", "fp16")
-            ),
-            BackendOption(name="fusion-threshold-mb", about="how much is reduced at once", kind="count", metavar="MB"),
-            BackendOption(name="cycle-time-ms", about="how often tensors are collected", kind="number", metavar="MS"),
-            BackendOption(name="cache-capacity", about="responses that are kept; 0: none", kind="count"),
-            BackendOption(
-                name="gloo-timeout", about="how long gloo waits for another worker", kind="count", metavar="SECONDS"
-            ),
-            BackendOption(name="timeline", about="write Horovod's timeline of rank 0 to this file", metavar="FILE"),
-            BackendOption(name="autotune", about="tune fusion and cycle time while training", kind="flag"),
-            BackendOption(name="autotune-log", about="where it writes what it tried", metavar="FILE"),
-            BackendOption(name="stall-check", about="warn of ranks that others wait for", kind="flag"),
-            BackendOption(name="stall-check-warning", about="after so long", kind="count", metavar="SECONDS"),
-            BackendOption(
-                name="stall-check-shutdown", about="end the job after so long", kind="count", metavar="SECONDS"
-            ),
-            BackendOption(
-                name="log-level",
-                about="of Horovod itself",
-                kind="choice",
-                choices=("trace", "debug", "info", "warning", "error", "fatal"),
-            ),
-        )
+        return (_COMPRESSION, *(setting.option for setting in SETTINGS))
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Name what is chosen and changes nothing."""
+        return [
+            f"-o {setting.name} has no effect without -o {setting.of}"
+            for setting in SETTINGS
+            if setting.name in self.chosen and is_idle(setting, self.chosen)
+        ]
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Name the controller, and how many workers there are."""
@@ -76,21 +63,9 @@ class Horovod(Backend):
         variables = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
         if world is not None:
             variables["HOROVOD_SIZE"] = str(world)
-        variables |= {
-            variable: f"{value:.12g}" if isinstance(value := chosen[name], float) else str(int(value) * factor)
-            for name, (variable, factor) in _OF_OPTIONS.items()
-            if name in chosen
-        }
-        texts = {
-            "timeline": "HOROVOD_TIMELINE",
-            "autotune-log": "HOROVOD_AUTOTUNE_LOG",
-            "log-level": "HOROVOD_LOG_LEVEL",
-        }
-        variables |= {variable: str(chosen[name]) for name, variable in texts.items() if name in chosen}
-        if "autotune" in chosen:
-            variables["HOROVOD_AUTOTUNE"] = "1" if chosen["autotune"] else "0"
-        if "stall-check" in chosen:
-            variables["HOROVOD_STALL_CHECK_DISABLE"] = "0" if chosen["stall-check"] else "1"
+        for setting in SETTINGS:
+            if setting.name in chosen and not is_idle(setting, chosen):
+                variables[setting.variable] = setting.text(chosen[setting.name])
         return variables
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:

@@ -81,6 +81,13 @@ def test_settings_of_a_file_and_of_the_command_line(show, distlaunch):
     assert found["HOROVOD_CACHE_CAPACITY"] == "6"
 
 
+def test_a_setting_without_the_one_that_it_needs_is_told_of(show):
+    got, result = show("-np", "1", "--autotune-log-file", "f", "-o", "stall-check=off")
+    assert "HOROVOD_AUTOTUNE_LOG" not in got[0][1]
+    assert got[0][1]["HOROVOD_STALL_CHECK_DISABLE"] == "1"
+    assert "--autotune-log-file has no effect without --autotune" in result.stderr
+
+
 def test_any_command_runs_and_its_words_are_its_own(show):
     inner = f'exec {sys.executable} show.py "$@" -np'
     got, _ = show("-np", "1", command=("sh", "-c", inner, "sh", "--verbose", "a b"))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from distlaunch.backends.choosing import option_name
 from distlaunch.backends.config_text import Document, read_document
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.layout import horovodruns
@@ -21,7 +22,7 @@ from distlaunch.resolve.options import DropInOptions
 from distlaunch.resolve.sources import flags
 from distlaunch.surroundings import read_host_file
 from distlaunch.ui.horovodrun.options import ELASTIC, OPTIONS, OWN
-from distlaunch.ui.horovodrun.settings import switches_given, variables
+from distlaunch.ui.horovodrun.settings import SPELLING, given_settings, words
 from distlaunch.ui.horovodrun.words import Command, understand_command
 from distlaunch.ui.quick import Given, build
 
@@ -48,10 +49,9 @@ def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str]) ->
     own = {option.field: values.pop(option.field, None) for option in OWN}
     remarks: list[str] = []
     document = _document(own["config_file"])
-    settings = variables(switches_given({field: texts[-1] for field, texts in given.items()}), document, remarks)
+    values["opt"] = _settings({field: texts[-1] for field, texts in given.items()}, document, values)
     if own["tcp"]:
-        settings["NCCL_IB_DISABLE"] = "1"
-    values["env"] = (*(f"{name}={value}" for name, value in settings.items()), *values.get("env", ()))
+        values["env"] = ("NCCL_IB_DISABLE=1", *values.get("env", ()))
     if command.python is None:
         values["no_python"] = True
     else:
@@ -66,12 +66,24 @@ def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str]) ->
     _network(own["network_interfaces"] or (), values)
     if own["verbose"]:
         values["explain"] = True
-    dialect = Dialect(spelling=(*_SPELLING, *_spelling_of_python(command, values)))
+    dialect = Dialect(spelling=(*_SPELLING, *SPELLING, *_spelling_of_python(command, values)))
     if own["output_filename"] is not None:
         values["log_dir"] = own["output_filename"]
         dialect = replace(dialect, layout=horovodruns(workers))
     options = DropInOptions(**values, backend="horovod", dialect=dialect)
     return Meaning(options=options, remarks=tuple(remarks))
+
+
+def _settings(given: Mapping[str, str], document: Document | None, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Give ``-o``'s words: its own, and those for horovodrun's options and file. The command line has the last word."""
+    texts = given_settings(given)
+    found = words(texts, document)
+    own: tuple[str, ...] = values.get("opt", ())
+    if values["given"].get("opt", "").startswith("-"):
+        found = {name: word for name, word in found.items() if name in texts or name not in map(option_name, own)}
+    else:
+        own = tuple(word for word in own if option_name(word) not in found)
+    return (*found.values(), *own)
 
 
 def _spelling_of_python(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

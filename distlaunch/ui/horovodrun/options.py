@@ -6,23 +6,10 @@ is taken as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from distlaunch.ui.drop_in import row, same
-from distlaunch.ui.horovodrun.settings import LEVELS, SETTINGS, Setting
+from distlaunch.ui.horovodrun.settings import rows
 from distlaunch.ui.option import Option
 from distlaunch.ui.options import TRAIN_OPTIONS
-
-
-def _rows_of(setting: Setting) -> Iterator[Option]:
-    field = setting.name.replace("-", "_")
-    if setting.takes == "switch":
-        yield row(" ".join(setting.flags), "flag", "backend", setting.help, field=field)
-        yield row(" ".join(setting.undone), "flag", "backend", "Not so.", field=f"no_{field}")
-    else:
-        choices = LEVELS if setting.takes == "level" else ()
-        yield row(f"--{setting.name}", "text", "backend", setting.help, metavar=setting.metavar, choices=choices)
-
 
 ELASTIC: tuple[Option, ...] = tuple(
     row(flags, "text", "nodes", "Refused: elastic Horovod unpickles what comes from the network.", metavar="X")
@@ -56,7 +43,7 @@ OWN: tuple[Option, ...] = (
     *MPI,
     row("--tcp", "flag", "backend", "NCCL does not use InfiniBand."),
     row("--config-file", "text", "backend", "Read these settings from a YAML file.", metavar="FILE"),
-    *(each for setting in SETTINGS for each in _rows_of(setting)),
+    *rows(),
     row(
         "--network-interface --network-interfaces",
         "text",

@@ -63,11 +63,13 @@ def test_options_become_variables():
     words = (
         "fusion-threshold-mb=2",
         "cycle-time-ms=0.5",
-        "gloo-timeout=90",
+        "gloo-timeout-seconds=90",
+        "log-with-timestamp=on",
+        "autotune-gaussian-process-noise=0.5",
         "stall-check=off",
         "autotune",
         "log-level=debug",
-        "timeline=t",
+        "timeline-filename=t",
     )
     env = backend(*words).job_variables(topology(a=2, b=1))
     assert env == {
@@ -79,11 +81,27 @@ def test_options_become_variables():
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "90",
         "HOROVOD_STALL_CHECK_DISABLE": "1",
         "HOROVOD_AUTOTUNE": "1",
-        "HOROVOD_LOG_LEVEL": "debug",
+        "HOROVOD_LOG_LEVEL": "DEBUG",
+        "HOROVOD_LOG_HIDE_TIME": "0",
+        "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "0.5",
         "HOROVOD_TIMELINE": "t",
     }
 
 
+def test_what_means_nothing_without_another_is_said_and_not_set():
+    idle = backend("autotune-log-file=f", "autotune=off", "timeline-mark-cycles")
+    assert idle.notes == [
+        "-o autotune-log-file has no effect without -o autotune",
+        "-o timeline-mark-cycles has no effect without -o timeline-filename",
+    ]
+    assert set(idle.job_variables(topology(a=1))) == {
+        *("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_SIZE", "HOROVOD_AUTOTUNE"),
+    }
+    assert backend("autotune-log-file=f", "autotune").notes == []
+
+
 def test_a_wrong_option_is_named():
+    with pytest.raises(ConfigError, match=r"-o autotune-gaussian-process-noise=2\.0: it is 1 at most"):
+        backend("autotune-gaussian-process-noise=2")
     with pytest.raises(ConfigError, match=r"compression takes none\|fp16"):
         backend("compression=zip")

@@ -119,20 +119,24 @@ def test_hosts_are_listed_once(tmp_path):
         (["--gloo", "--disable-cache"], "hosts", "localhost:2"),
         (["--output-filename", "out"], "log_dir", "out"),
         (["--tcp"], "env", ("NCCL_IB_DISABLE=1",)),
-        (["--fusion-threshold-mb", "8"], "env", ("HOROVOD_FUSION_THRESHOLD=8388608",)),
-        (["--fusion_threshold_mb", "0"], "env", ("HOROVOD_FUSION_THRESHOLD=0",)),
-        (["--cycle-time-ms=0.5"], "env", ("HOROVOD_CYCLE_TIME=0.5",)),
-        (["--cache", "0"], "env", ("HOROVOD_CACHE_CAPACITY=0",)),
-        (["--hierarchical-allreduce"], "env", ("HOROVOD_HIERARCHICAL_ALLREDUCE=1",)),
-        (["--no-torus-allreduce"], "env", ("HOROVOD_TORUS_ALLREDUCE=0",)),
-        (["--autotune-log-file", "f", "--autotune"], "env", ("HOROVOD_AUTOTUNE=1", "HOROVOD_AUTOTUNE_LOG=f")),
-        (["--timeline-filename", "t.json"], "env", ("HOROVOD_TIMELINE=t.json",)),
-        (["--no-stall-check"], "env", ("HOROVOD_STALL_CHECK_DISABLE=1",)),
-        (["--stall-check-shutdown-time-seconds", "9"], "env", ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=9",)),
-        (["--log-level", "DEBUG"], "env", ("HOROVOD_LOG_LEVEL=DEBUG",)),
-        (["--log-hide-timestamp"], "env", ("HOROVOD_LOG_HIDE_TIME=1",)),
-        (["--log-with-timestamp"], "env", ("HOROVOD_LOG_HIDE_TIME=0",)),
-        (["--gloo-timeout-seconds", "90", "-x", "A=1"], "env", ("HOROVOD_GLOO_TIMEOUT_SECONDS=90", "A=1")),
+        (["--fusion-threshold-mb", "8"], "opt", ("fusion-threshold-mb=8",)),
+        (["--fusion_threshold_mb", "0"], "opt", ("fusion-threshold-mb=0",)),
+        (["--cycle-time-ms=0.5"], "opt", ("cycle-time-ms=0.5",)),
+        (["--cache", "0"], "opt", ("cache-capacity=0",)),
+        (["--hierarchical-allreduce"], "opt", ("hierarchical-allreduce=1",)),
+        (["--no-torus-allreduce"], "opt", ("torus-allreduce=off",)),
+        (["--autotune-log-file", "f", "--autotune"], "opt", ("autotune=1", "autotune-log-file=f")),
+        (["--timeline-filename", "t.json"], "opt", ("timeline-filename=t.json",)),
+        (["--no-stall-check"], "opt", ("stall-check=off",)),
+        (["--stall-check-shutdown-time-seconds", "9"], "opt", ("stall-check-shutdown-time-seconds=9",)),
+        (["--log-level", "DEBUG"], "opt", ("log-level=debug",)),
+        (["--log-hide-timestamp"], "opt", ("log-with-timestamp=off",)),
+        (["--log-with-timestamp"], "opt", ("log-with-timestamp=1",)),
+        (
+            ["--gloo-timeout-seconds", "90", "-o", "compression=fp16"],
+            "opt",
+            ("gloo-timeout-seconds=90", "compression=fp16"),
+        ),
         (["--max-restarts", "3"], "max_restarts", 3),
     ],
     ids=str,
@@ -193,10 +197,14 @@ def test_what_cannot_be_done_is_refused_with_what_stands_for_it(words, says, hin
     assert hint in (error.hint or "")
 
 
-def test_what_has_no_effect_is_said():
-    found = meaning("-np", "2", "--autotune-log-file", "f")
-    assert found.remarks == ("--autotune-log-file has no effect without --autotune",)
-    assert found.options.env == ()
+def test_what_has_no_effect_is_said_in_its_words():
+    spelt = options("-np", "2").dialect.spelt
+    assert spelt("-o autotune-log-file has no effect without -o autotune") == (
+        "--autotune-log-file has no effect without --autotune"
+    )
+
+
+def test_workers_of_one_machine_in_a_schedulers_job_are_told_of():
     (remark,) = meaning("-np", "2", SLURM_JOB_ID="1").remarks
     assert remark == (
         "all 2 workers run on this machine, as under horovodrun; --source slurm takes the nodes of the Slurm job"
@@ -239,19 +247,27 @@ def test_a_configuration_file_sets_what_the_command_line_does_not(tmp_path):
     file = tmp_path / "conf.yaml"
     file.write_text(CONFIG)
     found = meaning("-np", "2", "--config-file", str(file), "--fusion-threshold-mb", "8", "--stall-check")
-    assert found.options.env == (
-        "HOROVOD_FUSION_THRESHOLD=8388608",
-        "HOROVOD_CYCLE_TIME=0.5",
-        "HOROVOD_HIERARCHICAL_ALLREDUCE=1",
-        "HOROVOD_AUTOTUNE=0",
-        "HOROVOD_TIMELINE=t.json",
-        "HOROVOD_TIMELINE_MARK_CYCLES=1",
-        "HOROVOD_STALL_CHECK_DISABLE=0",
-        "HOROVOD_GLOO_TIMEOUT_SECONDS=60",
-        "HOROVOD_LOG_LEVEL=INFO",
-        "HOROVOD_LOG_HIDE_TIME=1",
+    assert found.options.opt == (
+        "fusion-threshold-mb=8",
+        "cycle-time-ms=0.5",
+        "hierarchical-allreduce=True",
+        "autotune=False",
+        "autotune-log-file=tuned.csv",
+        "timeline-filename=t.json",
+        "timeline-mark-cycles=True",
+        "stall-check=1",
+        "gloo-timeout-seconds=60",
+        "log-level=info",
+        "log-with-timestamp=False",
     )
-    assert found.remarks == (f"{file}:8: log_file has no effect without --autotune",)
+
+
+def test_the_command_line_has_the_last_word_on_settings(tmp_path):
+    (tmp_path / "c").write_text("params:\n  cycle_time_ms: 2\n  cache_capacity: 3\n")
+    found = options("-np", "2", "--config-file", str(tmp_path / "c"), "-o", "CYCLE_TIME_MS=5")
+    assert found.opt == ("cache-capacity=3", "CYCLE_TIME_MS=5")
+    found = options("-np", "2", "--cycle-time-ms", "4", DISTLAUNCH_OPT="cycle-time-ms=5 compression=fp16")
+    assert found.opt == ("cycle-time-ms=4", "compression=fp16")
 
 
 @pytest.mark.parametrize(
