@@ -68,7 +68,7 @@ THEIRS: tuple[Option, ...] = (
 )
 """All of DeepSpeed's: those above, and what train has by this or another name."""
 
-_LEFT_OUT = {"script", "num_gpus", "backend", *(option.field for option in THEIRS)}
+_LEFT_OUT = {"script", "num_gpus", "backend", "address", *(option.field for option in THEIRS)}
 OPTIONS: tuple[Option, ...] = (
     *THEIRS,
     *(option for option in TRAIN_OPTIONS if option.field not in _LEFT_OUT),

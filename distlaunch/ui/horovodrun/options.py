@@ -83,7 +83,18 @@ THEIRS: tuple[Option, ...] = (
 
 _LEFT_OUT = {
     *("script", "module", "no_python", "num_gpus", "gpus_per_node", "num_procs", "procs_per_node", "num_nodes"),
-    *("discover", "include", "exclude", "spares", "spread", "node_rank", "interface", "backend", "rendezvous"),
+    *(
+        "discover",
+        "include",
+        "exclude",
+        "spares",
+        "spread",
+        "node_rank",
+        "interface",
+        "backend",
+        "address",
+        "rendezvous",
+    ),
     *(option.field for option in THEIRS),
 }
 OPTIONS: tuple[Option, ...] = (

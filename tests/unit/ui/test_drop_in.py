@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
 from distlaunch.core.agent.calling import TurnedAwayError
@@ -50,3 +52,10 @@ def test_a_beginning_of_several_names_is_refused_unless_they_are_one_options():
         whole_name("--n", fields)
     with pytest.raises(UsageError, match="--home, --help"):
         whole_name("--h", fields)
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "horovodrun"])
+def test_options_of_other_backends_are_not_those_of_a_launcher_with_its_own(name):
+    fields = [option.field for option in import_module(f"distlaunch.ui.{name}.options").OPTIONS]
+    assert not {"backend", "address"} & set(fields)
+    assert len(fields) == len(set(fields))
