@@ -83,18 +83,8 @@ THEIRS: tuple[Option, ...] = (
 
 _LEFT_OUT = {
     *("script", "module", "no_python", "num_gpus", "gpus_per_node", "num_procs", "procs_per_node", "num_nodes"),
-    *(
-        "discover",
-        "include",
-        "exclude",
-        "spares",
-        "spread",
-        "node_rank",
-        "interface",
-        "backend",
-        "address",
-        "rendezvous",
-    ),
+    *("discover", "include", "exclude", "spares", "spread", "node_rank", "interface", "rendezvous"),
+    *("backend", "address"),
     *(option.field for option in THEIRS),
 }
 OPTIONS: tuple[Option, ...] = (
