@@ -6,7 +6,6 @@ unpickles what comes over the network.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from distlaunch.backends.base import Backend, BackendOption, Requirement, Value
@@ -88,8 +87,7 @@ class Horovod(Backend):
     def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
         """Name the node, which has to be unlike all others, and may stand in a URL."""
         host = topology.nodes[node_rank].host
-        unique = self._of(topology).hosts[host] == 1 and host and _IN_URLS.issuperset(host)
-        variables = {"HOROVOD_HOSTNAME": host if unique else f"node-{node_rank}"}
+        variables = {"HOROVOD_HOSTNAME": host if self._of(topology).distinct else f"node-{node_rank}"}
         if (slots := topology.nodes[node_rank].slots) is not None:
             variables["HOROVOD_LOCAL_SIZE"] = str(slots)
         return variables
@@ -116,6 +114,8 @@ class _Places:
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self.hosts = Counter(node.host for node in topology.nodes)
+        hosts = {node.host for node in topology.nodes}
+        self.distinct = len(hosts) == len(topology.nodes) and all(host and _IN_URLS.issuperset(host) for host in hosts)
+        """Names of hosts do for all nodes; else all are numbered, as a number beside them may be another's name."""
         slots = [node.slots or 0 for node in topology.nodes]
         self.ranks, self.sizes = cross_ranks(slots), cross_sizes(slots)

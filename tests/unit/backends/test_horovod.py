@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from distlaunch.backends.choosing import chosen_options
@@ -43,14 +45,23 @@ def test_a_cross_rank_counts_only_nodes_that_have_the_local_rank():
     ]  # fmt: skip
 
 
-def test_nodes_are_named_so_that_no_two_are_alike_and_the_name_fits_into_a_url():
-    found = topology(a=1, a_=1, b=2)
-    names = [backend().node_variables(found, rank) for rank in range(3)]
-    assert [name["HOROVOD_HOSTNAME"] for name in names] == ["node-0", "node-1", "b"]
-    assert [name["HOROVOD_LOCAL_SIZE"] for name in names] == ["1", "1", "2"]
-    nodes = (Node(host="::1", slots=1),)
-    odd = Topology(nodes=nodes, source="flags", device="cpu")
-    assert backend().node_variables(odd, 0)["HOROVOD_HOSTNAME"] == "node-0"
+@pytest.mark.parametrize(
+    "hosts",
+    [("a", "a", "b"), ("node-2", "a", "a", "node-1"), ("node-1", "::1"), ("a_b", "c"), ("", "node-0"), ("a", "b")],
+)
+def test_nodes_are_named_so_that_no_two_are_alike_and_the_name_fits_into_a_url(hosts):
+    nodes = tuple(Node(host=host, slots=rank + 1) for rank, host in enumerate(hosts))
+    found = Topology(nodes=nodes, source="flags", device="cpu")
+    variables = [backend().node_variables(found, rank) for rank in range(len(hosts))]
+    names = [each["HOROVOD_HOSTNAME"] for each in variables]
+    assert len(set(names)) == len(hosts)
+    assert all(re.fullmatch(r"[\w.\-]+", name) for name in names)
+    assert [each["HOROVOD_LOCAL_SIZE"] for each in variables] == [str(rank + 1) for rank in range(len(hosts))]
+
+
+def test_nodes_keep_names_that_will_do():
+    found = topology(a=1, b=1)
+    assert [backend().node_variables(found, rank)["HOROVOD_HOSTNAME"] for rank in range(2)] == ["a", "b"]
 
 
 def test_one_machine_stays_on_its_loopback_and_several_use_what_the_nodes_have_found():
