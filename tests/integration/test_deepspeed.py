@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -20,11 +21,21 @@ pytestmark = pytest.mark.timeout(900)
 
 PROGRAM = PROGRAMS / "frameworks" / "deepspeed_zero.py"
 PATIENCE_S = 300
+BUFFERS = Path("/dev/shm")
 
 
 @pytest.fixture(scope="module")
 def python(deepspeed_python) -> str:
     return deepspeed_python
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_deepspeed_leaves():
+    """Remove the buffers, 69 MB for each worker, that its CPU collectives leave in shared memory."""
+    before = {*BUFFERS.glob("deepspeed_allreduce_buffer_*")}
+    yield
+    for left in {*BUFFERS.glob("deepspeed_allreduce_buffer_*")} - before:
+        left.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="module")
