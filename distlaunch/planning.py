@@ -192,7 +192,6 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
     options = replace(options, env_file=(*found, *options.env_file)) if found else options
     backend = configured_backend(options, cwd)
     options = backend.sized(options)
-    options = replace(options, script_args=(*backend.script_words(), *options.script_args))
     facts = read_facts(options, environ)
     lost: tuple[str, ...] = ()
     location = location or backend.location(options, facts.hostname)

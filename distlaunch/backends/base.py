@@ -145,6 +145,6 @@ class Backend:
         return ()
 
     def worker_words(self, local_rank: int) -> tuple[str, ...]:
-        """Give words that stand before these, and are not the same for all workers: they cannot be forked then."""
+        """Give words between these that are not the same for all workers, which then cannot be forked."""
         del local_rank
         return ()

@@ -289,7 +289,7 @@ class Composer:
     def _node(self, node: Node, mine: Interpreter, common: str) -> Node:
         """Add what the workers of a node have for themselves: their interpreter, and what goes where ours is."""
         same = mine.python == common or self._options.no_python
-        own = None if same else command_line(self._options, mine.python, self._target)
+        own = None if same else command_line(self._options, mine.python, self._target, self._backend)
         if own is None and not mine.with_ours:
             return node
         return replace(node, argv=own, env=self._with_ours if mine.with_ours else {})

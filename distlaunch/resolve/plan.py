@@ -78,7 +78,7 @@ def build_plan(
         backend=backend,
     )
     python = _interpreter(options, facts) if local else options.python or facts.python
-    argv = command_line(options, python, command_target(options, facts, workdir, local=local))
+    argv = command_line(options, python, command_target(options, facts, workdir, local=local), backend)
     preload = preloaded_modules(options)
     wanted = bool(preload or options.hang_timeout is not None) and not options.no_python
     bootstrap: Literal["", "direct", "setup"] = "" if not wanted else "setup" if options.setup else "direct"
@@ -284,14 +284,10 @@ def command_target(options: TrainOptions, facts: Facts, workdir: str, *, local: 
     return _script(options.script, facts, workdir) if local and not options.module else options.script
 
 
-def command_line(options: TrainOptions, python: str, target: str) -> tuple[str, ...]:
+def command_line(options: TrainOptions, python: str, target: str, backend: v.BackendVariables) -> tuple[str, ...]:
     """Give the workers' command line."""
-    if options.module:
-        argv = (python, "-m", target, *options.script_args)
-    elif options.no_python:
-        argv = (target, *options.script_args)
-    else:
-        argv = (python, target, *options.script_args)
+    program = (python, "-m", target) if options.module else (target,) if options.no_python else (python, target)
+    argv = (*program, *backend.script_words(), *options.script_args)
     if options.setup is not None:
         argv = ("bash", "-l", "-c", _SETUP, "distlaunch-setup", options.setup, *argv)
     return argv

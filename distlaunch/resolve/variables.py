@@ -58,8 +58,11 @@ class BackendVariables(Protocol):
     def attempt_files(self, topology: Topology) -> Mapping[str, str]:
         """Give by variable the name of a file in the attempt's folder; see ``backends.base`` for when it is set."""
 
+    def script_words(self) -> tuple[str, ...]:
+        """Give words that stand before the script's own arguments, the same for all workers."""
+
     def worker_words(self, local_rank: int) -> tuple[str, ...]:
-        """Give words that stand before the script's own arguments; ``local_rank`` is what LOCAL_RANK says."""
+        """Give words between these; ``local_rank`` is what LOCAL_RANK says."""
 
 
 def job_variables(

@@ -117,12 +117,18 @@ def test_without_ssh_a_launcher_on_each_node_of_the_host_file_makes_one_job(dist
         port = free.getsockname()[1]
     where = ["-H", "hosts", "--no_ssh", "--master_addr", "127.0.0.1", "--master_port", str(port)]
     more = ["--python", sys.executable, "show.py", "RANK,LOCAL_RANK,WORLD_SIZE,LOCAL_SIZE,CROSS_RANK,CROSS_SIZE"]
-    launchers = [distlaunch.start(["deepspeed", *where, "--node_rank", str(rank), *more]) for rank in (1, 0)]
+    launchers = []
+    for rank in (1, 0):
+        (distlaunch.work / f"{rank}.json").write_text("{}")  # whose path may be another on each node
+        own = ["--node_rank", str(rank), "-o", f"config={rank}.json", "-o", "pass-config=deepspeed"]
+        launchers.append(distlaunch.start(["deepspeed", *where, *own, *more]))
     for launcher in launchers:
         result = launcher.wait()
         assert result.returncode == 0, result.stderr
-    got = [json.loads((distlaunch.work / f"got-{rank}").read_text())[1] for rank in range(3)]
-    assert got == [["0", "0", "3", "2", "0", "2"], ["1", "1", "3", "2", "0", "2"], ["2", "0", "3", "1", "1", "2"]]
+    got = [json.loads((distlaunch.work / f"got-{rank}").read_text()) for rank in range(3)]
+    places = [["0", "0", "3", "2", "0", "2"], ["1", "1", "3", "2", "0", "2"], ["2", "0", "3", "1", "1", "2"]]
+    assert [place for _, place in got] == places
+    assert got[2][0] == [f"--deepspeed_config={distlaunch.work / '1.json'}", "--local_rank=0"]
 
 
 def test_a_host_file_that_is_named_has_to_be_there(distlaunch):

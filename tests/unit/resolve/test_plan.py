@@ -381,17 +381,33 @@ class Worded(Backend):
         return (f"--local_rank={local_rank}",)
 
 
-def worded(make_facts, topology: Topology) -> list[tuple[str, ...] | None]:
-    options = TrainOptions(script="train.py", script_args=("sub", "--lr=1"), num_procs=3)
-    planned = build_plan(options, make_facts(), topology, Worded({}, {}), job_id="job-1", run_dir="/r/job-1")
-    return [worker.argv for worker in planned.workers]
+class AllWorded(Backend):
+    name = "all-worded"
+    about = "gives all workers a word"
+
+    def script_words(self) -> tuple[str, ...]:
+        return ("--config=c",)
+
+
+def worded(make_facts, topology: Topology, backend: type[Backend] = Worded, **more) -> LaunchPlan:
+    options = TrainOptions(script="train.py", script_args=("sub", "--lr=1"), num_procs=3, **more)
+    return build_plan(options, make_facts(), topology, backend({}, {}), job_id="job-1", run_dir="/r/job-1")
+
+
+def test_a_backends_words_for_all_workers_are_in_their_command_and_they_can_be_forked(make_facts):
+    topology = Topology(nodes=(Node(host="a", slots=2),), device="cpu")
+    planned = worded(make_facts, topology, AllWorded, preload="json")
+    assert planned.argv == (make_facts().python, "train.py", "--config=c", "sub", "--lr=1")
+    assert [worker.argv for worker in planned.workers] == [None, None]
+    with pytest.raises(ConfigError, match="--preload and --local_rank for each worker exclude each other"):
+        worded(make_facts, topology, preload="json")
 
 
 def test_a_backends_words_stand_before_the_scripts_own_and_after_each_nodes_own_interpreter(make_facts):
     elsewhere = Node(host="b", slots=1, argv=("/opt/python", "train.py", "sub", "--lr=1"))
     topology = Topology(nodes=(Node(host="a", slots=2), elsewhere), device="cpu")
     python = make_facts().python
-    assert worded(make_facts, topology) == [
+    assert [worker.argv for worker in worded(make_facts, topology).workers] == [
         (python, "train.py", "--local_rank=0", "sub", "--lr=1"),
         (python, "train.py", "--local_rank=1", "sub", "--lr=1"),
         ("/opt/python", "train.py", "--local_rank=0", "sub", "--lr=1"),
@@ -401,5 +417,5 @@ def test_a_backends_words_stand_before_the_scripts_own_and_after_each_nodes_own_
 def test_a_backends_words_say_the_same_as_local_rank_where_each_worker_sees_its_own_gpu_alone(make_facts):
     masks = (("0",), ("1",))
     node = Node(host="a", slots=2, isolated=True, mask_variable="CUDA_VISIBLE_DEVICES", masks=masks, devices=("0", "1"))
-    words = worded(make_facts, Topology(nodes=(node,), device="cuda"))
-    assert [argv[2] for argv in words] == ["--local_rank=0", "--local_rank=0"]
+    planned = worded(make_facts, Topology(nodes=(node,), device="cuda"))
+    assert [worker.argv[2] for worker in planned.workers] == ["--local_rank=0", "--local_rank=0"]
