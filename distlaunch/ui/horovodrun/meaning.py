@@ -31,6 +31,9 @@ _SCHEDULERS = {"SLURM_JOB_ID": "Slurm", "LSB_JOBID": "LSF", "PBS_JOBID": "PBS"}
 _SPELLING = (
     ("--num-procs N starts N workers without GPUs", "--device cpu asks for workers without GPUs"),
     ("--num-procs N starts workers on the CPU", "--device cpu starts them on the CPU"),
+    ("--num-procs N or --procs-per-node N starts workers without GPUs", "--device cpu asks for workers without GPUs"),
+    ("--num-procs", "-np"),
+    ("--num-gpus", "-np"),
 )
 
 

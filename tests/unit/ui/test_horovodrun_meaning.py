@@ -153,6 +153,7 @@ def test_messages_speak_of_what_was_typed():
     assert spelt(f"no GPU found: 2 CPU workers; {USE_CPUS}") == (
         "no GPU found: 2 CPU workers; --device cpu asks for workers without GPUs"
     )
+    assert spelt("--num-procs 2: how many workers a takes") == "-np 2: how many workers a takes"
     with pytest.raises(ConfigError) as caught:
         preloaded_modules(options("-np", "2", "--preload", "json", command=("./run.sh",)))
     spelt = options("-np", "2", command=("./run.sh",)).dialect.spelt
