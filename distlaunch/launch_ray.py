@@ -30,7 +30,7 @@ def placed_in_ray(
     backend = planned.backend
     if not isinstance(backend, Ray):
         raise TypeError(backend)
-    check_installed(Ray, sys.executable, ())
+    check_installed(Ray.name, Ray.requires, sys.executable, ())
     demand = backend.demand(options)
     places = RayPlaces(environ)
 

@@ -218,11 +218,12 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
         plan = replace(plan, notes=(*plan.notes, *read))
     if plan.preload and options.setup is None and local:  # which may lead to others
         _check_modules(plan, options)
-    demands = any(each.demanded for each in backend.requires)
-    if demands and local and options.setup is options.python is None and not options.no_python:
+    needed = backend.needed(plan.shared_env)
+    by_ours = local and options.setup is options.python is None and not options.no_python
+    if by_ours and any(each.demanded for each in needed):
         from distlaunch.backends.requirements import check_installed
 
-        check_installed(type(backend), plan.argv[0], _import_path(plan, options))
+        check_installed(backend.name, needed, plan.argv[0], _import_path(plan, options))
     composer = explanation = None
     if location is not None and location.allocation.part == "all" and not _is_all_here(options, topology):
         from distlaunch.resolve.members import Composer

@@ -72,8 +72,8 @@ def tensorflow() -> Path:
     return environment("tensorflow", ["tensorflow-cpu==2.21.0", "tf_keras==2.21.0"])
 
 
-_HOROVOD = "0.28.1"
-_BUILT_WITH = {
+HOROVOD = "0.28.1"
+HOROVOD_BUILT_WITH = {
     "HOROVOD_WITH_PYTORCH": "1",
     "HOROVOD_WITH_GLOO": "1",
     "HOROVOD_WITHOUT_MPI": "1",
@@ -81,7 +81,7 @@ _BUILT_WITH = {
     "HOROVOD_WITHOUT_MXNET": "1",
     "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # gloo's own files ask for older ones than CMake 4 knows
 }
-_COMPILER = """\
+COMPILER = """\
 #!/bin/bash
 # torch's headers need C++20, and Horovod asks for C++17
 args=()
@@ -100,22 +100,22 @@ def horovod() -> Path:
 def _horovod_wheel() -> Path:
     """Build the wheel, 8 to 15 minutes on two cores, or give the one of the last time."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}-torch{version('torch').replace('+', '.')}"
-    folder = _folder() / f"horovod-wheel-{_HOROVOD}-{tag}"
+    folder = _folder() / f"horovod-wheel-{HOROVOD}-{tag}"
     with (_folder() / "horovod-wheel.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (wheels := list(folder.glob("*.whl"))):
-            print(f"building Horovod {_HOROVOD} for the tests: 8 to 15 minutes, once", file=sys.__stderr__, flush=True)
+            print(f"building Horovod {HOROVOD} for the tests: 8 to 15 minutes, once", file=sys.__stderr__, flush=True)
             tools = environment("horovod-build", ["setuptools<70", "wheel", "cmake", "packaging", "cffi>=1.4.0"])
             scratch = folder.with_name(f"{folder.name}.part")
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir()
             compiler = scratch / "c++"
-            compiler.write_text(_COMPILER)
+            compiler.write_text(COMPILER)
             compiler.chmod(0o755)
             path = f"{tools.parent}{os.pathsep}{os.environ['PATH']}"
-            words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir", f"horovod=={_HOROVOD}"]
+            words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir", f"horovod=={HOROVOD}"]
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(tools)]
-            _run([*pip, *words, "--wheel-dir", str(scratch)], **_BUILT_WITH, CXX=str(compiler), PATH=path)
+            _run([*pip, *words, "--wheel-dir", str(scratch)], **HOROVOD_BUILT_WITH, CXX=str(compiler), PATH=path)
             scratch.rename(folder)
             wheels = list(folder.glob("*.whl"))
     return wheels[0]

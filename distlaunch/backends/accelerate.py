@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from distlaunch.backends import accelerate_config as c
 from distlaunch.backends.base import BackendOption, Requirement, Value
 from distlaunch.backends.config_text import read_document
+from distlaunch.backends.deepspeed import DeepSpeed
 from distlaunch.backends.pytorch_ddp import TorchBackend
 from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Topology
@@ -56,6 +57,11 @@ class Accelerate(TorchBackend):
             BackendOption(name="debug", about="compare the shapes of tensors before each collective", kind="flag"),
             *super().options(),
         )
+
+    def needed(self, variables: Mapping[str, str]) -> tuple[Requirement, ...]:
+        """Add DeepSpeed where the configuration has Accelerate use it."""
+        used = self._config is not None and self._config.kind == "DEEPSPEED"
+        return (*self.requires, *DeepSpeed.requires) if used else self.requires
 
     @property
     def notes(self) -> Sequence[str]:

@@ -39,8 +39,12 @@ class Requirement(Record):
     """The oldest version that works; empty: any."""
     variables: str = ""
     """Set while it is compiled beside what is there already, ``NAME=1 OTHER=1``; empty for a package that is not."""
+    see: str = ""
+    """Where people read how that is done, if the command is not all."""
     demanded: bool = True
     """A job does not start without it. False: not every script imports it, and ``distlaunch backends`` alone tells."""
+    beside: Requirement | None = None
+    """Needed only where this is at least that new, and then in the same release (2.21.1 for 2.21.0)."""
 
 
 class Backend:
@@ -88,6 +92,11 @@ class Backend:
         """
         del options, machine
         return None
+
+    def needed(self, variables: Mapping[str, str]) -> tuple[Requirement, ...]:
+        """Give of ``requires``, and beside it, what workers with these variables and options import."""
+        del variables
+        return self.requires
 
     @property
     def notes(self) -> Sequence[str]:

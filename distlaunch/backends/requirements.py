@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
-from distlaunch.backends.base import Backend, Requirement
+from distlaunch.backends.base import Requirement
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.probe.modules import is_importable
@@ -20,6 +20,8 @@ class Found(Record):
     """Installed; empty where the module is there without its package's records; None if it is missing."""
     package: str
     """The one that has brought it, or would: ``tensorflow-cpu`` has the module of ``tensorflow``."""
+    wanted: str
+    """What pip is to install."""
 
     @property
     def is_met(self) -> bool:
@@ -33,14 +35,25 @@ class Found(Record):
         return bool(self.version and oldest) and _release(self.version or "") < _release(oldest)
 
 
-def look_for(backend: type[Backend], path: Sequence[str] = ()) -> Iterator[Found]:
-    """Look for each of a backend's modules on ``path``, then in this interpreter."""
-    for requirement in backend.requires:
-        if is_importable(requirement.module, path):
-            package, there = _installed(requirement)
-            yield Found(requirement=requirement, version=there, package=package)
-        else:
-            yield Found(requirement=requirement, version=None, package=_plain(requirement.package))
+def look_for(requirements: Sequence[Requirement], path: Sequence[str] = ()) -> Iterator[Found]:
+    """Look for each of these modules on ``path``, then in this interpreter."""
+    for requirement in requirements:
+        release = ""
+        if requirement.beside is not None:
+            other = _looked_for(requirement.beside, path)
+            if other.is_too_old:
+                continue
+            release = ".".join(map(str, _release(other.version or "")[:2]))
+        yield _looked_for(requirement, path, release)
+
+
+def _looked_for(requirement: Requirement, path: Sequence[str], release: str = "") -> Found:
+    package, oldest = requirement.package, requirement.at_least
+    wanted = f"{package}=={release}.*" if release else f"{package}>={oldest}" if oldest else package
+    name, there = _plain(package), None
+    if is_importable(requirement.module, path, folders=False):  # one of the script's own may be called alike
+        name, there = _installed(requirement)
+    return Found(requirement=requirement, version=there, package=name, wanted=wanted)
 
 
 def _installed(requirement: Requirement) -> tuple[str, str]:
@@ -57,23 +70,23 @@ def _plain(package: str) -> str:
     return package.partition("[")[0]
 
 
-def install_words(python: str, requirement: Requirement) -> str:
+def install_words(python: str, found: Found) -> str:
     """Give the command that installs what is missing, or too old."""
-    wanted = f"{requirement.package}>={requirement.at_least}" if requirement.at_least else requirement.package
-    if requirement.variables:
-        return f"{requirement.variables} {python} -m pip install --no-build-isolation '{wanted}'"
-    return f"{python} -m pip install '{wanted}'"
+    if found.requirement.variables:
+        return f"{found.requirement.variables} {python} -m pip install --no-build-isolation '{found.wanted}'"
+    return f"{python} -m pip install '{found.wanted}'"
 
 
-def check_installed(backend: type[Backend], python: str, path: Sequence[str]) -> None:
+def check_installed(name: str, requirements: Sequence[Requirement], python: str, path: Sequence[str]) -> None:
     """Refuse a backend whose modules the workers could not import. Raises ConfigError with the command that helps."""
-    for found in look_for(backend, path):
-        if found.is_met or not found.requirement.demanded:
-            continue
+    for found in look_for(requirements, path):
         requirement = found.requirement
+        if found.is_met or not requirement.demanded:
+            continue
         why = f"{found.package} {found.version} is older than {requirement.at_least}"
         said = why if found.is_too_old else f"{python} has no module {requirement.module}"
-        raise ConfigError(f"--backend {backend.name}: {said}", hint=install_words(python, requirement))
+        see = f" ({requirement.see})" if requirement.see else ""
+        raise ConfigError(f"--backend {name}: {said}", hint=f"{install_words(python, found)}{see}")
 
 
 def _release(text: str) -> tuple[int, ...]:

@@ -17,6 +17,9 @@ from distlaunch.core.model.topology import Topology
 from distlaunch.resolve.options import TrainOptions, check_kind
 
 _CONFIG = "TF_CONFIG"
+_LEGACY = "TF_USE_LEGACY_KERAS"
+_SAYS_YES = ("1", "true", "True")
+"""As TensorFlow 2.21 reads it."""
 
 
 class TensorFlow(Backend):
@@ -24,7 +27,14 @@ class TensorFlow(Backend):
 
     name = "tensorflow"
     about = "TensorFlow's MultiWorkerMirroredStrategy: TF_CONFIG for a worker per GPU, or per node"
-    requires = (Requirement(module="tensorflow", package="tensorflow", at_least="2.4"),)
+    requires = (
+        Requirement(module="tensorflow", package="tensorflow", at_least="2.4"),
+        Requirement(  # of which tf.keras is made where TF_USE_LEGACY_KERAS says so; before, tensorflow had its own
+            module="tf_keras",
+            package="tf-keras",
+            beside=Requirement(module="tensorflow", package="tensorflow", at_least="2.16"),
+        ),
+    )
     worker_ports = 1
 
     @classmethod
@@ -40,6 +50,10 @@ class TensorFlow(Backend):
                 name="evaluator", about="the last rank is the evaluator, which is no part of the cluster", kind="flag"
             ),
         )  # fmt: skip
+
+    def needed(self, variables: Mapping[str, str]) -> tuple[Requirement, ...]:
+        """Do without Keras 2 where the user says so."""
+        return self.requires if variables.get(_LEGACY) in _SAYS_YES else self.requires[:1]
 
     def sized(self, options: TrainOptions) -> TrainOptions:
         """Show each worker the GPUs that are its own. Raises ConfigError for sizes that ``-o per=node`` contradicts.
@@ -68,7 +82,7 @@ class TensorFlow(Backend):
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
         """Have ``tf.keras`` be Keras 2 (the package tf_keras), as Keras 3 does not train under this strategy."""
-        return {"TF_USE_LEGACY_KERAS": "1"}
+        return {_LEGACY: "1"}
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Raise ConfigError where nobody would be left to train."""

@@ -60,7 +60,7 @@ def _all() -> Iterator[dict[str, Any]]:
 
 
 def _record(backend: type[Backend]) -> dict[str, Any]:
-    found = list(look_for(backend))
+    found = list(look_for(backend.requires))
     return {
         "name": backend.name,
         "about": backend.about,
@@ -85,7 +85,8 @@ def _requirement(found: Found) -> dict[str, Any]:
         "demanded": wanted.demanded,
         "at_least": wanted.at_least or None,
         "version": found.version,
-        "install": None if found.is_met else install_words(sys.executable, wanted),
+        "install": None if found.is_met else install_words(sys.executable, found),
+        "see": wanted.see or None,
     }
 
 
@@ -109,6 +110,9 @@ def _lines(record: dict[str, Any], width: int | None, *, options: bool) -> Itera
             said, command = f"{margin}{each['package']} {known}:", each["install"]
             fits = width is None or len(said) + 1 + len(command) <= width
             yield from [f"{said} {command}"] if fits else [said, f"  {command}"]
+            if each["see"]:
+                for line in _folded(f"({each['see']})", _NAMES, width):
+                    yield margin + line
     if options:
         yield from _options(record["options"], width)
 

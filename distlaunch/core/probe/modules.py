@@ -5,23 +5,30 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 
 _CUTOFF = 0.75
 """Of likeness: toch is torch, but rich is not."""
 
 
-def is_importable(name: str, path: Sequence[str]) -> bool:
-    """Tell whether a top-level module is there: built in, on ``path`` or ours, or known to a finder of its own."""
+def is_importable(name: str, path: Sequence[str], *, folders: bool = True) -> bool:
+    """Tell whether a top-level module is there: built in, on ``path`` or ours, or known to a finder of its own.
+
+    ``folders``: one without an ``__init__.py`` is one too, as it is for Python.
+    """
     if name in sys.builtin_module_names or name in sys.stdlib_module_names:
         return True
-    if PathFinder.find_spec(name, [*path, *sys.path]) is not None:
+    if _counts(PathFinder.find_spec(name, [*path, *sys.path]), folders=folders):
         return True
     for finder in sys.meta_path:  # editable installs have their own
         with suppress(Exception):
-            if finder.find_spec(name, None) is not None:
+            if _counts(finder.find_spec(name, None), folders=folders):
                 return True
     return False
+
+
+def _counts(spec: ModuleSpec | None, *, folders: bool) -> bool:
+    return spec is not None and (folders or spec.origin is not None)
 
 
 def nearest_module(name: str, path: Sequence[str]) -> str | None:

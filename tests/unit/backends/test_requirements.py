@@ -1,0 +1,87 @@
+"""What has to be installed for a backend, and the command that does it."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.backends.accelerate import Accelerate
+from distlaunch.backends.base import Requirement
+from distlaunch.backends.requirements import check_installed, install_words, look_for
+from distlaunch.backends.tensorflow import TensorFlow
+from distlaunch.core.errors import ConfigError
+from tests import environments
+from tests.conftest import PROGRAMS
+
+LEGACY = {"TF_USE_LEGACY_KERAS": "1"}
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Have a module, and the records of its package, in a folder that Python looks in first."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def put(module: str, version: str) -> None:
+        (tmp_path / module).mkdir()
+        (tmp_path / module / "__init__.py").touch()
+        records = tmp_path / f"{module}-{version}.dist-info"
+        records.mkdir()
+        named = module.replace("_", "-")
+        (records / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {named}\nVersion: {version}\n")
+
+    return put
+
+
+def missing(requirements) -> list[str]:
+    return [install_words("py", found) for found in look_for(requirements) if not found.is_met]
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("2.21.0", ["py -m pip install 'tf-keras==2.21.*'"]),
+        ("2.16.0rc1", ["py -m pip install 'tf-keras==2.16.*'"]),
+        ("2.15.1", []),
+    ],
+)
+def test_keras_2_is_needed_beside_a_tensorflow_that_no_longer_has_it(install, version, expected):
+    install("tensorflow", version)
+    assert missing(TensorFlow.requires) == expected
+
+
+def test_keras_2_that_is_there_will_do(install):
+    install("tensorflow", "2.21.0")
+    install("tf_keras", "2.21.0")
+    assert missing(TensorFlow.requires) == []
+
+
+def test_who_wants_keras_3_needs_no_keras_2():
+    backend = TensorFlow({}, {})
+    assert [each.module for each in backend.needed(LEGACY)] == ["tensorflow", "tf_keras"]
+    assert [each.module for each in backend.needed({"TF_USE_LEGACY_KERAS": "0"})] == ["tensorflow"]
+
+
+def test_a_configuration_that_has_accelerate_use_deepspeed_needs_it():
+    text = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n"
+    needed = Accelerate({"config": "c.yaml"}, {"config": text}).needed({})
+    assert "deepspeed" in {each.module for each in needed}
+    assert [each.module for each in Accelerate({}, {}).needed({})] == ["accelerate"]
+
+
+def test_a_folder_beside_the_script_is_not_the_framework(tmp_path):
+    wanted = (Requirement(module="gossipd", package="gossip-daemon", see="see there"),)
+    (tmp_path / "gossipd").mkdir()
+    with pytest.raises(ConfigError, match="no module gossipd") as caught:
+        check_installed("gossip", wanted, "py", [str(tmp_path)])
+    assert caught.value.hint == "py -m pip install 'gossip-daemon' (see there)"
+    (tmp_path / "gossipd" / "__init__.py").touch()
+    check_installed("gossip", wanted, "py", [str(tmp_path)])
+
+
+def test_the_recipe_for_horovod_in_readme_is_the_one_that_the_tests_build_with():
+    readme = (PROGRAMS.parents[1] / "README.md").read_text()
+    recipe = readme[readme.index("'setuptools<70'") :].partition("```")[0]
+    words = {*recipe.replace("'", "").split()}
+    assert words >= {f"{name}={value}" for name, value in environments.HOROVOD_BUILT_WITH.items()}
+    assert words >= {"setuptools<70", "cmake", "cloudpickle", f"horovod=={environments.HOROVOD}"}
+    assert "-std=gnu++20" in recipe
+    assert "-std=gnu++20" in environments.COMPILER
