@@ -20,8 +20,8 @@ class Found(Record):
     """Installed; empty where the module is there without its package's records; None if it is missing."""
     package: str
     """The one that has brought it, or would: ``tensorflow-cpu`` has the module of ``tensorflow``."""
-    wanted: str
-    """What pip is to install."""
+    release: str = ""
+    """The one that it has to be of, if that follows from another package that is there: ``2.21``."""
 
     @property
     def is_met(self) -> bool:
@@ -48,12 +48,10 @@ def look_for(requirements: Sequence[Requirement], path: Sequence[str] = ()) -> I
 
 
 def _looked_for(requirement: Requirement, path: Sequence[str], release: str = "") -> Found:
-    package, oldest = requirement.package, requirement.at_least
-    wanted = f"{package}=={release}.*" if release else f"{package}>={oldest}" if oldest else package
-    name, there = _plain(package), None
+    name, there = _plain(requirement.package), None
     if is_importable(requirement.module, path, folders=False):  # one of the script's own may be called alike
         name, there = _installed(requirement)
-    return Found(requirement=requirement, version=there, package=name, wanted=wanted)
+    return Found(requirement=requirement, version=there, package=name, release=release)
 
 
 def _installed(requirement: Requirement) -> tuple[str, str]:
@@ -70,11 +68,13 @@ def _plain(package: str) -> str:
     return package.partition("[")[0]
 
 
-def install_words(python: str, found: Found) -> str:
+def install_words(python: str, requirement: Requirement, release: str = "") -> str:
     """Give the command that installs what is missing, or too old."""
-    if found.requirement.variables:
-        return f"{found.requirement.variables} {python} -m pip install --no-build-isolation '{found.wanted}'"
-    return f"{python} -m pip install '{found.wanted}'"
+    package, oldest = requirement.package, requirement.at_least
+    wanted = f"{package}=={release}.*" if release else f"{package}>={oldest}" if oldest else package
+    if requirement.variables:
+        return f"{requirement.variables} {python} -m pip install --no-build-isolation '{wanted}'"
+    return f"{python} -m pip install '{wanted}'"
 
 
 def check_installed(name: str, requirements: Sequence[Requirement], python: str, path: Sequence[str]) -> None:
@@ -86,7 +86,7 @@ def check_installed(name: str, requirements: Sequence[Requirement], python: str,
         why = f"{found.package} {found.version} is older than {requirement.at_least}"
         said = why if found.is_too_old else f"{python} has no module {requirement.module}"
         see = f" ({requirement.see})" if requirement.see else ""
-        raise ConfigError(f"--backend {name}: {said}", hint=f"{install_words(python, found)}{see}")
+        raise ConfigError(f"--backend {name}: {said}", hint=f"{install_words(python, requirement, found.release)}{see}")
 
 
 def _release(text: str) -> tuple[int, ...]:

@@ -85,7 +85,7 @@ def _requirement(found: Found) -> dict[str, Any]:
         "demanded": wanted.demanded,
         "at_least": wanted.at_least or None,
         "version": found.version,
-        "install": None if found.is_met else install_words(sys.executable, found),
+        "install": None if found.is_met else install_words(sys.executable, wanted, found.release),
         "see": wanted.see or None,
     }
 

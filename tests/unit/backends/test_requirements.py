@@ -32,7 +32,9 @@ def install(tmp_path, monkeypatch):
 
 
 def missing(requirements) -> list[str]:
-    return [install_words("py", found) for found in look_for(requirements) if not found.is_met]
+    return [
+        install_words("py", found.requirement, found.release) for found in look_for(requirements) if not found.is_met
+    ]
 
 
 @pytest.mark.parametrize(
