@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from distlaunch.core.model.record import Record
-from distlaunch.core.model.topology import Topology
+from distlaunch.resolve.backend import PlannedBackend, Value
+
+__all__ = ["Backend", "BackendOption", "Requirement", "Value"]
 
 if TYPE_CHECKING:
     from distlaunch.resolve.location import Location
     from distlaunch.resolve.options import TrainOptions
 
-Value = str | int | float | bool
 Kind = Literal["text", "choice", "flag", "count", "number", "seconds", "file"]
 
 
@@ -47,17 +48,12 @@ class Requirement(Record):
     """Needed only where this is at least that new, and then in the same release (2.21.1 for 2.21.0)."""
 
 
-class Backend:
+class Backend(PlannedBackend):
     """A backend with its options chosen; a subclass says what is different from what all workers get."""
 
-    name: ClassVar[str]
     about: ClassVar[str]
     """A line for ``distlaunch backends``."""
     requires: ClassVar[tuple[Requirement, ...]] = ()
-    store: ClassVar[bool] = False
-    """Workers find each other by a store of ours on the master's port, as Horovod's do."""
-    worker_ports: ClassVar[int] = 0
-    """How many ports its node holds for each worker, to listen on; see ``cluster_variables``."""
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         """Take the options that the user gave, checked and converted, and the contents of the files that they name.
@@ -66,6 +62,11 @@ class Backend:
         """
         del texts
         self.chosen = chosen
+
+    def agreed(self) -> Mapping[str, Value]:
+        """Leave out files, which each node may have at a path of its own."""
+        files = {option.name for option in self.options() if option.kind == "file"}
+        return {name: value for name, value in self.chosen.items() if name not in files}
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:
@@ -97,63 +98,3 @@ class Backend:
         """Give of ``requires``, and beside it, what workers with these variables and options import."""
         del variables
         return self.requires
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """What the user should know of the choices made."""
-        return ()
-
-    def notes_on(self, topology: Topology) -> Sequence[str]:
-        """Say what the user should know of the choices made, given these nodes and workers."""
-        del topology
-        return ()
-
-    def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Give the same values for all workers: they win over the environment, and ``--env`` over them."""
-        del topology
-        return {}
-
-    def default_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Give values for all workers that are set only where neither environment nor user sets them."""
-        del topology
-        return {}
-
-    def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
-        """Give the same values for all workers of a node."""
-        del topology, node_rank
-        return {}
-
-    def worker_variables(self, topology: Topology, node_rank: int, local_rank: int, rank: int) -> Mapping[str, str]:
-        """Give what only this worker has."""
-        del topology, node_rank, local_rank, rank
-        return {}
-
-    def repeated(self) -> Mapping[str, str]:
-        """Give by variable which of ours has its value: of MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME."""
-        return {}
-
-    def cluster_variables(self, cluster: tuple[str, ...], rank: int) -> Mapping[str, str]:
-        """Give what only this worker has, once it is settled where all listen.
-
-        ``cluster``: ``HOST:PORT``, ``worker_ports`` of them for each worker, by rank. New for every attempt.
-        """
-        del cluster, rank
-        return {}
-
-    def attempt_files(self, topology: Topology) -> Mapping[str, str]:
-        """Give by variable the name of a file, or how names begin, in the attempt's folder.
-
-        Set only where nobody else sets it. Variables with the same file are names of one thing, old and new: where one
-        of them is set, none is.
-        """
-        del topology
-        return {}
-
-    def script_words(self) -> tuple[str, ...]:
-        """Give words that stand before the script's own arguments, which so have the last word; for all workers."""
-        return ()
-
-    def worker_words(self, local_rank: int) -> tuple[str, ...]:
-        """Give words between these that are not the same for all workers, which then cannot be forked."""
-        del local_rank
-        return ()

@@ -11,7 +11,11 @@ from collections.abc import Mapping, Sequence
 from distlaunch.backends.base import Backend, BackendOption, Requirement, Value
 from distlaunch.backends.horovod_settings import SETTINGS, is_idle
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.text import printable
 from distlaunch.core.model.topology import Topology
+from distlaunch.core.wire.remote import Surveyed
+from distlaunch.resolve.hostlist import name_hosts
+from distlaunch.resolve.meeting import led_astray
 from distlaunch.resolve.ranks import cross_ranks, cross_sizes
 
 _COMPRESSION = BackendOption(
@@ -35,6 +39,7 @@ class Horovod(Backend):
         ),
     )
     store = True
+    ipv4_only = "Horovod's workers find each other by IPv4 alone"
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         super().__init__(chosen, texts)
@@ -76,6 +81,19 @@ class Horovod(Backend):
         """
         shown = {"PYTHONFAULTHANDLER": "1"}
         return shown | {"HOROVOD_GLOO_IFACE": "lo"} if len(topology.nodes) == 1 else shown
+
+    def check_meeting(self, surveys: Sequence[Surveyed], hosts: Sequence[str]) -> None:
+        """Refuse nodes whose own name leads to a loopback address where not all are one machine.
+
+        Horovod 0.28 has the groups that move data listen where that name leads, whatever HOROVOD_GLOO_IFACE says.
+        """
+        astray = led_astray(surveys, hosts)
+        for host, address in astray.items():
+            raise ConfigError(
+                f"{name_hosts(astray)}: the machine's own name leads to {address}, and Horovod's workers would listen"
+                " there, where no other node reaches them",
+                hint=f"in /etc/hosts of {printable(host)} its name has to stand beside the address that others use",
+            )
 
     def repeated(self) -> Mapping[str, str]:
         """Give where the store is, and the interface that the nodes have found for gloo."""

@@ -60,11 +60,6 @@ class TensorFlow(Backend):
 
         ``--gpus-per-node N`` is then so many for the one worker: as when a GPU has one, it is what nodes are asked for.
         """
-        if any(item.partition("=")[0] == _CONFIG for item in options.env):
-            raise ConfigError(
-                f"--env {_CONFIG}: --backend {self.name} sets it for each worker",
-                hint="leave it out, or use another backend",
-            )
         if self.chosen.get("per") != "node":
             return replace(options, isolate_gpus=True)
         size = options.who_set("num_gpus", "num_procs", "isolate_gpus")
@@ -84,13 +79,12 @@ class TensorFlow(Backend):
         """Have ``tf.keras`` be Keras 2 (the package tf_keras), as Keras 3 does not train under this strategy."""
         return {_LEGACY: "1"}
 
-    def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Raise ConfigError where nobody would be left to train."""
+    def check(self, topology: Topology) -> None:
+        """Refuse a job in which nobody would be left to train."""
         if self.chosen.get("evaluator") and topology.world_size == 1:
             raise ConfigError(
                 "-o evaluator=on: there is one worker, and nobody to train", hint="ask for one worker more"
             )
-        return {}
 
     def cluster_variables(self, cluster: tuple[str, ...], rank: int) -> Mapping[str, str]:
         """Name the cluster, and the worker's task in it."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from distlaunch.core.wire import peers as p
     from distlaunch.core.wire import remote as r
     from distlaunch.job.feeding import Feeder
-    from distlaunch.resolve.variables import BackendVariables
+    from distlaunch.resolve.backend import PlannedBackend
 
 PAUSE_S = 1.0
 """How long the workers' parent may take to hear that all trees are to stop (Ctrl-Z)."""
@@ -126,7 +126,7 @@ class Runner:
         node_logs: str = "",
         launchers: bool = False,
         desk: Desk | None = None,
-        backend: BackendVariables | None = None,
+        backend: PlannedBackend | None = None,
     ) -> None:
         self._plan = plan
         self._policy = policy

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
+from distlaunch.resolve.backend import PlannedBackend
 from distlaunch.resolve.meeting import Meeting
-from distlaunch.resolve.variables import BackendVariables
 
 
 def cluster_of(plan: LaunchPlan, ports: Sequence[int], meeting: Meeting | None) -> tuple[str, ...]:
@@ -26,7 +26,7 @@ def cluster_of(plan: LaunchPlan, ports: Sequence[int], meeting: Meeting | None) 
     )
 
 
-def with_cluster(plan: LaunchPlan, cluster: tuple[str, ...], backend: BackendVariables) -> LaunchPlan:
+def with_cluster(plan: LaunchPlan, cluster: tuple[str, ...], backend: PlannedBackend) -> LaunchPlan:
     """Tell each worker of the plan where all of them listen, in the words of the backend."""
     if not cluster:
         return plan

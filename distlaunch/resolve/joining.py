@@ -20,6 +20,7 @@ from distlaunch.core.wire import peers as p
 from distlaunch.core.wire.remote import Reached, Survey, Surveyed
 from distlaunch.resolve import meeting
 from distlaunch.resolve.agreement import check_script
+from distlaunch.resolve.backend import PlannedBackend
 from distlaunch.resolve.binding import threads_per_worker
 from distlaunch.resolve.cluster import with_cluster
 from distlaunch.resolve.facts import Facts
@@ -30,7 +31,6 @@ from distlaunch.resolve.plan import CpuShare, bind, build_plan, command_target, 
 from distlaunch.resolve.rendezvous import Rendezvous, check_place, settle
 from distlaunch.resolve.select import SYSTEMS
 from distlaunch.resolve.told import MOST_SLOTS, check_start
-from distlaunch.resolve.variables import BackendVariables
 
 CLOCKS_S = 300.0
 """Clocks that are further apart than this are told of: certificates, and files' times, go by them."""
@@ -52,7 +52,7 @@ class Joiner:
     """Plans for one launcher of several. Members are launchers, numbered by rank; number 0 is the coordinator."""
 
     def __init__(
-        self, options: TrainOptions, facts: Facts, topology: Topology, location: Location, backend: BackendVariables
+        self, options: TrainOptions, facts: Facts, topology: Topology, location: Location, backend: PlannedBackend
     ) -> None:
         """Take what a launcher has found. Raises ConfigError for what launchers on each node cannot do."""
         check_place(location, topology)
@@ -299,7 +299,7 @@ class Joiner:
     def addresses(self, surveyed: Surveyed, host: str) -> tuple[str, ...]:
         """Give where rank 0's node may be reached: at its addresses, then where its launcher is."""
         found = self._addresses(surveyed, host)
-        return meeting.by_ipv4(found, host) if self._backend.store else found
+        return meeting.usable_by(self._backend, found, host)
 
     def _addresses(self, surveyed: Surveyed, host: str) -> tuple[str, ...]:
         options, called = self._options, self.rendezvous.host
@@ -325,8 +325,7 @@ class Joiner:
             hosts=hosts,
             interface=self._options.interface,
         )
-        if self._backend.store:
-            meeting.check_own_names(surveys, hosts)
+        self._backend.check_meeting(surveys, hosts)
         if not self._by_worker:
             return found
         of_node: dict[int, Mapping[str, str]] = {}

@@ -13,6 +13,7 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.core.model.variables import SET_FOR_NODES
 from distlaunch.core.wire.remote import Interface, Reached, Route, Surveyed
+from distlaunch.resolve.backend import PlannedBackend
 from distlaunch.resolve.hostlist import name_hosts
 
 _GLOO, _TENSORPIPE, _NCCL = SET_FOR_NODES
@@ -71,36 +72,26 @@ def addresses(surveyed: Surveyed, host: str, *, interface: str | None, given: st
     return tuple(dict.fromkeys(each.address for each in sorted(candidates, key=rank)))
 
 
-def by_ipv4(found: tuple[str, ...], host: str) -> tuple[str, ...]:
-    """Leave out what cannot be reached by IPv4, which is all that Horovod's workers speak with their store.
-
-    Raises ConfigError if nothing is left.
-    """
+def usable_by(backend: PlannedBackend, found: tuple[str, ...], host: str) -> tuple[str, ...]:
+    """Leave out what the workers of a backend that needs IPv4 cannot reach. Raises ConfigError if nothing is left."""
+    if not backend.ipv4_only:
+        return found
     left = tuple(address for address in found if ":" not in address)
     if found and not left:
         raise ConfigError(
-            f"Horovod's workers find each other by IPv4 alone, and of {printable(host)} there is {', '.join(found)}",
+            f"{backend.ipv4_only}, and of {printable(host)} there is {', '.join(found)}",
             hint="--interface NAME|CIDR chooses a network that has IPv4, --master-addr HOST an address",
         )
     return left
 
 
-def check_own_names(surveys: Sequence[Surveyed], hosts: Sequence[str]) -> None:
-    """Refuse nodes, by rank, whose own name leads to a loopback address where not all are one machine.
-
-    Horovod 0.28 has the groups that move data listen where that name leads, whatever HOROVOD_GLOO_IFACE says. Raises
-    ConfigError.
-    """
+def led_astray(surveys: Sequence[Surveyed], hosts: Sequence[str]) -> dict[str, str]:
+    """Give the nodes whose own name leads to a loopback address, and to which; none where all are one machine."""
     named = {host: _own_name(surveyed) for surveyed, host in zip(surveys, hosts, strict=True)}
-    astray = {host: address for host, address in named.items() if address is not None and _is_loopback(address)}
     machines = {frozenset(each.address for each in surveyed.interfaces) for surveyed in surveys}
-    if astray and len(machines) > 1:
-        host, led = next(iter(astray.items()))
-        raise ConfigError(
-            f"{name_hosts(astray)}: the machine's own name leads to {led}, and Horovod's workers would listen"
-            " there, where no other node reaches them",
-            hint=f"in /etc/hosts of {printable(host)} its name has to stand beside the address that others use",
-        )
+    if len(machines) == 1:
+        return {}
+    return {host: address for host, address in named.items() if address is not None and _is_loopback(address)}
 
 
 def meet(

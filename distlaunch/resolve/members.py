@@ -16,6 +16,7 @@ from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.wire.remote import Reached, Survey, Surveyed
 from distlaunch.resolve import meeting
 from distlaunch.resolve.agreement import ELSEWHERE, Interpreter, NodesDiffer, check_script, interpreter_of
+from distlaunch.resolve.backend import PlannedBackend
 from distlaunch.resolve.binding import pinned_note
 from distlaunch.resolve.environment import base_environment, given_environment
 from distlaunch.resolve.facts import Facts
@@ -34,7 +35,6 @@ from distlaunch.resolve.plan import (
 )
 from distlaunch.resolve.topology import bounds_of, build_topology, left_by_filters, settled_topology, standing_by
 from distlaunch.resolve.travel import travelling
-from distlaunch.resolve.variables import BackendVariables
 
 __all__ = ["Composer", "NodesDiffer"]
 
@@ -48,7 +48,7 @@ class Composer:
         facts: Facts,
         topology: Topology,
         location: Location,
-        backend: BackendVariables,
+        backend: PlannedBackend,
         *,
         job_id: str,
         run_dir: str,
@@ -221,7 +221,7 @@ class Composer:
         """Give where the master may be reached, best first, from its survey and its name in the list of hosts."""
         options = self._options
         found = meeting.addresses(surveyed, host, interface=options.interface, given=options.master_addr)
-        return meeting.by_ipv4(found, host) if self._backend.store else found
+        return meeting.usable_by(self._backend, found, host)
 
     def meet(self, surveys: Sequence[Surveyed], reached: Mapping[int, Reached]) -> meeting.Meeting:
         """Settle where the nodes of an attempt meet, from their answers by node rank. Raises LaunchError."""
@@ -236,8 +236,7 @@ class Composer:
             set_by_user={**self._base, **self._given},
             nccl=any(each.gpus.gpus for each in surveys),
         )
-        if self._backend.store:
-            meeting.check_own_names(surveys, hosts)
+        self._backend.check_meeting(surveys, hosts)
         return found
 
     # --- parts

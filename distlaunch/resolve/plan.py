@@ -13,6 +13,7 @@ from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.resolve import variables as v
+from distlaunch.resolve.backend import PlannedBackend
 from distlaunch.resolve.binding import bind_cpus, pinned_note, threads_per_worker
 from distlaunch.resolve.environment import base_environment, given_environment, unless_set
 from distlaunch.resolve.facts import Facts
@@ -45,7 +46,7 @@ def build_plan(
     options: TrainOptions,
     facts: Facts,
     topology: Topology,
-    backend: v.BackendVariables,
+    backend: PlannedBackend,
     *,
     job_id: str,
     run_dir: str,
@@ -61,10 +62,9 @@ def build_plan(
     ``only``: plan just the workers of this node.
     """
     dialect = options.dialect
-    if backend.store and ":" in (options.master_addr or ""):
-        raise UsageError(
-            f"--master-addr {printable(options.master_addr or '')}: Horovod's workers find each other by IPv4 alone"
-        )
+    if backend.ipv4_only and ":" in (options.master_addr or ""):
+        raise UsageError(f"--master-addr {printable(options.master_addr or '')}: {backend.ipv4_only}")
+    backend.check(topology)
     base = base_environment(facts) if base is None else base
     given = given_environment(options, facts)
     workdir = working_directory(options, facts, local=local)
@@ -193,7 +193,7 @@ def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
 def _workers(
     options: TrainOptions,
     topology: Topology,
-    backend: v.BackendVariables,
+    backend: PlannedBackend,
     argv: tuple[str, ...],
     shares: Mapping[int, CpuShare],
     *,
@@ -284,7 +284,7 @@ def command_target(options: TrainOptions, facts: Facts, workdir: str, *, local: 
     return _script(options.script, facts, workdir) if local and not options.module else options.script
 
 
-def command_line(options: TrainOptions, python: str, target: str, backend: v.BackendVariables) -> tuple[str, ...]:
+def command_line(options: TrainOptions, python: str, target: str, backend: PlannedBackend) -> tuple[str, ...]:
     """Give the workers' command line."""
     program = (python, "-m", target) if options.module else (target,) if options.no_python else (python, target)
     argv = (*program, *backend.script_words(), *options.script_args)

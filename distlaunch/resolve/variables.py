@@ -2,67 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.model.variables import BACKEND_OPTIONS
+from distlaunch.resolve.backend import PlannedBackend
 
 _LEAST_COLUMNS = 20
-
-
-class BackendVariables(Protocol):
-    """What planning needs of a backend: the variables and words that it adds; see ``backends.base``."""
-
-    @property
-    def name(self) -> str:
-        """The backend's name on the command line."""
-
-    @property
-    def chosen(self) -> Mapping[str, str | int | float | bool]:
-        """Its options that were given, by name."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """What the user should know of the options chosen."""
-
-    def notes_on(self, topology: Topology) -> Sequence[str]:
-        """Say what the user should know of them, given these nodes and workers."""
-
-    def job_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Give the same values for all workers."""
-
-    def default_variables(self, topology: Topology) -> Mapping[str, str]:
-        """Give values for all workers that are set only where neither environment nor user sets them."""
-
-    def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
-        """Give the same values for all workers of a node."""
-
-    def worker_variables(self, topology: Topology, node_rank: int, local_rank: int, rank: int) -> Mapping[str, str]:
-        """Give what only this worker has."""
-
-    def repeated(self) -> Mapping[str, str]:
-        """Give by variable which of ours has its value: of MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME."""
-
-    @property
-    def store(self) -> bool:
-        """Whether workers find each other by a store of ours on the master's port: Horovod's."""
-
-    @property
-    def worker_ports(self) -> int:
-        """How many ports its node is to hold for each worker."""
-
-    def cluster_variables(self, cluster: tuple[str, ...], rank: int) -> Mapping[str, str]:
-        """Give what a worker is told of these, ``HOST:PORT`` by rank, as many for each worker."""
-
-    def attempt_files(self, topology: Topology) -> Mapping[str, str]:
-        """Give by variable the name of a file in the attempt's folder; see ``backends.base`` for when it is set."""
-
-    def script_words(self) -> tuple[str, ...]:
-        """Give words that stand before the script's own arguments, the same for all workers."""
-
-    def worker_words(self, local_rank: int) -> tuple[str, ...]:
-        """Give words between these; ``local_rank`` is what LOCAL_RANK says."""
 
 
 def job_variables(
@@ -73,7 +19,7 @@ def job_variables(
     role: str,
     max_restarts: int,
     run_dir: str,
-    backend: BackendVariables,
+    backend: PlannedBackend,
 ) -> dict[str, str]:
     """Give what is the same for all workers and all attempts; what is settled at the start is missing until then."""
     world = topology.world_size

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.record import replace
 from distlaunch.core.wire.remote import Interface, Reached, Route
+from distlaunch.resolve.backend import PlannedBackend
 from distlaunch.resolve.cluster import cluster_of
-from distlaunch.resolve.meeting import addresses, by_ipv4, check_interface, check_own_names, meet
+from distlaunch.resolve.meeting import addresses, check_interface, led_astray, meet, usable_by
 from distlaunch.resolve.plan import bind
 
 GLOO, TENSORPIPE, NCCL = "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
@@ -204,20 +206,28 @@ def test_ipv6_alone_works(make_surveyed):
 
 
 def test_where_ipv4_is_needed_other_addresses_are_left_out_and_a_host_without_is_named():
-    assert by_ipv4(("fd00::1", "10.0.0.1", "n1"), "n1") == ("10.0.0.1", "n1")
-    assert by_ipv4((), "n1") == ()
-    with pytest.raises(ConfigError, match="by IPv4 alone, and of n1 there is fd00::1, fd00::2") as caught:
-        by_ipv4(("fd00::1", "fd00::2"), "n1")
+    class Old(PlannedBackend):
+        name = "old"
+        ipv4_only = "workers of old speak IPv4 alone"
+
+    assert usable_by(PlannedBackend(), ("fd00::1",), "n1") == ("fd00::1",)
+    assert usable_by(Old(), ("fd00::1", "10.0.0.1", "n1"), "n1") == ("10.0.0.1", "n1")
+    assert usable_by(Old(), (), "n1") == ()
+    with pytest.raises(ConfigError, match="speak IPv4 alone, and of n1 there is fd00::1, fd00::2") as caught:
+        usable_by(Old(), ("fd00::1", "fd00::2"), "n1")
     assert "--interface" in str(caught.value.hint)
 
 
-def test_for_horovod_own_names_may_not_lead_to_loopback_where_there_are_others(make_surveyed):
+def test_own_names_that_lead_to_loopback_are_found_where_there_are_others(make_surveyed):
     good = node(make_surveyed, "n1", "eth0 10.0.0.1/24", named=("10.0.0.1",))
     astray = node(make_surveyed, "n2", "eth0 10.0.0.2/24", named=("127.0.1.1", "10.0.0.2"))
-    check_own_names([good, good], ["n1", "n3"])
-    check_own_names([astray, astray], ["n2", "n2"])
+    assert led_astray([good, good], ["n1", "n3"]) == led_astray([astray, astray], ["n2", "n2"]) == {}
+    assert led_astray([good, astray], ["n1", "n2"]) == {"n2": "127.0.1.1"}
+    horovod, other = (find_backend(name)({}, {}) for name in ("horovod", "pytorch-ddp"))
+    other.check_meeting([good, astray], ["n1", "n2"])
+    horovod.check_meeting([good, good], ["n1", "n3"])
     with pytest.raises(ConfigError, match=r"n2: the machine's own name leads to 127\.0\.1\.1") as caught:
-        check_own_names([good, astray], ["n1", "n2"])
+        horovod.check_meeting([good, astray], ["n1", "n2"])
     assert "/etc/hosts of n2" in str(caught.value.hint)
 
 
