@@ -64,9 +64,9 @@ class Backend(PlannedBackend):
         self.chosen = chosen
 
     def agreed(self) -> Mapping[str, Value]:
-        """Leave out files, which each node may have at a path of its own."""
+        """Name files without their folders, which may be others on each node."""
         files = {option.name for option in self.options() if option.kind == "file"}
-        return {name: value for name, value in self.chosen.items() if name not in files}
+        return {name: str(value).rpartition("/")[2] if name in files else value for name, value in self.chosen.items()}
 
     @classmethod
     def options(cls) -> tuple[BackendOption, ...]:

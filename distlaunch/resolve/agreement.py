@@ -1,13 +1,20 @@
-"""Layer resolve: whether the nodes of a job have the same: one script on all, and which interpreter on each; pure."""
+"""Layer resolve: whether the nodes of a job have the same: one script on all, one command where each has a launcher.
+
+And which interpreter there is on each. Pure.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
-from distlaunch.core.model.text import printable
+from distlaunch.core.model.text import printable, quoted
+from distlaunch.core.wire.peers import Apply
 from distlaunch.core.wire.remote import Surveyed
+from distlaunch.resolve.backend import PlannedBackend
 from distlaunch.resolve.hostlist import name_hosts
 from distlaunch.resolve.options import TrainOptions
 
@@ -55,6 +62,39 @@ def check_script(
         nodes=tuple(sorted(number for numbers in others.values() for number in numbers)),
         hint=_HINT,
     )
+
+
+def command_digest(options: TrainOptions) -> str:
+    """Fingerprint the command, but for paths, which may differ from node to node."""
+    name = (options.script or "").rpartition("/")[2]
+    words = ("m" if options.module else "x" if options.no_python else "s", name, *options.script_args)
+    return hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()
+
+
+def choices_digest(backend: PlannedBackend) -> str:
+    """Fingerprint a backend's options."""
+    return hashlib.sha256(json.dumps(dict(backend.agreed()), sort_keys=True).encode()).hexdigest()
+
+
+def contradiction(told: Apply, own: Apply, *, who: str, me: str, what: str) -> str | None:
+    """Say what a launcher was told otherwise than we, the coordinator; None if nothing.
+
+    ``what``: the numbers are of nodes or of launchers.
+    """
+    if tuple(told.num_nodes) != tuple(own.num_nodes):
+        return f"{who} was told of {_written(told.num_nodes)} {what}, {me} of {_written(own.num_nodes)}"
+    if told.backend != own.backend:
+        return f"{who} has --backend {quoted(told.backend)}, {me} --backend {quoted(own.backend)}"
+    if told.choices != own.choices:
+        return f"{who} has other options of --backend {own.backend} (-o) than {me}"
+    if told.command != own.command:
+        return f"{who} was told to run something else than {me}: script, or its arguments, differ"
+    return None
+
+
+def _written(bounds: Sequence[int]) -> str:
+    fewest, most = bounds
+    return str(most) if fewest == most else f"{fewest}:{most}"
 
 
 class Interpreter(Record):

@@ -6,7 +6,6 @@ and hears how many workers each node runs; what these are is never told by one l
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from distlaunch.core.errors import ConfigError, NodesError, ProtocolError
@@ -19,7 +18,7 @@ from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire.remote import Reached, Survey, Surveyed
 from distlaunch.resolve import meeting
-from distlaunch.resolve.agreement import check_script
+from distlaunch.resolve.agreement import check_script, choices_digest, command_digest, contradiction
 from distlaunch.resolve.backend import PlannedBackend
 from distlaunch.resolve.binding import threads_per_worker
 from distlaunch.resolve.cluster import with_cluster
@@ -163,28 +162,22 @@ class Joiner:
         return p.Apply(
             num_nodes=self.bounds,
             slots=self.own_slots,
-            command=self._digest(),
+            command=command_digest(self._options),
+            backend=self._backend.name,
+            choices=choices_digest(self._backend),
             clock=clock,
             wall=wall,
             attempt=attempt,
             restarts=restarts,
         )
 
-    def _digest(self) -> str:
-        """Fingerprint the command, but for paths, which may differ from node to node."""
-        options = self._options
-        name = (options.script or "").rpartition("/")[2]
-        words = ("m" if options.module else "x" if options.no_python else "s", name, *options.script_args)
-        return hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()
-
     def conflict(self, number: int, host: str, told: p.Apply) -> str | None:
         """Say what a launcher was told otherwise than this one, the coordinator; None if nothing that matters."""
         me, who = printable(self._facts.hostname), f"{self._label(number)} ({printable(host)})"
-        if tuple(told.num_nodes) != self.bounds:
-            what = "launchers" if self._by_worker else "nodes"
-            return f"{who} was told of {_written(told.num_nodes)} {what}, {me} (rank 0) of {_written(self.bounds)}"
-        if told.command != self._digest():
-            return f"{who} was told to run something else than {me} (rank 0): script, or its arguments, differ"
+        what = "launchers" if self._by_worker else "nodes"
+        own = self.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0)
+        if (differs := contradiction(told, own, who=who, me=f"{me} (rank 0)", what=what)) is not None:
+            return differs
         slots = told.slots
         if slots is None or not 0 < slots <= MOST_SLOTS:
             return f"{who} says that it runs {slots} workers"
@@ -402,8 +395,3 @@ def interfaces_of(plan: LaunchPlan, node_rank: int) -> tuple[str, str]:
     """Give by which interfaces a node's workers reach the others: for gloo, and for NCCL; empty where all is well."""
     env = plan.nodes[node_rank].env
     return env.get(_GLOO, ""), env.get(_NCCL, "").removeprefix("=")
-
-
-def _written(bounds: Sequence[int]) -> str:
-    fewest, most = bounds
-    return str(most) if fewest == most else f"{fewest}:{most}"

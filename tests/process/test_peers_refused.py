@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 import pytest
 
@@ -45,6 +46,21 @@ def test_launchers_that_were_told_different_things_say_so(team, words, size, sai
     assert codes[0] in (2, 69)
     assert said in team.said(1)
     assert said in team.said(0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--backend", "deepspeed"], "has --backend 'deepspeed'"),
+        (["-o", "bucket-mb=3"], "has other options of --backend pytorch-ddp"),
+    ],
+)
+def test_launchers_with_different_backends_say_so(team, words, said):
+    team.start(0, "--no-python", program=sys.executable)  # which nobody has to have a framework for
+    team.start(1, "--no-python", *words, program=sys.executable)
+    assert team.codes() == {0: 2, 1: 2}
+    for node in (0, 1):
+        assert said in team.said(node)
 
 
 def test_launchers_that_run_different_commands_say_so(team):

@@ -90,6 +90,10 @@ class Apply(Record):
     """Workers that it was asked to run."""
     command: str
     """SHA-256 of what it was asked to run (argv without paths of interpreters), to compare only."""
+    backend: str
+    """The name of its backend."""
+    choices: str
+    """SHA-256 of the backend's options that were given, to compare only."""
     clock: float
     """Its own (seconds), which ``Pong`` and ``WorkerExited`` use."""
     wall: float

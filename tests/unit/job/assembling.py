@@ -13,7 +13,17 @@ from distlaunch.job.assembly import Assembly
 from tests.unit.job.fleets import WITHIN_S, PairLink
 
 GONE = m.Gone(attempt=0, left=())
-APPLY = {"num_nodes": (3, 3), "slots": 1, "command": "", "clock": 7.0, "wall": 0.0, "attempt": -1, "restarts": 0}
+APPLY = {
+    "num_nodes": (3, 3),
+    "slots": 1,
+    "command": "",
+    "backend": "",
+    "choices": "",
+    "clock": 7.0,
+    "wall": 0.0,
+    "attempt": -1,
+    "restarts": 0,
+}
 
 
 class Own:

@@ -13,7 +13,7 @@ from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import VERSION, Decoder
 
 APPLY = {
-    "num_nodes": [2, 4], "slots": 8, "command": "", "clock": 7.0, "wall": 8.0, "attempt": -1, "restarts": 0
+    "num_nodes": [2, 4], "slots": 8, "command": "", "backend": "ray", "choices": "", "clock": 7.0, "wall": 8.0, "attempt": -1, "restarts": 0
 }  # fmt: skip
 
 
