@@ -7,7 +7,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.backends.base import Backend
@@ -42,8 +42,11 @@ _TEXT_S = 60.0
 _JOB_ID_BYTES = 100
 
 
-def read_facts(options: TrainOptions, environ: Mapping[str, str]) -> Facts:
-    """Read what resolving may need of this machine. Raises ConfigError for a file that cannot be read."""
+def read_facts(options: TrainOptions, environ: Mapping[str, str], *, of_backend: Sequence[str] = ()) -> Facts:
+    """Read what resolving may need of this machine. Raises ConfigError for a file that cannot be read.
+
+    ``of_backend``: those of --env-file that nobody has named but the backend.
+    """
     cwd = _cwd()
     workdir = cwd if options.workdir is None else os.path.join(cwd, options.workdir)
     wanted = {workdir}
@@ -64,7 +67,10 @@ def read_facts(options: TrainOptions, environ: Mapping[str, str]) -> Facts:
         gpus=_gpus(options, environ),
         columns=_columns(),
         paths={path: _kind_of(path) for path in wanted},
-        texts={path: read_users_text(path, f"--env-file {printable(path)}") for path in options.env_file},
+        texts={
+            path: read_users_text(path, f"{'' if path in of_backend else '--env-file '}{printable(path)}")
+            for path in options.env_file
+        },
         programs=programs,
         surroundings=_surroundings(options, environ),
     )
@@ -192,7 +198,7 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
     options = replace(options, env_file=(*found, *options.env_file)) if found else options
     backend = configured_backend(options, cwd)
     options = backend.sized(options)
-    facts = read_facts(options, environ)
+    facts = read_facts(options, environ, of_backend=found)
     lost: tuple[str, ...] = ()
     location = location or backend.location(options, facts.hostname)
     if location is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.text import printable
 from distlaunch.core.model.variables import DEVICE_MASKS, SET_FOR_WORKERS, without_outer_launchers
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.options import TrainOptions
@@ -31,6 +32,12 @@ def given_environment(options: TrainOptions, facts: Facts) -> dict[str, str]:
             value = facts.environ[name]
         given[name] = value
     return given
+
+
+def who_gives(name: str, options: TrainOptions) -> str:
+    """Say which option gives a variable that the user has given."""
+    by_word = any(item.partition("=")[0] == name for item in options.env)
+    return f"--env {name}" if by_word else f"{name} in {printable(' or '.join(options.env_file))}"
 
 
 def _parse_file(path: str, text: str) -> dict[str, str]:

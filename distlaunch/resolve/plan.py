@@ -15,7 +15,7 @@ from distlaunch.core.model.topology import Node, Topology
 from distlaunch.resolve import variables as v
 from distlaunch.resolve.backend import PlannedBackend
 from distlaunch.resolve.binding import bind_cpus, pinned_note, threads_per_worker
-from distlaunch.resolve.environment import base_environment, given_environment, unless_set
+from distlaunch.resolve.environment import base_environment, given_environment, unless_set, who_gives
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.options import TrainOptions
 
@@ -67,6 +67,11 @@ def build_plan(
     backend.check(topology)
     base = base_environment(facts) if base is None else base
     given = given_environment(options, facts)
+    for name in sorted(given.keys() & _own_names(topology, backend)) if given else ():
+        raise ConfigError(
+            f"{who_gives(name, options)}: --backend {backend.name} sets {name} for each worker",
+            hint="leave it out, or use another backend",
+        )
     workdir = working_directory(options, facts, local=local)
     job = v.job_variables(
         topology,
@@ -130,6 +135,15 @@ def build_plan(
         _workers(options, topology, backend, argv, of_node, threads=threads, error_file=error_file, only=only)
     )
     return _settled(plan, workers, attempt=0, master_port=port)
+
+
+def _own_names(topology: Topology, backend: PlannedBackend) -> set[str]:
+    """Name the variables that a backend sets otherwise for each node or worker, as far as there are any yet."""
+    if not topology.nodes or not topology.nodes[0].slots:
+        return set()
+    places = ("127.0.0.1:1",) * (backend.worker_ports * (topology.world_size or topology.nodes[0].slots))
+    told = backend.cluster_variables(places, 0) if places else {}
+    return {*backend.node_variables(topology, 0), *backend.worker_variables(topology, 0, 0, 0), *told}
 
 
 def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: Meeting | None = None) -> LaunchPlan:

@@ -77,13 +77,15 @@ def test_variables_of_its_file_reach_workers_below_env_and_the_file_stays_as_it_
     [
         ("A=1\nFOO\n", ":2: expected NAME=VALUE, found 'FOO'"),
         ("\nRANK=1\n", ":2: RANK is set by distlaunch for each worker"),
+        ("#" * (5 << 20), ": it has more than 4 MiB"),
     ],
-    ids=["no value", "ours"],
+    ids=["no value", "ours", "too big"],
 )
-def test_a_line_of_its_file_that_cannot_be_meant_is_named(distlaunch, text, said):
+def test_what_cannot_be_meant_of_its_file_is_named(distlaunch, text, said):
     (distlaunch.work / ".deepspeed_env").write_text(text)
     said_here = refused(distlaunch, "--python", sys.executable, "show.py")
     assert f"{distlaunch.work / '.deepspeed_env'}{said}" in said_here
+    assert "--env-file" not in said_here
 
 
 def test_save_pid_files_the_process_to_signal_and_takes_the_file_away(distlaunch):

@@ -45,6 +45,30 @@ def variables(planned: LaunchPlan, rank: int = 0) -> dict[str, str]:
     return {**planned.shared_env, **planned.workers[rank].env}
 
 
+# --- what the user gives
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [
+        ("horovod", "HOROVOD_RANK"),
+        ("horovod", "HOROVOD_HOSTNAME"),
+        ("deepspeed", "LOCAL_SIZE"),
+        ("tensorflow", "TF_CONFIG"),
+    ],
+)
+def test_what_a_backend_sets_for_each_worker_cannot_be_given(make_facts, backend, name):
+    said = f"--env {name}: --backend {backend} sets {name} for each worker"
+    assert refused(make_facts, backend=backend, env=("A=1", f"{name}=7")).message == said
+    file = refused(make_facts, backend=backend, env_file=("/w/f",), facts={"texts": {"/w/f": f"{name}=7\n"}})
+    assert file.message == said.replace(f"--env {name}", f"{name} in /w/f")
+    assert plan(make_facts, env=(f"{name}=7",)).given_env == {name: "7"}, "another backend has no use for it"
+
+
+def test_what_a_backend_sets_for_all_can_be_given(make_facts):
+    assert variables(plan(make_facts, backend="horovod", env=("HOROVOD_CONTROLLER=x",)))["HOROVOD_CONTROLLER"] == "x"
+
+
 # --- what workers get
 
 
