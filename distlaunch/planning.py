@@ -194,9 +194,10 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
 
         check_interface(options.interface, options.named("interface"))
     cwd = _cwd()
-    found = find_backend(options.backend).env_files(environ, cwd)
+    kind = find_backend(options.backend)
+    found = kind.env_files(environ, cwd)
     options = replace(options, env_file=(*found, *options.env_file)) if found else options
-    backend = configured_backend(options, cwd)
+    backend = configured_backend(kind, options, cwd)
     options = backend.sized(options)
     facts = read_facts(options, environ, of_backend=found)
     lost: tuple[str, ...] = ()
@@ -259,9 +260,8 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
     )
 
 
-def configured_backend(options: TrainOptions, cwd: str) -> Backend:
-    """Load the backend, and have it take its options; files of theirs are below ``cwd``. Raises ConfigError."""
-    kind = find_backend(options.backend)
+def configured_backend(kind: type[Backend], options: TrainOptions, cwd: str) -> Backend:
+    """Have a backend take its options; files of theirs are below ``cwd``. Raises ConfigError."""
     if not options.opt and options.address is None:
         return kind({}, {})
     from distlaunch.backends.choosing import chosen_options, given_words

@@ -18,9 +18,9 @@ ENTRY_POINTS = "distlaunch.backends"
 _CLASSES = {
     "pytorch-ddp": ("pytorch_ddp", "PytorchDdp"),
     "fsdp": ("fsdp", "Fsdp"),
-    "horovod": ("horovod", "Horovod"),
-    "deepspeed": ("deepspeed", "DeepSpeed"),
     "accelerate": ("accelerate", "Accelerate"),
+    "deepspeed": ("deepspeed", "DeepSpeed"),
+    "horovod": ("horovod", "Horovod"),
     "tensorflow": ("tensorflow", "TensorFlow"),
     "ray": ("ray", "Ray"),
 }
@@ -77,7 +77,9 @@ def _load(name: str) -> type[Backend]:
             f"--backend {quoted(name)}: {point.value} of {_package(point)} is no backend",
             hint="an entry point names a subclass of distlaunch.backends.base.Backend",
         )
-    return found
+    from distlaunch.backends.others import guarded
+
+    return guarded(found, name, _package(point))
 
 
 def _package(point: EntryPoint) -> str:

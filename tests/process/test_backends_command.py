@@ -165,6 +165,37 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(distlaunch, 
     assert "pip install" in shown(distlaunch, "gossip", PYTHONPATH=str(changed))
 
 
+def test_a_faulty_backend_of_another_package_does_not_keep_the_others_from_being_listed(distlaunch, tmp_path):
+    (tmp_path / "faulty.py").write_text(
+        "from distlaunch.backends.base import Backend\n"
+        "class Silent(Backend):\n    name = 'silent'\n"
+        "class Other(Backend):\n    name, about = 'otherone', 'x'\n"
+        "class Broken(Backend):\n    name, about = 'options', 'x'\n    options = classmethod(lambda cls: 1 / 0)\n"
+        "class Number(Backend):\n    name, about = 'number', 'x'\n    def worker_variables(self, *_): return {'N': 3}\n"
+    )
+    records = tmp_path / "faulty-1.0.dist-info"
+    records.mkdir()
+    (records / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
+    names = {"silent": "Silent", "alias": "Other", "options": "Broken", "number": "Number"}
+    lines = [f"{name} = faulty:{kind}" for name, kind in names.items()]
+    (records / "entry_points.txt").write_text("\n".join(["[distlaunch.backends]", *lines]))
+    listed = json.loads(shown(distlaunch, "--format", "json", PYTHONPATH=str(tmp_path)))
+    problems = {each["name"]: each["problem"] for each in listed if each["name"] in names}
+    assert problems.pop("number") is None
+    assert problems.keys() == {"silent", "alias", "options"}
+    assert all("faulty is at fault" in said for said in problems.values())
+    (distlaunch.work / "x.py").touch()
+    for name in names:
+        result = distlaunch.train("--backend", name, "-o", "a", "x.py", env={"PYTHONPATH": str(tmp_path)})
+        assert result.returncode == USAGE
+        result = distlaunch.train("--backend", name, "x.py", env={"PYTHONPATH": str(tmp_path)})
+        assert result.returncode == (0 if name == "options" else USAGE), "no option, nobody asks for them"
+    assert (
+        "the value of N is '3'"
+        in distlaunch.train("--backend", "number", "x.py", env={"PYTHONPATH": str(tmp_path)}).stderr
+    )
+
+
 def test_a_name_that_two_packages_have_cannot_be_used(distlaunch, gossip, tmp_path):
     other = tmp_path / "other"
     subprocess.run(["cp", "-r", gossip, other], check=True)

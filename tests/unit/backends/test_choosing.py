@@ -8,6 +8,7 @@ from distlaunch.backends.choosing import chosen_options, given_words
 from distlaunch.backends.horovod import Horovod
 from distlaunch.backends.pytorch_ddp import PytorchDdp
 from distlaunch.backends.ray import Ray
+from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.planning import configured_backend
 from distlaunch.ui.quick import parse_plan, parse_train
@@ -15,7 +16,7 @@ from distlaunch.ui.quick import parse_plan, parse_train
 
 def address(*words: str, **environ: str) -> str:
     options = parse_train(["--backend", "ray", *words, "t.py"], environ)
-    backend = configured_backend(options, "/")
+    backend = configured_backend(find_backend(options.backend), options, "/")
     assert isinstance(backend, Ray)
     return backend.address
 

@@ -1,0 +1,115 @@
+"""Backends of other packages that are not what they promise to be: whose fault it is, is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.backends.base import Backend, BackendOption
+from distlaunch.backends.others import guarded
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.topology import Node, Topology
+from distlaunch.resolve.backend import PlannedBackend
+
+ONE = Topology(nodes=(Node(host="a", slots=1),), device="cpu")
+ARGUMENTS = {
+    "__init__": ({}, {}), "env_files": ({}, "/"), "sized": (None,), "location": (None, "a"), "needed": ({},),
+    "notes_on": (ONE,), "check": (ONE,), "check_meeting": ((), ()), "job_variables": (ONE,),
+    "default_variables": (ONE,), "node_variables": (ONE, 0), "worker_variables": (ONE, 0, 0, 0),
+    "cluster_variables": ((), 0), "attempt_files": (ONE,), "worker_words": (0,),
+    "options": (), "repeated": (), "script_words": (), "agreed": (), "notes": (),
+}  # fmt: skip
+
+
+class Good(Backend):
+    name = "good"
+    about = "does as it should"
+
+
+def made(**body) -> type[Backend]:
+    return guarded(type("Theirs", (Good,), body), "good", "their-package")
+
+
+def of_class(method: str, function):
+    return classmethod(function) if method in ("options", "env_files") else function
+
+
+def asked(kind: type[Backend], method: str):
+    if method in ("__init__", "options", "env_files"):
+        return (kind if method == "__init__" else getattr(kind, method))(*ARGUMENTS[method])
+    found = getattr(kind({}, {}), method)
+    return found if method == "notes" else found(*ARGUMENTS[method])
+
+
+def test_all_methods_are_held():
+    public = {name for kind in (Backend, PlannedBackend) for name, found in vars(kind).items() if callable(found)}
+    public |= {"options", "env_files", "notes"}
+    assert {name for name in public if not name.startswith("_")} | {"__init__"} == ARGUMENTS.keys()
+
+
+@pytest.mark.parametrize("method", ARGUMENTS)
+def test_whatever_a_method_raises_is_named_with_its_package(method):
+    def fail(*_):
+        raise KeyError("x\n")
+
+    kind = made(**{method: property(fail) if method == "notes" else of_class(method, fail)})
+    with pytest.raises(ConfigError) as caught:
+        asked(kind, method)
+    assert caught.value.message == (f"--backend good: their-package is at fault: Theirs.{method}: KeyError: 'x\\n'")
+    assert "their-package" in str(caught.value.hint)
+
+
+def test_what_it_refuses_itself_stays_as_it_is():
+    def refuse(self, topology):
+        raise ConfigError("not so")
+
+    with pytest.raises(ConfigError, match="not so"):
+        made(check=refuse)({}, {}).check(ONE)
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "said"),
+    [
+        ("job_variables", {"N": 3}, "the value of N is '3', text without NUL is needed"),
+        ("worker_variables", {"N": "a\0b"}, "the value of N"),
+        ("default_variables", {"A=B": ""}, "no name of a variable"),
+        ("node_variables", {"RANK": "1"}, "RANK is distlaunch's to set"),
+        ("cluster_variables", None, "a mapping is needed, not 'None'"),
+        ("attempt_files", {"F": "../x"}, "no file in the attempt's folder"),
+        ("script_words", "--all", "a list of texts is needed"),
+        ("notes", iter("ab"), "a list of texts is needed"),
+        ("worker_words", (1,), "'1' is no text"),
+        ("options", [BackendOption(name="a", about="b", kind="choice")], "choices are for kind='choice'"),
+        ("options", [BackendOption(name="a", about="b", kind="integer")], "is no option"),
+        ("options", None, "'None' is no option"),
+        ("sized", None, "TrainOptions are needed"),
+        ("needed", ("torch",), "is no Requirement"),
+    ],
+)
+def test_what_a_method_gives_is_looked_at(method, value, said):
+    kind = made(**{method: value if method == "notes" else of_class(method, lambda *_: value)})
+    with pytest.raises(ConfigError, match=r"their-package is at fault: Theirs\.") as caught:
+        asked(kind, method)
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"about": ""}, "Theirs.about: a line of text is needed"),
+        ({"about": "two\nlines"}, "Theirs.about: a line of text is needed"),
+        ({"name": "otherone"}, "Theirs calls itself 'otherone'"),
+        ({"requires": ("torch",)}, "Theirs.requires: "),
+        ({"worker_ports": -1}, "Theirs.worker_ports: "),
+    ],
+)
+def test_a_class_that_is_no_whole_backend_is_refused(body, said):
+    with pytest.raises(ConfigError, match="--backend 'good': their-package is at fault: ") as caught:
+        made(**body)
+    assert said in caught.value.message
+
+
+def test_a_good_one_is_left_as_it_is():
+    kind = made(job_variables=lambda self, topology: {"A": "b"})
+    assert kind({}, {}).job_variables(ONE) == {"A": "b"}
+    assert kind.options() == ()
+    assert issubclass(kind, Good)
