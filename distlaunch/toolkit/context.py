@@ -21,10 +21,8 @@ import torch.distributed as dist
 from distlaunch.core.model.record import Record
 from distlaunch.toolkit.devices import choose_device
 from distlaunch.toolkit.errors import ToolkitError
+from distlaunch.toolkit.meeting import end_process_group
 from distlaunch.toolkit.options import Strategy, launched_options, launched_strategy
-
-END_S = 10.0
-"""So long a worker that has ended cleanly waits for the others, which may still need it."""
 
 _NEEDED = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _OTHER_LAUNCHERS = {
@@ -58,7 +56,7 @@ class Context(Record):
     """Of this rank; None if nothing was seeded."""
 
     def close(self) -> None:
-        """Wait for the other workers, at most 10 s, and end the group. Python's end does that by itself."""
+        """Wait for the other workers, at most 10 s, and end the group if they come. Python's end does so by itself."""
         _end(clean=True)
 
     def __enter__(self) -> Context:  # noqa: PYI034 - Self is Python 3.11's
@@ -84,8 +82,8 @@ def init(
     collective is given up; the launcher's ``-o collective-timeout`` wins. ``seed``: ``random``, numpy and torch get it
     on rank 0, and on every other rank one made of it and the rank; None leaves them alone.
 
-    At Python's end the group is ended: after an exception at once, else when all workers have come so far, or after
-    10 s. Raises ToolkitError for an environment that is not whole, and a device that is not there.
+    At Python's end the group is ended when all workers have come so far, which each waits for at most 10 s, and after
+    an exception not at all. Raises ToolkitError for an environment that is not whole, and a device that is not there.
     """
     global _current, _owner  # noqa: PLW0603 - one group a process, as in torch
     if _current is not None and _owner == os.getpid():
@@ -206,24 +204,9 @@ def _at_exit() -> None:
 
 def _end(*, clean: bool) -> None:
     """End the group. After an exception the others are somewhere else: neither waiting nor ending it would return."""
-    global _current
+    global _current  # noqa: PLW0603 - as in init
     if _current is None or _owner != os.getpid():
         return
-    context, _current = _current, None
-    if clean and dist.is_initialized():
-        if context.world_size > 1:
-            _meet()
-        dist.destroy_process_group()
-
-
-def _meet() -> None:
-    """Wait for all workers: gloo's threads, which DDP keeps, abort a Python that ends while they hold a tensor."""
-    try:
-        if dist.get_backend() == "gloo":  # without those threads
-            dist.monitored_barrier(timeout=timedelta(seconds=END_S))
-        else:
-            work = dist.all_reduce(torch.zeros(1), async_op=True)
-            if work is not None:
-                work.wait(timedelta(seconds=END_S))
-    except RuntimeError:
-        pass  # some worker is late, or has failed: the launcher sees how it ends
+    _current = None
+    if clean:
+        end_process_group()

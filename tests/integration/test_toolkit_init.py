@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = Path(__file__).parents[1] / "programs" / "toolkit" / "place.py"
 
 
@@ -57,10 +59,19 @@ def test_a_block_that_ends_with_a_code_waits_for_nobody(distlaunch):
     assert done.returncode == 3, done.stderr
 
 
-def test_a_worker_that_ends_before_a_late_one_does_not_wait_for_ever(distlaunch):
-    done = distlaunch.train("--num-procs", "2", PROGRAM, "late", timeout=100)
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo"])
+@pytest.mark.parametrize("late", [1, 0])
+def test_a_worker_that_ends_before_a_late_one_does_not_wait_for_ever(distlaunch, late, backend):
+    done = distlaunch.train("--num-procs", "2", PROGRAM, f"late{late}", backend, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert done.lines_of(1)[-1] == "rank 0 has ended"
+    assert "the other has ended" in done.lines_of(late)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo"])
+def test_a_worker_that_leaves_fails_the_others_collective_and_joins_none(distlaunch, backend):
+    done = distlaunch.train("--num-procs", "2", PROGRAM, "leave", backend, timeout=100)
+    assert done.returncode == 1, done.stderr
+    assert not any("paired" in line for line in done.lines_of(0))
 
 
 def test_a_collective_is_given_up_after_the_launchers_timeout(distlaunch):

@@ -1,4 +1,7 @@
-"""Say what init() found, use the group, and end as asked: `end`, `raise`, `exit`, `late` or `hang`."""
+"""Say what init() found, use the group, and end as asked: `end`, `raise`, `exit`, `late` (a rank), `leave` or `hang`.
+
+The backend may follow.
+"""
 
 import os
 import random
@@ -9,12 +12,12 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from distlaunch.toolkit import context as module
-from distlaunch.toolkit import init
+from distlaunch.toolkit import init, meeting
 
-how = sys.argv[1]
-module.END_S = 0.5 if how == "late" else 3600.0  # a wait that is not wanted is one that the test does not survive
-context = init(seed=7)
+how, backend = sys.argv[1], (sys.argv[2:] or [None])[0]
+# A wait that is not wanted is one that the test does not survive.
+meeting.END_S = 0.5 if how.startswith(("late", "leave")) else 3600.0
+context = init(seed=7, backend=backend)
 assert context is init()
 pid = torch.tensor([os.getpid()])
 pids = [torch.zeros_like(pid) for _ in range(context.world_size)]
@@ -34,10 +37,19 @@ if how == "exit" and context.rank == context.world_size - 1:
         sys.exit(3)
 if how in {"raise", "exit"} and context.world_size > 1:
     dist.all_reduce(total)  # which the last one never joins
-if how == "late" and context.rank == 1:
-    first = os.pidfd_open(int(pids[0]))
-    select.select([first], [], [])
-    print("rank 0 has ended", flush=True)
+if how == f"late{context.rank}":
+    other = os.pidfd_open(int(pids[1 - context.rank]))
+    select.select([other], [], [])
+    print("the other has ended", flush=True)
+if how == "leave" and context.rank == 1:
+    sys.exit(1)
+if how == "leave":
+    try:
+        dist.all_reduce(total)
+    except RuntimeError:
+        print("refused", flush=True)
+        raise
+    print("paired with something else:", total.item(), flush=True)
 if how == "hang" and context.rank == 1:
     select.select([], [], [])
 if how == "hang":
