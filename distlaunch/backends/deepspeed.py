@@ -11,7 +11,8 @@ import json
 import os.path
 from collections.abc import Mapping, Sequence
 
-from distlaunch.backends.base import Backend, BackendOption, Requirement, Value
+from distlaunch.backends.base import BackendOption, Requirement, Value
+from distlaunch.backends.pytorch_ddp import TorchBackend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable, quoted
@@ -45,7 +46,7 @@ _SETTINGS = {
 }
 
 
-class DeepSpeed(Backend):
+class DeepSpeed(TorchBackend):
     """What DeepSpeed's launcher sets, and how a script is told which ZeRO it is to use."""
 
     name = "deepspeed"
@@ -110,6 +111,7 @@ class DeepSpeed(Backend):
                 kind="choice",
                 choices=tuple(_PRECISIONS),
             ),
+            *super().options(),
         )
 
     @classmethod
@@ -137,7 +139,7 @@ class DeepSpeed(Backend):
         """Give the number of nodes, and if anything of ZeRO is chosen what Accelerate and Transformers read of it."""
         told = self._told()
         used = {"ACCELERATE_USE_DEEPSPEED": "true"} if told else {}
-        return {"CROSS_SIZE": str(len(topology.nodes)), **used, **told}
+        return {**super().job_variables(topology), "CROSS_SIZE": str(len(topology.nodes)), **used, **told}
 
     def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
         """Give the node's place and size, under the names that DeepSpeed has for them."""

@@ -11,8 +11,8 @@ from distlaunch.core.model.variables import FLIGHT_RECORDER
 
 _TRACES = "nccl_trace_rank_"
 """How the recorder's files begin; the rank follows. ``torchfrtrace`` reads a folder of them."""
-_BUFFER_NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-"""From torch 2.8 on, and before."""
+_BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
+"""From torch 2.8 on, where TORCH_NCCL_TRACE_BUFFER_SIZE, its name before, makes every rank print a warning."""
 
 
 class TorchBackend(Backend):
@@ -20,7 +20,7 @@ class TorchBackend(Backend):
 
     NCCL's flight recorder keeps the last collectives of each rank, and writes them where one times out: into the
     attempt's folder. It is NCCL's alone: gloo records too, and torch 2.13 writes that nowhere. How many it keeps is
-    left to torch (2,000 since 2.7), as the old name of that variable makes every rank of a newer torch print a warning.
+    left to torch (2,000 since 2.7), unless an option says it.
     """
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
@@ -40,7 +40,8 @@ class TorchBackend(Backend):
             ),
             BackendOption(
                 name="flight-recorder",
-                about="how many collectives NCCL's flight recorder keeps; 0: none",
+                about="how many collectives NCCL's flight recorder keeps, 0: none (torch >= 2.8; before, "
+                "--env TORCH_NCCL_TRACE_BUFFER_SIZE=N)",
                 kind="count",
             ),
             BackendOption(
@@ -56,7 +57,7 @@ class TorchBackend(Backend):
         if "nccl-debug" in self.chosen:
             variables["NCCL_DEBUG"] = str(self.chosen["nccl-debug"]).upper()
         if "flight-recorder" in self.chosen:
-            variables.update(dict.fromkeys(_BUFFER_NAMES, str(self.chosen["flight-recorder"])))
+            variables[_BUFFER_SIZE] = str(self.chosen["flight-recorder"])
         return variables
 
     def default_variables(self, topology: Topology) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ import pytest
 
 from distlaunch.backends.choosing import chosen_options
 from distlaunch.backends.pytorch_ddp import PytorchDdp
+from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.model.variables import BACKEND_OPTIONS
@@ -34,13 +35,20 @@ def test_nccls_flight_recorder_writes_into_the_attempts_folder(topology):
     assert backend.job_variables(topology) == {}
 
 
+@pytest.mark.parametrize("name", ["fsdp", "accelerate", "deepspeed", "ray"])
+def test_the_recorder_writes_for_all_backends_that_communicate_by_torch(name):
+    backend = find_backend(name)({"flight-recorder": 5}, {})
+    assert backend.default_variables(GPUS)["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert backend.attempt_files(GPUS) == FILES
+    assert backend.job_variables(GPUS)["TORCH_FR_BUFFER_SIZE"] == "5"
+
+
 def test_options_become_variables_of_nccl_and_the_recorder():
     backend = chosen("nccl-debug=info", "flight-recorder=500", "dump-pipe")
     assert backend.job_variables(GPUS) == {
         "NCCL_DEBUG": "INFO",
         "TORCH_FR_BUFFER_SIZE": "500",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "500",
-    }
+    }, "the old name would make torch print a warning"
     assert backend.attempt_files(GPUS) == {**FILES, "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "nccl_dump_rank_"}
     assert chosen("dump-pipe=off").attempt_files(GPUS) == FILES
 
