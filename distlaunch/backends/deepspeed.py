@@ -143,7 +143,8 @@ class DeepSpeed(TorchBackend):
 
     def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
         """Give the node's place and size, under the names that DeepSpeed has for them."""
-        return {"CROSS_RANK": str(node_rank), "LOCAL_SIZE": str(topology.nodes[node_rank].slots)}
+        slots = topology.nodes[node_rank].slots
+        return {"CROSS_RANK": str(node_rank), **({} if slots is None else {"LOCAL_SIZE": str(slots)})}
 
     def script_words(self) -> tuple[str, ...]:
         """Give the configuration, if that is asked for."""

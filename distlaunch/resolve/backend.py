@@ -61,7 +61,7 @@ class PlannedBackend:
         return {}
 
     def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
-        """Give the same values for all workers of a node, whose slots are known. ``--env`` may not name these."""
+        """Give the same values for all workers of a node. ``--env`` may not name these."""
         del topology, node_rank
         return {}
 

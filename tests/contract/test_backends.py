@@ -1,12 +1,24 @@
+"""Every backend keeps what ``Backend`` promises: ours, and the example of another package's."""
+
 from __future__ import annotations
+
+import importlib.util
+import re
+from contextlib import suppress
 
 import pytest
 
+from distlaunch.backends.base import Backend, Requirement
 from distlaunch.backends.choosing import chosen_options
+from distlaunch.backends.others import guarded
 from distlaunch.backends.registry import backend_names, find_backend
+from distlaunch.backends.requirements import look_for
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.model.variables import SET_FOR_WORKERS
+from distlaunch.resolve.location import Location
+from distlaunch.resolve.options import TrainOptions
+from tests.conftest import PROGRAMS
 
 TOPOLOGIES = {
     "one worker": Topology(nodes=(Node(host="a", slots=1),), device="cpu"),
@@ -24,12 +36,43 @@ TOPOLOGIES = {
         device="cuda",
     ),
     "unequal nodes": Topology(nodes=(Node(host="a", slots=1), Node(host="b", slots=3)), device="cpu"),
+    "a node that has yet to tell": Topology(nodes=(Node(host="a", slots=2), Node(host="b", slots=None)), device="auto"),
+    "nobody has told": Topology(nodes=(Node(host="a", slots=None), Node(host="b", slots=None)), device="auto"),
 }
+ROWS = {
+    "pytorch-ddp": "nccl-debug=info collective-timeout=5m flight-recorder=5 dump-pipe find-unused-parameters bucket-mb=3",
+    "fsdp": "sharding=grad precision=bf16 cpu-offload wrap-classes=Block activation-checkpointing flight-recorder=0",
+    "accelerate": "config=c.yaml mixed-precision=bf16 dynamo-backend=inductor gradient-accumulation-steps=2 debug",
+    "deepspeed": "config=ds.json zero=3 pass-config=deepspeed local-rank precision=bf16 dump-pipe",
+    "horovod": "compression=fp16 autotune fusion-threshold-mb=2 timeline-filename=t log-level=info",
+    "tensorflow": "per=node chief evaluator",
+    "ray": "address=local strategy=spread cpus-per-worker=2 resources=memory=5 bucket-mb=3",
+    "gossip": "rounds=3 topology=ring loud",
+}
+"""By backend: options that go together."""
+TEXTS = {
+    "accelerate": "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\nnum_processes: 3\n",
+    "deepspeed": '{"zero_optimization": {"stage": 3}}',
+}
+NAMES = (*backend_names(), "gossip")
 
 
-@pytest.fixture(params=backend_names())
+def kind_of(name: str) -> type[Backend]:
+    """Load a backend; the example of another package's as the registry gives it, but without being installed."""
+    if name in backend_names():
+        return find_backend(name)
+    path = PROGRAMS / "third_party" / "src" / "gossip_backend" / "__init__.py"
+    spec = importlib.util.spec_from_file_location("gossip_backend", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return guarded(module.Gossip, "gossip", "gossip-backend")
+
+
+@pytest.fixture(params=[(name, words) for name in NAMES for words in ("", ROWS[name])], ids=" ".join)
 def backend(request):
-    return find_backend(request.param)({}, {})
+    name, words = request.param
+    kind = kind_of(name)
+    return kind(chosen_options(words.split(), kind.options(), name), {"config": TEXTS.get(name, "")})
 
 
 @pytest.fixture(params=TOPOLOGIES)
@@ -37,17 +80,71 @@ def topology(request) -> Topology:
     return TOPOLOGIES[request.param]
 
 
-@pytest.mark.parametrize("name", backend_names())
+def asked(backend: Backend, topology: Topology) -> dict[str, list[dict[str, str]]]:
+    """Ask for all variables, as planning does: for nodes and workers up to the first that has yet to tell."""
+    methods = ("job_variables", "default_variables", "attempt_files")
+    found = {method: [getattr(backend, method)(topology)] for method in methods}
+    found["repeated"] = [backend.repeated()]
+    found["node_variables"] = [backend.node_variables(topology, rank) for rank in range(len(topology.nodes))]
+    found["worker_variables"] = workers = []
+    for node_rank, node in enumerate(topology.nodes):
+        if node.slots is None:
+            break
+        for local_rank in range(node.slots):
+            workers.append(backend.worker_variables(topology, node_rank, local_rank, len(workers)))
+    cluster = tuple(f"10.0.0.1:{port}" for port in range(1, 1 + backend.worker_ports * len(workers)))
+    found["cluster_variables"] = [backend.cluster_variables(cluster, rank) for rank in range(len(workers)) if cluster]
+    return found
+
+
+def test_each_has_its_row_of_options():
+    assert ROWS.keys() == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_backend_has_the_name_that_it_is_found_by(name):
-    assert find_backend(name).name == name
+    assert kind_of(name).name == name
 
 
-@pytest.mark.parametrize("method", ["job_variables", "default_variables", "attempt_files"])
-def test_variables_are_text_and_the_same_for_the_same_topology(backend, topology, method):
-    first, second = getattr(backend, method)(topology), getattr(backend, method)(topology)
-    assert first == second
-    assert all(type(text) is str and "\0" not in text for pair in first.items() for text in pair)
-    assert all(name and "=" not in name for name in first)
+def test_variables_are_text_and_the_same_for_the_same_topology(backend, topology):
+    found = asked(backend, topology)
+    for other in TOPOLOGIES.values():  # what it may remember of one is not another's
+        backend.node_variables(other, 0)
+    assert asked(backend, topology) == found
+    for values in found.values():
+        for value in values:
+            assert all(type(text) is str and "\0" not in text for pair in value.items() for text in pair)
+            assert all(name and "=" not in name for name in value)
+            assert "None" not in value.values(), "what is not known is left out"
+
+
+def test_all_nodes_and_all_workers_get_variables_of_the_same_names(backend, topology):
+    found = asked(backend, topology)
+    assert len({frozenset(each) for each in found["worker_variables"]}) <= 1
+    assert len({frozenset(each) for each in found["cluster_variables"]}) <= 1
+    known = [each for each, node in zip(found["node_variables"], topology.nodes, strict=True) if node.slots is not None]
+    assert len({frozenset(each) for each in known}) <= 1
+
+
+def test_what_is_of_each_worker_is_not_set_for_all_as_well(backend, topology):
+    found = asked(backend, topology)
+    own = [name for part in ("node_variables", "worker_variables", "cluster_variables") for name in found[part][:1]]
+    names = {name for each in own for name in each}
+    shared = {name for part in ("job_variables", "attempt_files", "repeated") for name in found[part][0]}
+    assert not names & shared
+
+
+def test_a_backend_leaves_alone_what_all_workers_get(backend, topology):
+    names = {name for values in asked(backend, topology).values() for each in values for name in each}
+    assert not names & SET_FOR_WORKERS
+
+
+def test_what_is_repeated_is_one_of_those_that_are_settled_at_the_start(backend):
+    assert set(backend.repeated().values()) <= {"MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME"}
+
+
+def test_who_is_told_of_ports_has_some(backend):
+    assert (type(backend).cluster_variables is not Backend.cluster_variables) >= (backend.worker_ports > 0)
 
 
 @pytest.mark.parametrize("method", ["notes_on", "worker_words"])
@@ -60,22 +157,41 @@ def test_notes_and_words_are_text_of_one_line(backend, topology, method):
     assert all(type(text) is str and text and text.isprintable() for text in texts)
 
 
-def test_nodes_and_workers_get_text(backend, topology):
-    for node_rank, node in enumerate(topology.nodes):
-        of_node = backend.node_variables(topology, node_rank)
-        of_worker = backend.worker_variables(topology, node_rank, node.slots - 1, 0)
-        assert all(type(text) is str for pair in (*of_node.items(), *of_worker.items()) for text in pair)
+def test_what_cannot_be_is_an_error_of_configuration(backend, topology):
+    with suppress(ConfigError):
+        backend.check(topology)
+    backend.check_meeting([], [])
 
 
-def test_a_backend_leaves_alone_what_all_workers_get(backend, topology):
-    added = {
-        **backend.job_variables(topology),
-        **backend.default_variables(topology),
-        **backend.attempt_files(topology),
-        **backend.node_variables(topology, 0),
-        **backend.worker_variables(topology, 0, 0, 0),
-    }
-    assert not added.keys() & SET_FOR_WORKERS
+def test_sizes_are_taken_once(backend):
+    sized = backend.sized(TrainOptions(num_nodes=2))
+    assert type(sized) is TrainOptions
+    assert backend.sized(sized) == sized
+
+
+def test_a_location_names_hosts(backend):
+    found = backend.location(TrainOptions(num_procs=2), "here")
+    assert found is None or (isinstance(found, Location) and found.allocation.hosts and found.here is None)
+
+
+def test_files_of_variables_are_those_that_are_there(backend, tmp_path):
+    assert list(backend.env_files({"HOME": str(tmp_path)}, str(tmp_path))) == []
+
+
+def test_all_launchers_of_a_job_have_to_agree_on_options_wherever_files_are(backend):
+    agreed = backend.agreed()
+    assert agreed.keys() == backend.chosen.keys()
+    assert all("/" not in str(value) for value in agreed.values())
+
+
+@pytest.mark.parametrize("variables", [{}, {"TF_USE_LEGACY_KERAS": "1"}], ids=["nothing set", "as by default"])
+def test_what_is_needed_can_be_looked_for_and_installed(backend, variables):
+    needed = backend.needed(variables)
+    assert all(type(each) is Requirement and each.module.isidentifier() for each in (*needed, *backend.requires))
+    for found in look_for(needed):
+        assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", found.package), (
+            "a distribution, no extra of it"
+        )
 
 
 def test_files_of_an_attempt_are_names_within_its_folder(backend, topology):
@@ -84,9 +200,9 @@ def test_files_of_an_attempt_are_names_within_its_folder(backend, topology):
     )
 
 
-@pytest.mark.parametrize("name", backend_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_options_are_described_and_take_what_they_say(name):
-    kind = find_backend(name)
+    kind = kind_of(name)
     options = kind.options()
     assert kind.about
     assert kind.about.isprintable()
