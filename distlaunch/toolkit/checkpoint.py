@@ -24,7 +24,7 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint_group import end_process_group, new_groups
 from distlaunch.toolkit.checkpoint_signals import Requests
 from distlaunch.toolkit.checkpoint_state import Nested, Stateful, Trained
-from distlaunch.toolkit.checkpoint_store import FORMAT, CheckpointError, name_of, steps_of, store_for
+from distlaunch.toolkit.checkpoint_store import FORMAT, CheckpointError, steps_of, store_for
 
 log = logging.getLogger("distlaunch.checkpoint")
 
@@ -190,7 +190,7 @@ class Checkpoint:
         if due:
             self.save(step, background=self._background and not stop)
         if stop:
-            self._stop(f"saved {self._store.where(name_of(steps))}")
+            self._stop(f"saved {self._store.where(self._names[0])}")
         return due
 
     def _ask(self, steps: int) -> tuple[bool, bool]:
@@ -226,21 +226,35 @@ class Checkpoint:
         self._resumed = True
         self.wait()
         steps = step + 1
-        name = name_of(steps)
         if steps == self._saved_steps:
             return
-        if name in self._names:
-            raise ConfigError(f"{self._store.where(name)} is there already: only steps that follow can be saved")
-        folder = self._group.first(f".saving-{name}-{os.urandom(4).hex()}" if self._store.renames else name)
+        if there := [name for name in self._names if steps_of(name) == steps]:
+            raise ConfigError(f"{self._store.where(there[0])} is there already: only steps that follow can be saved")
+        name, folder, error = self._group.first(self._begin(steps))
+        if error is not None:
+            raise CheckpointError(self._not_written(name, error))
         writer = self._store.writer(folder)
         staged = writer.stage(self._trained.state(self._group.rank))
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending_steps = steps
-        self._pending = self._thread.submit(self._write, staged, writer, folder, steps)
+        self._pending = self._thread.submit(self._write, staged, writer, folder, name)
         self._saved_at = time.monotonic()
         if not background:
             self.wait()
+
+    def _begin(self, steps: int) -> tuple[str, str, str | None]:
+        """Name the next one on rank 0, if this job has the place yet."""
+        name = self._store.name(steps)
+        try:
+            self._store.check_claim()
+        except CheckpointError as error:
+            return name, "", str(error)
+        return name, self._store.folder(name), None
+
+    def _not_written(self, name: str, error: object) -> str:
+        kept = f"{self._names[0]} is whole and kept" if self._names else "there is none before it"
+        return f"checkpoint {self._store.where(name)} not written: {error}; {kept}"
 
     def wait(self) -> None:
         """Wait until what has been begun is whole. Raises CheckpointError if it could not be written."""
@@ -250,19 +264,17 @@ class Checkpoint:
         pending.result()
         self._saved_steps = self._pending_steps
 
-    def _write(self, state: Nested, writer: Any, folder: str, steps: int) -> None:
+    def _write(self, state: Nested, writer: Any, folder: str, name: str) -> None:
         """Write, in a thread and with all workers: each its part, then rank 0 the manifest and the name."""
         try:
-            error = self._written(state, writer, folder, steps)
+            error = self._written(state, writer, folder, name)
         except RuntimeError as failure:  # of gloo's: the last checkpoint is whole, and this one is nobody's
             error = f"another worker has ended ({str(failure)[:200]})"
         if error is not None:
-            where = self._store.where(name_of(steps))
-            kept = f"{self._names[0]} is whole and kept" if self._names else "there is none before it"
-            raise CheckpointError(f"checkpoint {where} not written: {error}; {kept}")
+            raise CheckpointError(self._not_written(name, error))
 
-    def _written(self, state: Nested, writer: Any, folder: str, steps: int) -> str | None:
-        name, group, error = name_of(steps), self._writing, None
+    def _written(self, state: Nested, writer: Any, folder: str, name: str) -> str | None:
+        group, error = self._writing, None
         try:
             save(
                 state,
@@ -280,7 +292,7 @@ class Checkpoint:
         if group.rank == 0:
             try:
                 if error is None:
-                    self._commit(folder, steps, {file: sum_ for part in sums for file, sum_ in part.items()})
+                    self._commit(folder, name, {file: sum_ for part in sums for file, sum_ in part.items()})
             except (OSError, CheckpointError) as failure:
                 error = str(failure)
             if error is not None:
@@ -291,22 +303,24 @@ class Checkpoint:
         self._names = [name, *self._names]
         old, self._names = self._names[self._keep :], self._names[: self._keep]
         if group.rank == 0:
-            for each in old:
-                self._store.remove(each)
+            with suppress(CheckpointError):  # another job has come meanwhile: all there is now is its own
+                self._store.check_claim()
+                for each in old:
+                    self._store.remove(each)
         return None
 
-    def _commit(self, folder: str, steps: int, files: dict[str, list[int]]) -> None:
+    def _commit(self, folder: str, name: str, files: dict[str, list[int]]) -> None:
         self._store.check_claim()
         manifest = {
             "format": FORMAT,
-            "steps": steps,
+            "steps": steps_of(name),
             "world_size": self._writing.size,
             "time": round(time.time(), 3),
             "job": os.environ.get("DISTLAUNCH_JOB_ID"),
             "torch": str(torch.__version__),
             "files": files,
         }
-        self._store.commit(folder, name_of(steps), json.dumps(manifest).encode())
+        self._store.commit(folder, name, json.dumps(manifest).encode())
 
     # --- the place, and the end ------------------------------------------------------------------------------------
 

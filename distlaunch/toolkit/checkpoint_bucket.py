@@ -11,15 +11,13 @@ from typing import Any, BinaryIO
 from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_store import MANIFEST, CheckpointError, Store, Summed
+from distlaunch.toolkit.checkpoint_store import MANIFEST, CheckpointError, Store, Summed, name_of
 
 _OWNER = "owner.json"
 
 
 class Bucket(Store):
     """An object store has no locks: the job that came last owns the place, and one before it fails at its next save."""
-
-    renames = False
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -71,7 +69,15 @@ class Bucket(Store):
 
     def listed(self) -> list[str]:
         """List folders with a manifest."""
-        return [name for name in self._all() if self._fs.exists(f"{self._path}/{name}/{MANIFEST}")]
+        return [name for name in self._all() if self._is_there(f"{name}/{MANIFEST}")]
+
+    def _is_there(self, path: str) -> bool:
+        """Tell it, or raise what has gone wrong: fsspec's own ``exists`` says no then, and no means half-written."""
+        try:
+            self._fs.info(f"{self._path}/{path}")
+        except FileNotFoundError:
+            return False
+        return True
 
     def _all(self) -> list[str]:
         self._fs.invalidate_cache()
@@ -91,6 +97,10 @@ class Bucket(Store):
         with self._fs.open(f"{self._path}/{path}", "wb") as file:
             file.write(data)
 
+    def name(self, steps: int) -> str:
+        """Add the mark, so that no two jobs write to one name, and a failing one removes nothing but its own."""
+        return f"{name_of(steps)}.{self._mark}"
+
     def commit(self, temporary: str, name: str, manifest: bytes) -> None:
         """Write the manifest, the mark of a whole checkpoint."""
         self.write(f"{name}/{MANIFEST}", manifest)
@@ -98,8 +108,8 @@ class Bucket(Store):
     def remove(self, name: str) -> None:
         """Remove the manifest first."""
         with suppress(OSError):
-            if self._fs.exists(manifest := f"{self._path}/{name}/{MANIFEST}"):
-                self._fs.rm(manifest)
+            if self._is_there(manifest := f"{name}/{MANIFEST}"):
+                self._fs.rm(f"{self._path}/{manifest}")
             self._fs.rm(f"{self._path}/{name}", recursive=True)
 
     def set_aside(self, name: str) -> None:

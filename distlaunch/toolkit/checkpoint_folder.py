@@ -30,8 +30,6 @@ _WAIT_S = 5.0
 class Folder(Store):
     """A directory; the lock is POSIX's, which no child inherits and which ends with its process."""
 
-    renames = True
-
     def __init__(self, root: str) -> None:
         self.root = root
         self._lock = -1
@@ -53,6 +51,7 @@ class Folder(Store):
         try:
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, json.dumps({**holder, "mark": self._mark}).encode(), 0)
+            os.fsync(self._lock)  # without it other nodes see an empty file on NFS, which writes it when it is closed
         except OSError as error:  # a full disk: where it is shared, the others could not be sure of it
             raise ConfigError(f"checkpoints in {self.root}: {error.strerror}") from error
         for name in os.listdir(self.root):
@@ -128,6 +127,10 @@ class Folder(Store):
         """Write and flush to the disk."""
         with Summed(open(f"{self.root}/{path}", "wb"), {}, path, sync=True) as file:
             file.write(data)
+
+    def folder(self, name: str) -> str:
+        """Write under another name, which a job sweeps when it comes."""
+        return f"{_SAVING}{name}-{os.urandom(4).hex()}"
 
     def commit(self, temporary: str, name: str, manifest: bytes) -> None:
         """Write the manifest, and give all of it its name by one rename. Raises FileExistsError if that is taken."""

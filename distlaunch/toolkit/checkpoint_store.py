@@ -2,7 +2,8 @@
 
 A checkpoint is a folder ``step-<steps done>`` with torch.distributed.checkpoint's files and ``manifest.json``, which
 names each with its size and CRC-32. In a directory it gets its name by one rename when all of it is on the disk. An
-object store cannot rename, but writes each object whole or not at all: there the manifest comes last and is the mark.
+object store cannot rename, but writes each object whole or not at all: there the manifest comes last and is the mark,
+and the name ends in the mark of the job that has made it, since nothing keeps two jobs apart.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from distlaunch.core.errors import LaunchError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-_NAME = re.compile(r"step-(\d{1,18})")
+_NAME = re.compile(r"step-(\d{1,18})(?:\.[0-9a-f]{16})?")
 _PIECE_BYTES = 4 << 20
 
 
@@ -83,8 +84,6 @@ class Store(ABC):
     """A place for checkpoints. Names are those of folders in it; paths are ``name/file``."""
 
     root: str
-    renames: bool
-    """Whether a checkpoint is written under another name first."""
 
     @abstractmethod
     def claim(self) -> None:
@@ -120,6 +119,14 @@ class Store(ABC):
     @abstractmethod
     def write(self, path: str, data: bytes) -> None:
         """Write a file, and have it on the disk."""
+
+    def name(self, steps: int) -> str:
+        """Name the checkpoint that is to be made after so many steps. Rank 0's, once it has claimed the place."""
+        return name_of(steps)
+
+    def folder(self, name: str) -> str:
+        """Name the folder that it is written to, of which ``commit`` makes the checkpoint."""
+        return name
 
     @abstractmethod
     def commit(self, temporary: str, name: str, manifest: bytes) -> None:

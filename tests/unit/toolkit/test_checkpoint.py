@@ -124,7 +124,9 @@ def test_older_ones_go_when_the_new_one_is_whole_and_not_before(tmp_path, monkey
     train(tmp_path, 5, keep=2)
     assert names(tmp_path) == ["step-000000004", "step-000000005"]
     real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda descriptor: _no_space() if names(tmp_path) else real(descriptor))
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: _no_space() if "/.saving-" in os.readlink(f"/proc/self/fd/{fd}") else real(fd)
+    )
     with pytest.raises(CheckpointError):
         train(tmp_path, 6, keep=1)
     assert names(tmp_path) == ["step-000000004", "step-000000005"]
@@ -428,3 +430,15 @@ def test_a_mark_of_another_directory_is_not_seen(tmp_path, monkeypatch):
     assert not other.sees(one.mark())
     one.release()
     other.release()
+
+
+def test_the_mark_is_on_the_disk_when_other_nodes_look_for_it(tmp_path, monkeypatch):
+    """An NFS client writes at the latest when a file is closed, and the lock file stays open."""
+    synced = []
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: synced.append((os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_size))
+    )
+    folder = Folder(str(tmp_path))
+    folder.claim()
+    assert (f"{tmp_path}/.lock", (tmp_path / ".lock").stat().st_size) in synced
+    folder.release()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,6 +13,8 @@ from torch import nn  # noqa: E402
 
 from distlaunch.core.errors import ConfigError  # noqa: E402
 from distlaunch.toolkit.checkpoint import Checkpoint  # noqa: E402
+from distlaunch.toolkit.checkpoint_bucket import Bucket  # noqa: E402
+from distlaunch.toolkit.checkpoint_folder import Folder  # noqa: E402
 from distlaunch.toolkit.checkpoint_store import CheckpointError, store_for  # noqa: E402
 
 ROOT = "memory://bucket/run"
@@ -42,32 +46,36 @@ def train(steps, **options):
 
 
 def names(memory):
-    return sorted(path.rpartition("/")[2] for path in memory.ls("/bucket/run", detail=False))
+    """List what is there, without the marks of those that have made it."""
+    return sorted(path.rpartition("/")[2].partition(".")[0] for path in memory.ls("/bucket/run", detail=False))
+
+
+def folder(memory, name):
+    (found,) = [path for path in memory.ls("/bucket/run", detail=False) if f"/{name}." in path]
+    return found
 
 
 def test_a_training_goes_on_and_older_ones_are_removed(empty):
     assert train(4, keep=2) == 0
-    assert names(empty) == ["owner.json", "step-000000003", "step-000000004"]
+    assert names(empty) == ["owner", "step-000000003", "step-000000004"]
     assert train(5, keep=2) == 4
-    assert names(empty) == ["owner.json", "step-000000004", "step-000000005"]
+    assert names(empty) == ["owner", "step-000000004", "step-000000005"]
 
 
 def test_one_without_a_manifest_was_never_whole(empty):
     train(3)
-    empty.rm("/bucket/run/step-000000003/manifest.json")
+    empty.rm(f"{folder(empty, 'step-000000003')}/manifest.json")
     assert train(3) == 2
-    assert names(empty) == ["owner.json", "step-000000001", "step-000000002", "step-000000003"]
+    assert names(empty) == ["owner", "step-000000001", "step-000000002", "step-000000003"]
 
 
 def test_a_damaged_one_is_skipped_and_set_aside(empty, caplog):
     train(3)
-    with empty.open("/bucket/run/step-000000003/__0_0.distcp", "wb") as file:
+    with empty.open(f"{folder(empty, 'step-000000003')}/__0_0.distcp", "wb") as file:
         file.write(b"nothing")
     assert train(3) == 2
-    assert f"{ROOT}/step-000000003 is damaged: __0_0.distcp has 7 bytes" in caplog.text
-    aside = [name for name in names(empty) if name.startswith("aside-step-000000003-")]
-    assert len(aside) == 1
-    assert empty.exists(f"/bucket/run/{aside[0]}/__0_0.distcp")
+    assert re.search(rf"{ROOT}/step-000000003\.\w{{16}} is damaged: __0_0.distcp has 7 bytes", caplog.text)
+    assert empty.exists(f"{folder(empty, 'aside-step-000000003')}/__0_0.distcp")
 
 
 def test_the_job_that_came_first_cannot_complete_another_one(empty):
@@ -75,18 +83,75 @@ def test_the_job_that_came_first_cannot_complete_another_one(empty):
     first.step(0)
     first.wait()
     second = Checkpoint(ROOT, model=nn.Linear(2, 1), every=1)
-    with pytest.raises(CheckpointError, match="another job has begun to save there; step-000000001 is whole and kept"):
+    with pytest.raises(
+        CheckpointError, match=r"another job has begun to save there; step-000000001\..* is whole and kept"
+    ):
         first.save(1)
     assert second.resume() == 1
     second.step(1)
     for checkpoint in (first, second):
         checkpoint.close()
-    assert names(empty) == ["owner.json", "step-000000001", "step-000000002"]
+    assert names(empty) == ["owner", "step-000000001", "step-000000002"]
+
+
+def test_a_job_that_has_lost_the_place_leaves_the_new_ones_checkpoint_of_the_same_step(empty):
+    first = Checkpoint(ROOT, model=nn.Linear(2, 1), keep=1)
+    first.save(0)
+    second = Checkpoint(ROOT, model=nn.Linear(2, 1), keep=1)
+    second.resume()
+    second.save(1)
+    made = folder(empty, "step-000000002")
+    content = {path: empty.cat(path) for path in empty.find(made)}
+    with pytest.raises(CheckpointError, match="another job has begun to save there"):
+        first.save(1)
+    assert {path: empty.cat(path) for path in empty.find(made)} == content
+    for checkpoint in (first, second):
+        checkpoint.close()
+    assert names(empty) == ["owner", "step-000000002"]
+
+
+def test_a_job_that_loses_the_place_while_it_writes_removes_its_own_part_alone(empty, monkeypatch):
+    first = Checkpoint(ROOT, model=nn.Linear(2, 1), keep=1)
+    first.save(0)
+    others = []
+
+    def losing(store, temporary, name, manifest):
+        monkeypatch.undo()
+        others.append(second := Checkpoint(ROOT, model=nn.Linear(2, 1), keep=1))
+        second.resume()
+        second.save(1)
+        store.check_claim()
+
+    monkeypatch.setattr(Bucket, "commit", losing)
+    with pytest.raises(CheckpointError, match="another job has begun to save there"):
+        first.save(1)
+    assert names(empty) == ["owner", "step-000000002"]
+    assert others[0].resume() == 2
+    for checkpoint in (first, *others):
+        checkpoint.close()
+
+
+def test_an_error_of_the_store_when_the_place_is_taken_removes_nothing(empty, monkeypatch):
+    """``exists()`` of fsspec's base says no at any error: all of them would seem half-written."""
+    train(3)
+    real = type(empty).info
+
+    def failing(self, path, **options):
+        if "000000002" in path and path.endswith("manifest.json"):
+            raise ConnectionResetError("try again")
+        return real(self, path, **options)
+
+    monkeypatch.setattr(type(empty), "info", failing)
+    monkeypatch.setattr(type(empty), "exists", fsspec.spec.AbstractFileSystem.exists)
+    with pytest.raises(ConfigError, match="try again"):
+        Checkpoint(ROOT, model=nn.Linear(2, 1))
+    monkeypatch.undo()
+    assert names(empty) == ["owner", "step-000000001", "step-000000002", "step-000000003"]
 
 
 def test_a_file_url_is_a_directory(tmp_path):
     assert store_for(f"file://{tmp_path}/a").root == f"{tmp_path}/a"
-    assert store_for(f"file://{tmp_path}/a").renames
+    assert isinstance(store_for(f"file://{tmp_path}/a"), Folder)
 
 
 @pytest.mark.parametrize(("url", "text"), [("nowhere://x", "nowhere"), ("gs://bucket/x", "pip install gcsfs")])
