@@ -10,7 +10,7 @@ from distlaunch.core.model.ids import format_ranks, name_ranks
 from distlaunch.core.wire import messages as m
 from distlaunch.job.diagnose.stacks import ThreadStack, View, main_thread, parse_stacks
 from distlaunch.job.diagnose.text import shorten
-from distlaunch.job.diagnose.waits import Wait, Waiting, find_wait
+from distlaunch.job.diagnose.waits import Wait, Waiting, find_wait, hint_for_place
 
 Kind = Literal["stack", "stopped", "traced", "kernel", "zombie", "gone", "hidden", "silent", "unanswered"]
 
@@ -82,7 +82,10 @@ def _merged(
         if view is not None and kind == "stack":
             place = view.place
             waits_in = wait.name if wait else None
-            key = view.key(waits_in) if by_line else (place and (place.file, place.function), waits_in)
+            if by_line:  # what is waited for here tells ranks apart that are in the same call of a library
+                key = (view.key(waits_in), None if wait else hint_for_place(view))
+            else:
+                key = (place and (place.file, place.function), waits_in)
         elif kind == "silent":
             key = (kind, stack.state)
         group = groups.get(key)

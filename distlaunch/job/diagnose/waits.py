@@ -15,7 +15,8 @@ class Waiting(IntEnum):
 
     NOT = 0
     MAYBE = 1
-    """A collective may run below, out of Python's sight: backward with DDP, a synchronisation with the GPU."""
+    """A collective may run below, out of Python's sight: backward with DDP, a synchronisation with the GPU. Or it waits
+    for a process that may be one of the others: who builds an extension."""
     SURELY = 2
 
 
@@ -107,6 +108,7 @@ _TABLE: tuple[tuple[str, frozenset[str] | None, str, Waiting], ...] = (
     ("/torch/autograd/", frozenset({"_engine_run_backward", "backward"}), "backward", Waiting.MAYBE),
     ("/torch/cuda/", frozenset({"synchronize"}), "torch.cuda.synchronize", Waiting.MAYBE),
     ("/ray/_private/worker.py", frozenset({"get", "wait"}), "ray.{}", Waiting.MAYBE),
+    ("/torch/utils/file_baton.py", None, "the lock of an extension that is built", Waiting.MAYBE),
 )
 """Part of the file's path, functions there (None: any), the name, how surely it waits."""
 
@@ -115,7 +117,12 @@ _BATON = (
     "it waits for another process to build an extension; if none does, a killed build has left its file `lock` in the"
     " extension's folder (TORCH_EXTENSIONS_DIR, ~/.cache/torch_extensions): remove that"
 )
+_BUILDS = (
+    "it builds an extension, which the first run does, and whoever else needs that waits for it: choose a longer"
+    " --hang-timeout, or build it before the job"
+)
 _HINTS: tuple[tuple[str, frozenset[str] | None, str], ...] = (
+    ("/torch/utils/cpp_extension.py", frozenset({"_run_ninja_build", "_write_ninja_file_and_build_library"}), _BUILDS),
     ("/torch/utils/data/", None, f"it waits for its DataLoader's workers; {_SHM}"),
     (
         "/torch/utils/file_baton.py",

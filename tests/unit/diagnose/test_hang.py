@@ -259,6 +259,39 @@ def test_a_hint_says_what_to_look_at(name, hint):
     assert hint in told.text.replace("\n    ", " ").partition("hint: ")[2]
 
 
+INITIALIZE = (f"{LIB}/deepspeed/__init__.py", 203, "initialize")
+JIT_LOAD = (f"{LIB}/torch/utils/cpp_extension.py", 1681, "load")
+WAITS_FOR_LOCK = (
+    (f"{LIB}/torch/utils/file_baton.py", 50, "wait"),
+    (f"{LIB}/torch/utils/cpp_extension.py", 2175, "_jit_compile"),
+    JIT_LOAD,
+    INITIALIZE,
+)
+BUILDS = (
+    ("/usr/lib/python3.11/subprocess.py", 1209, "communicate"),
+    (f"{LIB}/torch/utils/cpp_extension.py", 2598, "_run_ninja_build"),
+    (f"{LIB}/torch/utils/cpp_extension.py", 2150, "_jit_compile"),
+    JIT_LOAD,
+    INITIALIZE,
+)
+
+
+def test_who_builds_an_extension_is_told_from_who_waits_for_that_and_its_lock_stays():
+    told = explain([stack(0, *WAITS_FOR_LOCK), stack(1, *BUILDS), stack(2, *WAITS_FOR_LOCK)])
+    assert told.behind == (1,)
+    assert [group["ranks"] for group in told.record["groups"]] == [[1], [0, 2]]
+    assert "communicate" not in json.dumps(told.record["groups"][1])
+    assert "ranks 0,2, in the lock of an extension that is built" in told.text
+    assert "it builds an extension" in told.text
+    assert "remove" not in told.text
+
+
+def test_a_lock_that_nobody_holds_is_to_be_removed():
+    told = explain([stack(0, *WAITS_FOR_LOCK), stack(1, *WAITS_FOR_LOCK)])
+    assert "all 2 stand at the same place in the lock of an extension" in told.text
+    assert "remove that" in told.text
+
+
 def test_other_threads_of_the_users_code_are_shown_with_who_is_behind():
     assert "another thread: train.py:26 in holder" in explain(recorded("lock.python311")).text
 
