@@ -171,8 +171,9 @@ def test_variables_that_are_read_at_load_time_may_be_set_for_all_workers(warm, j
 
 
 def test_a_server_killed_while_it_imports_leads_to_a_cold_start(job, warm, module):
-    module("slow", "import time\nwhile True: time.sleep(1)")
+    module("slow", "import time\nopen('importing', 'w').close()\nwhile True: time.sleep(1)")
     running = warm("tells.py", modules="slow")
+    job.await_signs(running, "importing")
     os.kill(job.server_of(running), signal.SIGKILL)
     result = running.wait()
     assert result.returncode == 0, result.stderr
