@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.backends.base import Backend
 from distlaunch.backends.registry import find_backend
+from distlaunch.backends.usual import NEITHER, usual_files, without
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.layout import STDOUT
@@ -133,12 +134,12 @@ def _find_program(name: str, workdir: str, environ: Mapping[str, str]) -> str | 
     return shutil.which(name, path=environ.get("PATH"))
 
 
-def read_users_text(path: str, named: str) -> str:
+def read_users_text(path: str, named: str, *, hint: str | None = None) -> str:
     """Read a file that the user names, in bounds, since it may be a pipe. Raises ConfigError, begun by ``named``."""
     try:
         data = read_bounded(path, most=_TEXT_BYTES, patience_s=_TEXT_S)
     except OSError as exc:
-        raise ConfigError(f"{named}: {exc.strerror}") from exc
+        raise ConfigError(f"{named}: {exc.strerror}", hint=hint) from exc
     except ValueError as exc:
         raise ConfigError(f"{named}: a name of a file has no NUL") from exc
     return data.decode(errors="surrogateescape").replace("\r\n", "\n").replace("\r", "\n")
@@ -197,7 +198,7 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
     kind = find_backend(options.backend)
     found = kind.env_files(environ, cwd)
     options = replace(options, env_file=(*found, *options.env_file)) if found else options
-    backend = configured_backend(kind, options, cwd)
+    backend, told = configured_backend(kind, options, environ, cwd)
     options = backend.sized(options)
     facts = read_facts(options, environ, of_backend=found)
     lost: tuple[str, ...] = ()
@@ -220,9 +221,9 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
     run_dir = job_id and os.path.join(base, job_id)
     local = location is None or location.allocation.part != "all" or topology.here is not None
     plan = build_plan(options, facts, topology, backend, job_id=job_id, run_dir=run_dir, local=local)
-    if found:
-        read = [f"the workers get the variables of {printable(path)}" for path in found]
-        plan = replace(plan, notes=(*plan.notes, *read))
+    told += tuple(f"the workers get the variables of {printable(path)}" for path in found)
+    if told:
+        plan = replace(plan, notes=(*plan.notes, *told))
     if plan.preload and options.setup is None and local:  # which may lead to others
         _check_modules(plan, options)
     needed = backend.needed(plan.shared_env)
@@ -260,20 +261,42 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
     )
 
 
-def configured_backend(kind: type[Backend], options: TrainOptions, cwd: str) -> Backend:
-    """Have a backend take its options; files of theirs are below ``cwd``. Raises ConfigError."""
-    if not options.opt and options.address is None:
-        return kind({}, {})
+def configured_backend(
+    kind: type[Backend], options: TrainOptions, environ: Mapping[str, str], cwd: str
+) -> tuple[Backend, tuple[str, ...]]:
+    """Have a backend take its options, and tell which files are read unasked; those named are below ``cwd``.
+
+    Raises ConfigError.
+    """
+    usual = usual_files(kind.usual, environ, cwd)
+    if not options.opt and options.address is None and not usual:
+        return kind({}, {}), ()
     from distlaunch.backends.choosing import chosen_options, given_words
 
     known = kind.options()
     chosen = chosen_options(given_words(options, known, kind.name), known, kind.name)
     texts: dict[str, str] = {}
-    for name in (option.name for option in known if option.kind == "file" and option.name in chosen):
-        path = os.path.join(cwd, str(chosen[name]))
-        texts[name] = read_users_text(path, f"-o {name}={chosen[name]}")
-        chosen[name] = path  # workers may have another directory
-    return kind(chosen, texts)
+    unasked: list[str] = []
+    for option in (option for option in known if option.kind == "file"):
+        name, there = option.name, usual.get(option.name)
+        if name in kind.usual and chosen.get(name) == NEITHER:
+            del chosen[name]
+        elif name in chosen:
+            path = os.path.join(cwd, str(chosen[name]))
+            hint = f"the usual one is {printable(there)}, which is read without -o {name}" if there else None
+            texts[name] = read_users_text(path, f"-o {name}={chosen[name]}", hint=hint)
+            chosen[name] = path  # workers may have another directory
+        elif there:
+            texts[name] = read_users_text(there, printable(there), hint=without(name))
+            chosen[name] = there
+            unasked.append(name)
+    try:
+        backend = kind(chosen, texts)
+    except ConfigError as error:
+        if any(printable(str(chosen[name])) in error.message for name in unasked):
+            error.hint = "; ".join(filter(None, (error.hint, *map(without, unasked))))
+        raise
+    return backend, tuple(f"{printable(str(chosen[name]))} is read ({without(name)})" for name in unasked)
 
 
 def is_alone(location: Location, topology: Topology) -> bool:

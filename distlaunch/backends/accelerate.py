@@ -7,6 +7,7 @@ which machines and devices, is what distlaunch is told, whatever the file says o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from distlaunch.backends import accelerate_config as c
 from distlaunch.backends.base import BackendOption, Requirement, Value
@@ -17,6 +18,8 @@ from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Topology
 
 _SHARDED = ("FSDP", "MEGATRON_LM")
+_DEFAULT = "accelerate/default_config.yaml"
+"""Accelerate speaks of a JSON file, too, and calls that default_config.yaml as well."""
 
 
 class Accelerate(TorchBackend):
@@ -25,6 +28,13 @@ class Accelerate(TorchBackend):
     name = "accelerate"
     about = "Hugging Face Accelerate: what accelerate launch sets, from its configuration file"
     requires = (Requirement(module="accelerate", package="accelerate", at_least="1.0"),)
+    usual: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "config": (
+            f"$HF_HOME/{_DEFAULT}",
+            f"$XDG_CACHE_HOME/huggingface/{_DEFAULT}",
+            f"~/.cache/huggingface/{_DEFAULT}",
+        )
+    }
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         super().__init__(chosen, texts)
@@ -40,8 +50,8 @@ class Accelerate(TorchBackend):
         return (
             BackendOption(
                 name="config",
-                about="a file of accelerate config, YAML or JSON (its default is default_config.yaml in "
-                "~/.cache/huggingface/accelerate)",
+                about="a file of accelerate config, YAML or JSON, instead of its default_config.yaml in "
+                "~/.cache/huggingface/accelerate (or $HF_HOME/accelerate); none: neither",
                 kind="file",
             ),
             BackendOption(

@@ -54,6 +54,8 @@ class Backend(PlannedBackend):
     about: ClassVar[str]
     """A line for ``distlaunch backends``."""
     requires: ClassVar[tuple[Requirement, ...]] = ()
+    usual: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """By option where a file is read that the user has not named: at the first whose variable (``$NAME/…``) is set."""
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         """Take the options that the user gave, checked and converted, and the contents of the files that they name.

@@ -16,7 +16,7 @@ from distlaunch.ui.quick import parse_plan, parse_train
 
 def address(*words: str, **environ: str) -> str:
     options = parse_train(["--backend", "ray", *words, "t.py"], environ)
-    backend = configured_backend(find_backend(options.backend), options, "/")
+    backend, _ = configured_backend(find_backend(options.backend), options, {}, "/")
     assert isinstance(backend, Ray)
     return backend.address
 

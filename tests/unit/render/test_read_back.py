@@ -26,7 +26,7 @@ def planned(pod, gpus: int):
     """Give where the launcher of a pod finds itself, and the topology that it makes."""
     assert pod.argv[:2] == ["distlaunch", "train"]
     options = parse_train(pod.argv[2:], pod.environ)
-    options = configured_backend(find_backend(options.backend), options, "/").sized(options)
+    options = configured_backend(find_backend(options.backend), options, {}, "/")[0].sized(options)
     hostname = pod.environ["HOSTNAME"]
     around = Surroundings(texts=pod.files, discovered=None, identity=Identity(hostname=hostname))
     devices = tuple(Gpu(index=index, uuid=f"GPU-{hostname}-{index}", name="H100") for index in range(gpus))

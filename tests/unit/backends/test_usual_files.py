@@ -1,0 +1,71 @@
+"""A file that a backend reads where the user names none, as accelerate launch reads its default configuration."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.backends.accelerate import Accelerate
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.topology import Node, Topology
+from distlaunch.planning import configured_backend
+from distlaunch.resolve.options import TrainOptions
+
+CPUS = Topology(nodes=(Node(host="a", slots=1),), device="cpu")
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    put(tmp_path / ".cache/huggingface", "bf16")
+    return tmp_path
+
+
+def put(folder, precision: str):
+    path = folder / "accelerate" / "default_config.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"distributed_type: NO\nmixed_precision: {precision}\n")
+    return path
+
+
+def configured(home, *words: str, **environ: str):
+    options = TrainOptions(script="train.py", backend="accelerate", opt=words)
+    backend, told = configured_backend(Accelerate, options, environ, str(home))
+    return backend.job_variables(CPUS).get("ACCELERATE_MIXED_PRECISION"), told
+
+
+def test_accelerates_default_configuration_is_read_and_that_is_told(home):
+    precision, told = configured(home)
+    assert precision == "bf16"
+    path = home / ".cache/huggingface/accelerate/default_config.yaml"
+    assert told == (f"{path} is read (-o config=none does without)",)
+    assert configured(home, "mixed-precision=fp16")[0] == "fp16"
+
+
+def test_the_variables_say_where_it_is_and_the_first_of_them_alone_counts(home):
+    cache, hub = home / "cache", home / "hub"
+    put(cache / "huggingface", "fp16")
+    assert configured(home, XDG_CACHE_HOME=str(cache))[0] == "fp16"
+    assert configured(home, XDG_CACHE_HOME=str(cache), HF_HOME="~/hub") == (None, ())
+    put(hub, "no")
+    assert configured(home, XDG_CACHE_HOME=str(cache), HF_HOME="~/hub")[0] == "no"
+
+
+def test_another_file_or_none_is_read_instead_where_that_is_said(home):
+    (home / "mine.yaml").write_text("distributed_type: NO\nmixed_precision: fp8\n")
+    assert configured(home, "config=mine.yaml") == ("fp8", ())
+    assert configured(home, "config=none") == (None, ())
+    assert configured(home, "config=none", HF_HOME="nowhere") == (None, ())
+
+
+def test_what_is_wrong_there_is_said_with_how_to_do_without(home):
+    path = home / ".cache/huggingface/accelerate/default_config.yaml"
+    path.write_text("distributed_type: MULTI_GPUS\n")
+    with pytest.raises(ConfigError, match=f"{path}:1") as caught:
+        configured(home)
+    assert caught.value.hint == "did you mean MULTI_GPU?; -o config=none does without"
+
+
+def test_a_name_that_is_not_here_is_answered_with_where_the_usual_file_is(home):
+    with pytest.raises(ConfigError, match="No such file") as caught:
+        configured(home, "config=default_config.yaml")
+    assert f"{home}/.cache/huggingface/accelerate/default_config.yaml" in str(caught.value.hint)
