@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.backends.base import BackendOption, Value
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.text import quoted
+from distlaunch.core.model.text import printable, quoted
 
 if TYPE_CHECKING:
     from distlaunch.resolve.options import TrainOptions
@@ -52,6 +52,7 @@ def chosen_options(given: Sequence[str], options: Sequence[BackendOption], backe
     """Take the words that were given apart, and convert them. Raises ConfigError that names what there is."""
     by_name = {option.name: option for option in options}
     chosen: dict[str, Value] = {}
+    texts: dict[str, str] = {}
     for word in given:
         written, equals, text = word.partition("=")
         name = option_name(word)
@@ -63,15 +64,16 @@ def chosen_options(given: Sequence[str], options: Sequence[BackendOption], backe
         if not equals:
             if option.kind != "flag":
                 raise ConfigError(f"-o {quoted(word)}: a value is missing", hint=f"-o {name}={shape(option)}")
-            text = "1"
+            text = "on"
         value = converted(option, text)
         if value is None:
-            near = get_close_matches(text, option.choices, n=1, cutoff=0.6)
+            near = get_close_matches(text.lower(), option.choices, n=1, cutoff=0.6)
             hint = f"did you mean {near[0]}?" if near else None
-            raise ConfigError(f"-o {quoted(word)}: {option.name} takes {shape(option)}", hint=hint)
+            bounds = f", a whole number from 0 to {_MOST}" if option.kind == "count" else ""
+            raise ConfigError(f"-o {quoted(word)}: {option.name} takes {shape(option)}{bounds}", hint=hint)
         if chosen.get(name, value) != value:
-            raise ConfigError(f"-o {name} is given twice: {chosen[name]} and {value}")
-        chosen[name] = value
+            raise ConfigError(f"-o {name} is given twice: {printable(texts[name])} and {printable(text)}")
+        chosen[name], texts[name] = value, text
     return chosen
 
 
@@ -97,7 +99,7 @@ def converted(option: BackendOption, text: str) -> Value | None:
     """Turn a text into the option's value; None if it is none."""
     match option.kind:
         case "choice":
-            return text if text in option.choices else None
+            return next((choice for choice in option.choices if choice.lower() == text.lower()), None)
         case "flag":
             return _SWITCH.get(text.lower())
         case "count":

@@ -80,3 +80,22 @@ def test_a_backend_that_has_no_cluster_of_its_own_refuses_an_address(words, envi
         given_words(options, PytorchDdp.options(), PytorchDdp.name)
     assert caught.value.message == f"{options.named('address')} 'a:1': --backend pytorch-ddp connects to no cluster"
     assert "--backend ray" in caught.value.hint
+
+
+def test_a_choice_is_understood_however_its_letters_are_written():
+    assert chosen_options(["nccl-debug=INFO"], PytorchDdp.options(), "pytorch-ddp") == {"nccl-debug": "info"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bucket-mb=-1"], "bucket-mb takes N, a whole number from 0 to 1099511627776"),
+        (["bucket-mb=99999999999999999"], "bucket-mb takes N, a whole number from 0 to 1099511627776"),
+        (["static-graph", "static-graph=off"], "-o static-graph is given twice: on and off"),
+        (["bucket-mb=1", "bucket_mb=2"], "-o bucket-mb is given twice: 1 and 2"),
+    ],
+)
+def test_what_is_wrong_is_said_in_the_words_that_were_given(words, said):
+    with pytest.raises(ConfigError) as caught:
+        chosen_options(words, PytorchDdp.options(), "pytorch-ddp")
+    assert said in caught.value.message
