@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from distlaunch.backends.accelerate_values import check_value
 from distlaunch.backends.config_text import Document
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
-from distlaunch.core.model.text import quoted
+from distlaunch.core.model.text import counted, quoted
 
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
 DYNAMO_MODES = ("default", "reduce-overhead", "max-autotune")
@@ -26,6 +27,10 @@ ON_GPUS = (
     "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU", "MULTI_HPU", "MULTI_NEURON",
 )  # fmt: skip
 _TYPES = ("NO", "MULTI_CPU", *ON_GPUS, "FSDP", "DEEPSPEED", "MEGATRON_LM")
+
+_MOST_TOLD = 10
+_MOST_COMPARED = 200
+"""Of keys that are not known: how many are told of, and how many are looked at for slips of the pen."""
 
 _TOP = frozenset({
     "compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug", "num_processes", "machine_rank",
@@ -187,11 +192,14 @@ class Config(Record):
     def _of(self, section: str, rows: Mapping[str, _Row], prefix: str) -> dict[str, str]:
         """Turn a section into variables; its keys may have the prefix that launch's options have."""
         given = {
-            (key if key in rows else key.removeprefix(prefix)): value
+            (key if key in rows else key.removeprefix(prefix)): (key, value)
             for key, value in self.section(section).items()
             if value is not None
         }
-        return dict(_settings(given, rows))
+        for name, (key, value) in given.items():
+            if name in rows:
+                check_value(f"{self.document.where(section, key)}: {key}", value, rows[name].variable)
+        return dict(_settings({name: value for name, (_, value) in given.items()}, rows))
 
     def _fsdp(self) -> dict[str, str]:
         variables = {**self._of("fsdp_config", _FSDP, "fsdp_"), "ACCELERATE_USE_FSDP": "true"}
@@ -301,12 +309,16 @@ def _unknown_keys(document: Document) -> Iterator[str]:
     for section, (prefix, rows, others) in _SECTIONS.items():
         known = {*rows, *(prefix + name for name in rows), *others}
         unknown += [((section, name), frozenset(known)) for name in _mapping(document, section) if name not in known]
-    for keys, there in unknown:
+    for at, (keys, there) in enumerate(unknown[:_MOST_COMPARED]):
         said = f"{document.where(*keys)}: {quoted(keys[-1])} is not known"
         near = get_close_matches(keys[-1], sorted(there), n=1, cutoff=0.85)
         if near:
             raise ConfigError(said, hint=f"did you mean {near[0]}?")
-        yield f"{said}, and not passed on"
+        if at < _MOST_TOLD:
+            yield f"{said}, and not passed on"
+    if len(unknown) > _MOST_TOLD:
+        more = f"{counted(len(unknown) - _MOST_TOLD, 'more key')} {'is' if len(unknown) == _MOST_TOLD + 1 else 'are'}"
+        yield f"{document.where()}: {more} not known: is it a configuration of Accelerate?"
 
 
 def _choices(text: str, there: tuple[str, ...]) -> str:

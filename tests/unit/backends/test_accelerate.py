@@ -155,3 +155,59 @@ def test_keys_of_a_newer_accelerate_are_told_of_and_left_out():
     backend = made("distributed_type: NO\nquantum_config:\n  x: 1\n")
     assert backend.notes == ("conf/a.yaml:2: 'quantum_config' is not known, and not passed on",)
     assert "quantum" not in str(backend.job_variables(GPUS)).lower()
+
+
+def test_only_the_first_of_many_unknown_keys_are_told_of():
+    notes = made("distributed_type: NO\n" + "".join(f"zz_{number}: 1\n" for number in range(20_000))).notes
+    assert len(notes) == 11
+    assert notes[-1] == "conf/a.yaml: 19,990 more keys are not known: is it a configuration of Accelerate?"
+
+
+FSDP = "distributed_type: FSDP\nfsdp_config:\n  "
+ZERO = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  "
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "hint"),
+    [
+        (FSDP + "fsdp_sharding_strategy: 12\n", "not '12'", None),
+        (FSDP + "fsdp_version: 7\n", "a.yaml:3: fsdp_version takes 1 or 2, not '7'", None),
+        (FSDP + "fsdp_version:\n    a: 1\n", "a.yaml:3: fsdp_version takes one value, not names and values", None),
+        (FSDP + "fsdp_sharding_strategy: FULL_SHRAD\n", "a.yaml:3: fsdp_sharding_strategy takes", "FULL_SHARD?"),
+        (
+            FSDP + "fsdp_auto_wrap_policy: TRANSFORMER\n",
+            "takes TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP",
+            None,
+        ),
+        (FSDP + "fsdp_offload_params: banana\n", "fsdp_offload_params takes true or false, not 'banana'", None),
+        (FSDP + "fsdp_min_num_params: 1e8\n", "fsdp_min_num_params takes a whole number, not '1e8'", None),
+        (FSDP + "fsdp_transformer_layer_cls_to_wrap: [A, B]\n", "takes one value, not a list", "A,B"),
+        (ZERO + "zero_stage: 9\n", "a.yaml:3: zero_stage takes 0, 1, 2 or 3, not '9'", None),
+        (ZERO + "gradient_clipping: banana\n", "gradient_clipping takes a number or auto, not 'banana'", None),
+        (ZERO + "gradient_accumulation_steps: -1\n", "gradient_accumulation_steps takes a whole number or auto", None),
+        (ZERO + "offload_param_device: gpu\n", "offload_param_device takes none, cpu or nvme, not 'gpu'", None),
+        ("distributed_type: NO\ndynamo_config:\n  dynamo_use_dynamic: maybe\n", "takes true or false", None),
+        ("distributed_type: MULTI_GPU\nparallelism_config:\n  parallelism_config_tp_size: two\n", "a whole", None),
+    ],
+)
+def test_values_that_accelerate_does_not_have_are_refused(text, why, hint):
+    with pytest.raises(ConfigError) as caught:
+        made(text)
+    assert why in caught.value.message
+    assert hint is None or hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FSDP + "fsdp_version: '2'\n  fsdp_reshard_after_forward: true\n  fsdp_sharding_strategy: 1\n",
+        FSDP + "fsdp_reshard_after_forward: 1\n",
+        FSDP + "fsdp_reshard_after_forward: full_shard\n  fsdp_backward_prefetch: NO_PREFETCH\n",
+        FSDP + "fsdp_state_dict_type: SHARDED_STATE_DICT\n  fsdp_offload_params: yes\n  fsdp_min_num_params: 0\n",
+        ZERO + "gradient_clipping: 1.0\n  gradient_accumulation_steps: auto\n  zero3_init_flag: false\n",
+        ZERO + "gradient_clipping: auto\n  offload_optimizer_device: none\n  zero_stage: 3\n",
+        ZERO + "gradient_clipping: 1e-2\n  gradient_accumulation_steps:\n",
+    ],
+)
+def test_values_that_accelerate_has_are_taken(text):
+    assert made(text).notes == ()
