@@ -82,6 +82,10 @@ class Accelerate(TorchBackend):
         """Tell of what the configuration says of nodes, devices and addresses that is not so here."""
         return () if self._config is None else tuple(_contradictions(self._config, topology))
 
+    def unwanted(self) -> Sequence[str]:
+        """Name what a configuration decides: it is all there is then, and the environment without one."""
+        return () if self._config is None else c.DECIDED
+
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Give what ``Accelerator()`` reads. Raises ConfigError."""
         precision = self.chosen.get("mixed-precision")

@@ -122,6 +122,18 @@ _FP8 = _rows(
 )  # fmt: skip
 _FP8_OVERRIDES = ("FPROP", "DGRAD", "WGRAD")
 
+DECIDED = (
+    *(f"ACCELERATE_USE_{way}" for way in ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG", "CPU")),
+    "ACCELERATE_CONFIG_DS_FIELDS",
+    *(
+        row.variable
+        for rows in (_FSDP, _DEEPSPEED, _MEGATRON, _PARALLELISM)
+        for row in rows.values()
+        if row.variable != "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # which any script may read
+    ),
+)
+"""Which way a job is spread out, and all that belongs to one of these ways: what a file leaves out holds by default."""
+
 
 class Config(Record):
     """A configuration that was read; what it says of nodes and devices is only to be compared with the plan."""

@@ -129,17 +129,27 @@ class DeepSpeed(TorchBackend):
         return there
 
     def notes_on(self, topology: Topology) -> Sequence[str]:
-        """Say what Accelerate does not do on CPUs."""
+        """Say what Accelerate does not do on CPUs, where options are given that are for it."""
         own_script = self.chosen.get("pass-config") == "deepspeed"
-        if topology.device != "cpu" or topology.world_size == 1 or own_script or not self._told():
+        names = [f"-o {name}" for name in ("config", "precision", *_SETTINGS) if name in self.chosen]
+        if topology.device != "cpu" or topology.world_size == 1 or own_script or not names:
             return ()
-        return ("on CPUs Accelerate and Transformers come to DeepSpeed with one worker alone",)
+        workers = f"your {topology.world_size} workers" if topology.world_size else "several workers"
+        return (
+            f"{' and '.join(names)}: on CPUs Accelerate and Transformers, for which that is, come to DeepSpeed with one"
+            f" worker alone, and {workers} will fail (not so those of a script of DeepSpeed's own)",
+        )
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Give the number of nodes, and if anything of ZeRO is chosen what Accelerate and Transformers read of it."""
         told = self._told()
         used = {"ACCELERATE_USE_DEEPSPEED": "true"} if told else {}
         return {**super().job_variables(topology), "CROSS_SIZE": str(len(topology.nodes)), **used, **told}
+
+    def unwanted(self) -> Sequence[str]:
+        """Name the switches to others than DeepSpeed, what only accelerate launch knows, and a file beside options."""
+        file = ("ACCELERATE_DEEPSPEED_CONFIG_FILE",) if any(name in self.chosen for name in _SETTINGS) else ()
+        return ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_CONFIG_DS_FIELDS", *file)
 
     def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
         """Give the node's place and size, under the names that DeepSpeed has for them."""

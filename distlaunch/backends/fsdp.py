@@ -101,6 +101,13 @@ class Fsdp(TorchBackend):
             variables["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(_class_names(self.chosen))
         return variables
 
+    def unwanted(self) -> Sequence[str]:
+        """Name the switches to other ways of sharding, and another mesh where the sharding is chosen."""
+        mesh: tuple[str, ...] = ("ACCELERATE_USE_PARALLELISM_CONFIG",) if "sharding" in self.chosen else ()
+        if self.chosen.get("sharding") == "hybrid":
+            mesh += tuple(f"PARALLELISM_CONFIG_{name}_SIZE" for name in ("TP", "CP", "SP"))
+        return ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_CONFIG_DS_FIELDS", *mesh)
+
     def default_variables(self, topology: Topology) -> Mapping[str, str]:
         """Choose FSDP2, and layers by the classes that a Transformers model names."""
         on_cpus = {"ACCELERATE_USE_CPU": "true"} if topology.device == "cpu" else {}

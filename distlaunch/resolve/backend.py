@@ -60,6 +60,13 @@ class PlannedBackend:
         del topology
         return {}
 
+    def unwanted(self) -> Sequence[str]:
+        """Name variables that contradict the choices made, as another launcher may have left them.
+
+        Workers do not inherit them, which is told; the user may still give them, and ``job_variables`` set them.
+        """
+        return ()
+
     def node_variables(self, topology: Topology, node_rank: int) -> Mapping[str, str]:
         """Give the same values for all workers of a node. ``--env`` may not name these."""
         del topology, node_rank

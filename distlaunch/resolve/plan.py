@@ -90,9 +90,13 @@ def build_plan(
     columns = v.terminal_variables(topology, facts.columns, in_front=dialect.prefix_columns)
     of_here = local and shares is None
     own_notes = (pinned_note(facts.cpus), interpreter_note(options, facts)) if of_here else ()
-    notes = [*topology.notes, *backend.notes, *backend.notes_on(topology), *own_notes]
+    of_backend = backend.job_variables(topology)
+    unwanted = [name for name in backend.unwanted() if name in base and name not in of_backend and name not in given]
+    base = {name: value for name, value in base.items() if name not in unwanted} if unwanted else base
+    left_out = (_left_out(unwanted, backend.name),) if unwanted else ()
+    notes = [*topology.notes, *backend.notes, *backend.notes_on(topology), *left_out, *own_notes]
     defaults = unless_set({**v.DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)
-    env = {**defaults, **job, **backend.job_variables(topology)}
+    env = {**defaults, **job, **of_backend}
     port = options.master_port or topology.master_port
     threads = not any("OMP_NUM_THREADS" in layer for layer in (base, given))
     plan = LaunchPlan(
@@ -135,6 +139,13 @@ def build_plan(
         _workers(options, topology, backend, argv, of_node, threads=threads, error_file=error_file, only=only)
     )
     return _settled(plan, workers, attempt=0, master_port=port)
+
+
+def _left_out(names: Sequence[str], backend: str) -> str:
+    several = len(names) > 1
+    verb, them = ("are set here and contradict", "them") if several else ("is set here and contradicts", "it")
+    told = f"{', '.join(names)} {verb} --backend {backend}: workers do not get {them}"
+    return f"{told} (--env NAME passes {'one' if several else 'it'} on)"
 
 
 def _own_names(topology: Topology, backend: PlannedBackend) -> set[str]:

@@ -211,3 +211,15 @@ def test_values_that_accelerate_does_not_have_are_refused(text, why, hint):
 )
 def test_values_that_accelerate_has_are_taken(text):
     assert made(text).notes == ()
+
+
+def test_a_file_leaves_no_room_for_what_another_launch_has_said():
+    unwanted = set(made(FSDP + "fsdp_version: 2\n").unwanted())
+    assert {"ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG"} <= unwanted
+    assert {"FSDP_TRANSFORMER_CLS_TO_WRAP", "FSDP_STATE_DICT_TYPE", "PARALLELISM_CONFIG_TP_SIZE"} <= unwanted
+    assert {"ACCELERATE_DEEPSPEED_CONFIG_FILE", "ACCELERATE_CONFIG_DS_FIELDS"} <= unwanted
+    assert not {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE"} & unwanted
+
+
+def test_without_a_file_the_environment_is_the_configuration():
+    assert made(None, "mixed-precision=bf16").unwanted() == ()

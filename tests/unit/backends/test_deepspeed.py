@@ -92,7 +92,10 @@ def test_options_that_make_no_sense_are_refused(words, said):
 
 def test_that_accelerate_leaves_deepspeed_alone_on_cpus_is_said_where_it_matters():
     cpus = Topology(nodes=(Node(host="a", slots=2),), device="cpu")
-    assert "one worker alone" in configured("zero=2").notes_on(cpus)[0]
+    [said] = configured("zero=2").notes_on(cpus)
+    assert said.startswith("-o zero: on CPUs Accelerate and Transformers")
+    assert "your 2 workers will fail" in said
+    assert configured("local-rank").notes_on(cpus) == ()
     assert configured("zero=2").notes_on(Topology(nodes=(Node(host="a", slots=1),), device="cpu")) == ()
     assert configured("config=d", "pass-config=deepspeed").notes_on(cpus) == ()
 
@@ -122,3 +125,9 @@ def test_a_file_that_ds_env_file_names_is_read_instead_and_has_to_be_there(tmp_p
         DeepSpeed.env_files({"HOME": "/nowhere", "DS_ENV_FILE": "other"}, str(tmp_path))
     assert caught.value.message == "DS_ENV_FILE 'other': there is no such file"
     assert caught.value.hint == f"looked in /nowhere and {tmp_path}"
+
+
+def test_what_is_left_of_another_launch_is_not_wanted():
+    assert {"ACCELERATE_USE_FSDP", "ACCELERATE_CONFIG_DS_FIELDS"} <= set(configured().unwanted())
+    assert "ACCELERATE_DEEPSPEED_CONFIG_FILE" not in configured("precision=bf16").unwanted(), "it may be the user's"
+    assert "ACCELERATE_DEEPSPEED_CONFIG_FILE" in configured("zero=2").unwanted()

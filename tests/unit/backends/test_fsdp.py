@@ -86,3 +86,10 @@ def test_what_cannot_be_meant_is_refused(words, why):
     with pytest.raises(ConfigError) as caught:
         chosen(*words)
     assert why in caught.value.message
+
+
+def test_chosen_sharding_leaves_no_room_for_another_mesh():
+    mesh = {"PARALLELISM_CONFIG_TP_SIZE", "PARALLELISM_CONFIG_CP_SIZE", "PARALLELISM_CONFIG_SP_SIZE"}
+    assert mesh <= set(chosen("sharding=hybrid").unwanted())
+    assert "ACCELERATE_USE_PARALLELISM_CONFIG" in chosen("sharding=full").unwanted()
+    assert not any("PARALLELISM" in name for name in chosen("precision=bf16").unwanted())

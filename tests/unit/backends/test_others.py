@@ -17,6 +17,7 @@ ARGUMENTS = {
     "default_variables": (ONE,), "node_variables": (ONE, 0), "worker_variables": (ONE, 0, 0, 0),
     "cluster_variables": ((), 0), "attempt_files": (ONE,), "worker_words": (0,),
     "options": (), "repeated": (), "script_words": (), "agreed": (), "notes": (),
+    "unwanted": (),
 }  # fmt: skip
 
 

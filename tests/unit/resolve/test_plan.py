@@ -45,6 +45,35 @@ def variables(planned: LaunchPlan, rank: int = 0) -> dict[str, str]:
     return {**planned.shared_env, **planned.workers[rank].env}
 
 
+# --- what contradicts a backend
+
+
+@pytest.mark.parametrize("name", ["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"])
+def test_what_is_inherited_against_a_backend_is_left_out_and_told_of(make_facts, name):
+    environ = {name: "true", "ACCELERATE_MIXED_PRECISION": "bf16", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
+    planned = plan(make_facts, backend="fsdp", facts={"environ": environ})
+    assert name not in variables(planned)
+    assert variables(planned)["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert variables(planned)["FSDP_STATE_DICT_TYPE"] == "FULL_STATE_DICT", "the user's, as no option says otherwise"
+    (note,) = (note for note in planned.notes if name in note)
+    assert note == f"{name} is set here and contradicts --backend fsdp: workers do not get it (--env NAME passes it on)"
+
+
+def test_what_contradicts_a_backend_can_be_given_all_the_same(make_facts):
+    environ = {"ACCELERATE_USE_DEEPSPEED": "true"}
+    planned = plan(make_facts, backend="fsdp", facts={"environ": environ}, env=("ACCELERATE_USE_DEEPSPEED",))
+    assert variables(planned)["ACCELERATE_USE_DEEPSPEED"] == "true"
+    assert not any("ACCELERATE" in note for note in planned.notes)
+
+
+@pytest.mark.parametrize("backend", ["pytorch-ddp", "accelerate"])
+def test_what_the_user_exports_for_accelerate_reaches_it(make_facts, backend):
+    environ = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "ACCELERATE_MIXED_PRECISION": "bf16"}
+    planned = plan(make_facts, backend=backend, facts={"environ": environ})
+    assert environ.items() <= variables(planned).items()
+    assert not any("ACCELERATE" in note for note in planned.notes)
+
+
 # --- what the user gives
 
 
