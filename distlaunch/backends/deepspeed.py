@@ -135,10 +135,8 @@ class DeepSpeed(TorchBackend):
         if topology.device != "cpu" or topology.world_size == 1 or own_script or not names:
             return ()
         workers = f"your {topology.world_size} workers" if topology.world_size else "several workers"
-        return (
-            f"{' and '.join(names)}: on CPUs Accelerate and Transformers, for which that is, come to DeepSpeed with one"
-            f" worker alone, and {workers} will fail (not so those of a script of DeepSpeed's own)",
-        )
+        why = "on CPUs Accelerate and Transformers, for which that is, come to DeepSpeed with one worker alone"
+        return (f"{' and '.join(names)}: {why}, and {workers} will fail (not so those of a script of DeepSpeed's own)",)
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Give the number of nodes, and if anything of ZeRO is chosen what Accelerate and Transformers read of it."""

@@ -85,6 +85,14 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
         ("expected to have finished reduction in the prior iteration",),
         "some parameters got no gradient: find_unused_parameters=True, or use them all in the loss",
     ),
+    (
+        ("deepspeed requires --deepspeed_config",),
+        "-o config=FILE -o pass-config=deepspeed passes one; -o zero and -o config alone are for Accelerate's scripts",
+    ),
+    (
+        ("train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size",),
+        "are the sizes for so many workers? On CPUs Accelerate comes to DeepSpeed with one worker alone: --num-procs 1",
+    ),
 )
 
 _BY_SIGNAL = {
@@ -113,6 +121,8 @@ def hint_for(evidence: Evidence, *, python: str | None, world_size: int) -> str 
     if missing and evidence.repeats == "import error":
         name = re.search(r"No module named '?([\w.]+)", f"{evidence.message or ''}\n{evidence.text}")
         return _missing_module(name[1] if name else missing[1], python, folder="the script's folder")
+    if package := re.search(r"no package metadata was found for ([\w.-]+)", text):
+        return f"a library needs the package {package[1]}: {python or _ANY_PYTHON} -m pip install {package[1]}"
     for marks, hint in _BY_TEXT:
         if any(mark in text for mark in marks):
             return hint

@@ -160,6 +160,18 @@ def test_silent_end_says_so(end_of):
         ("RuntimeError: DataLoader worker (pid 5) is killed by signal: Bus error. It is possible that", "/dev/shm"),
         ("OSError: [Errno 24] Too many open files", "ulimit -n"),
         ("ImportError: libcudart.so.12: cannot open shared object file: No such file or directory", "LD_LIBRARY_PATH"),
+        (
+            "AssertionError: DeepSpeed requires --deepspeed_config to specify configuration file",
+            "pass-config=deepspeed",
+        ),
+        (
+            "AssertionError: train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 32 != 8",
+            "one worker alone: --num-procs 1",
+        ),
+        (
+            "importlib.metadata.PackageNotFoundError: No package metadata was found for transformers",
+            "-m pip install transformers",
+        ),
         ("ValueError: anything", None),
     ],
 )
