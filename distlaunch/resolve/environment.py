@@ -10,6 +10,9 @@ from distlaunch.core.model.variables import DEVICE_MASKS, SET_FOR_WORKERS, witho
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.options import TrainOptions
 
+_LONGEST = 131_071
+"""execve(2): MAX_ARG_STRLEN, less the NUL at the end."""
+
 
 def base_environment(facts: Facts) -> dict[str, str]:
     """Give what workers inherit: the launcher's environment without what another launcher set for it."""
@@ -38,6 +41,16 @@ def who_gives(name: str, options: TrainOptions) -> str:
     """Say which option gives a variable that the user has given."""
     by_word = any(item.partition("=")[0] == name for item in options.env)
     return f"--env {name}" if by_word else f"{name} in {printable(' or '.join(options.env_file))}"
+
+
+def check_length(name: str, value: str, who: str) -> None:
+    """Raise ConfigError for a variable with which no program could be started."""
+    length = len(f"{name}={value}".encode(errors="replace"))  # of a byte that is no text: one, too
+    if length > _LONGEST:
+        raise ConfigError(
+            f"{who}: with {length:,} bytes it is too long, Linux takes {_LONGEST:,} of one variable (NAME=VALUE)",
+            hint="put it into a file, and the file's name into the variable",
+        )
 
 
 def _parse_file(path: str, text: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from distlaunch.core.model.topology import Node, Topology
 from distlaunch.resolve import variables as v
 from distlaunch.resolve.backend import PlannedBackend
 from distlaunch.resolve.binding import bind_cpus, pinned_note, threads_per_worker
-from distlaunch.resolve.environment import base_environment, given_environment, unless_set, who_gives
+from distlaunch.resolve.environment import base_environment, check_length, given_environment, unless_set, who_gives
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.options import TrainOptions
 
@@ -72,6 +72,8 @@ def build_plan(
             f"{who_gives(name, options)}: --backend {backend.name} sets {name} for each worker",
             hint="leave it out, or use another backend",
         )
+    for name, value in given.items():
+        check_length(name, value, who_gives(name, options))
     workdir = working_directory(options, facts, local=local)
     job = v.job_variables(
         topology,
@@ -93,6 +95,8 @@ def build_plan(
     of_backend = backend.job_variables(topology)
     unwanted = [name for name in backend.unwanted() if name in base and name not in of_backend and name not in given]
     base = {name: value for name, value in base.items() if name not in unwanted} if unwanted else base
+    for name, value in {**job, **of_backend}.items():
+        check_length(name, value, f"{name}, which --backend {backend.name} sets")
     left_out = (_left_out(unwanted, backend.name),) if unwanted else ()
     notes = [*topology.notes, *backend.notes, *backend.notes_on(topology), *left_out, *own_notes]
     defaults = unless_set({**v.DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)

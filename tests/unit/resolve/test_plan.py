@@ -45,6 +45,29 @@ def variables(planned: LaunchPlan, rank: int = 0) -> dict[str, str]:
     return {**planned.shared_env, **planned.workers[rank].env}
 
 
+def test_a_variable_longer_than_linux_takes_is_refused_by_its_name(make_facts):
+    most = 131_071 - len("LONG=")
+    assert plan(make_facts, env=("LONG=" + "é" * (most // 2),))
+    why = refused(make_facts, env=("LONG=" + "x" * (most + 1),)).message
+    assert why == "--env LONG: with 131,072 bytes it is too long, Linux takes 131,071 of one variable (NAME=VALUE)"
+    texts = {"f.env": "LONG=" + "x" * 200_000}
+    assert refused(make_facts, env_file=("f.env",), facts={"texts": texts}).message.startswith(
+        "LONG in f.env: with 200,005"
+    )
+
+
+def test_a_variable_of_a_backend_may_not_be_too_long_either(make_facts):
+    class Long(Backend):
+        name = "long"
+
+        def job_variables(self, topology):
+            return {"CLASSES": "Block," * 50_000}
+
+    chosen, facts = TrainOptions(script="train.py", num_procs=1), make_facts()
+    with pytest.raises(ConfigError, match=r"^CLASSES, which --backend long sets: with 300,008 bytes it is too long"):
+        build_plan(chosen, facts, local_topology(chosen, facts), Long({}, {}), job_id="j", run_dir="/r")
+
+
 # --- what contradicts a backend
 
 
