@@ -1,7 +1,8 @@
 r"""Layer backends: a strict reader of configuration files: JSON, and of YAML what ``accelerate config`` writes.
 
 PyYAML need not be where a job is launched from, and does not tell on which line a key stands. What is read means what
-PyYAML makes of it (YAML 1.1: ``no`` is false); anchors, tags, block scalars and nested flow collections are refused.
+PyYAML makes of it (YAML 1.1: ``no`` is false); anchors, tags, block scalars and nested flow collections are refused,
+and so are times, dates and keys that are no text there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable, quoted
 
-_KEY = re.compile(r"""(?P<key>[A-Za-z_][\w.\-]*|'[^'"\\]+'|"[^'"\\]+")[ \t]*:(?=[ \t]|$)[ \t]*""")
+_KEY = re.compile(r"""(?P<key>[A-Za-z_][\w.\-]*|'[^'"\\]+'|"[^'"\\]+") *:(?= |$) *""")
 _WORDS: Mapping[str, bool | None] = {
     **{form: True for word in ("yes", "true", "on") for form in (word, word.title(), word.upper())},
     **{form: False for word in ("no", "false", "off") for form in (word, word.title(), word.upper())},
@@ -25,10 +26,19 @@ _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*|0[0-7_]+|0b[01_]+|0x[0-9a-fA-F_]+)"
 _FLOAT = re.compile(
     r"[-+]?[0-9][0-9_]*\.[0-9_]*([eE][-+][0-9]+)?|\.[0-9][0-9_]*([eE][-+][0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
+_TIME = re.compile(
+    r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"  # YAML 1.1 counts by sixty: 12:30 is 750
+    r"|[0-9]{4}-[0-9]{2}-[0-9]{2}"
+    r"|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt]|[ \t]+)[0-9]{1,2}:[0-9]{2}:[0-9]{2}(\.[0-9]*)?"
+    r"([ \t]*(Z|[-+][0-9]{1,2}(:[0-9]{2})?))?"
+)
+_NOT_ALLOWED = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What YAML allows nowhere, and three more ends of lines that it has."""
 _MOST_LEVELS = 20
 _MOST_LINES = 1000
 """Of one quoted value."""
-_BLANK = " \t"
+_BLANK = " "
+"""Between words; a tab is none in YAML outside quotes and comments."""
 _ESCAPES = {
     "0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "e": "\x1b",
     " ": " ", '"': '"', "/": "/", "\\": "\\", "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
@@ -83,12 +93,20 @@ class _Reader:
         self._found: dict[tuple[str, ...], int] = {}
 
     def document(self) -> Document:
+        for line in self._lines:
+            if (match := _NOT_ALLOWED.search(line)) is not None:
+                raise self._error(f"{quoted(match[0])} is not read in YAML here", hint="in double quotes, \\x or \\u")
+            self._at += 1
+        self._at = 0
         if self._next() is not None and self._lines[self._at].rstrip(_BLANK) == "---":
             self._at += 1
         indent = self._next()
         values = {} if indent is None else self._mapping(indent, ())
-        if self._next() is not None and self._lines[self._at].rstrip(_BLANK) != "...":
+        if self._next() is not None and (not values or self._lines[self._at].rstrip(_BLANK) != "..."):
             raise self._error("less indented than what it follows" if values else "expected 'name: value'")
+        self._at += 1
+        if self._next() is not None:
+            raise self._error("something stands behind the end of the document")
         return Document(path=self._path, values=values, lines=self._found)
 
     def _next(self) -> int | None:
@@ -115,6 +133,8 @@ class _Reader:
                     break
                 raise self._error("expected 'name: value'")
             key = match["key"].strip("'\"")
+            if key == match["key"] and key in _WORDS:
+                raise self._error(f"{key} is no text in YAML, but a value", hint=f'"{key}": if that is its name')
             keys = (*above, key)
             if key in values:
                 raise self._error(f"{quoted(key)} is given twice, first on line {self._found[keys]}")
@@ -141,6 +161,8 @@ class _Reader:
             start = len(self._lines[self._at]) - len(self._lines[self._at][indent + 1 :].lstrip(" "))
             if _KEY.match(self._lines[self._at], start):
                 raise self._error("a list of mappings is not read here")
+            if self._lines[self._at][start] == "#":
+                raise self._error("nothing stands in this line of the list", hint="- null, if that is meant")
             values.append(self._scalar(start, indent))
         return values
 
@@ -151,24 +173,28 @@ class _Reader:
         if first in _QUOTED:
             return self._quoted(start, first)
         if first in "[{":
-            return self._flow(_uncommented(rest))
-        if first in "|>&*!%@`,]}" or rest.rstrip(_BLANK) == "-" or rest.startswith(("? ", "- ")):
-            raise self._error(f"{quoted(first)} begins what is not read of YAML here", hint="quote the value")
-        words = _uncommented(rest)
+            return self._flow(self._uncommented(rest))
+        words = self._uncommented(rest)
+        self._check_start(words)
         if _has_colon(words):
             raise self._error("a second ':' in one line", hint="quote the value")
         is_open = words == rest.strip(_BLANK)  # a comment ends it
-        last = self._at
+        begun = last = self._at
         self._at += 1
         while is_open and (below := self._next()) is not None and below > indent:
+            if any(between.strip(_BLANK) for between in self._lines[last + 1 : self._at]):
+                raise self._error("a comment stands within a value")
             line = self._lines[self._at].strip(_BLANK)
-            more = _uncommented(line)
+            more = self._uncommented(line)
             if _has_colon(more):
                 raise self._error("more indented than what it follows")
             words += "\n" * (self._at - last) + more
             is_open, last = more == line, self._at
             self._at += 1
-        return _resolved(_folded(words))
+        end, self._at = self._at, begun
+        value = self._resolved(_folded(words))
+        self._at = end
+        return value
 
     def _quoted(self, start: int, quote: str) -> str:
         begun = self._at
@@ -180,7 +206,7 @@ class _Reader:
                 raise self._error(f"the quote {quote} is not closed")
             text += "\n" + self._lines[self._at]
         behind = text[match.end() :].strip(_BLANK)
-        if behind and not (behind.startswith("#") and text[match.end()] in " \t"):
+        if behind and not (behind.startswith("#") and text[match.end()] == " "):
             raise self._error(f"{quoted(behind)} stands behind a quoted value")
         self._at += 1
         if quote == "'":
@@ -200,19 +226,41 @@ class _Reader:
         if text == "{}":
             value: Any = {}
         elif text.startswith("[") and text.endswith("]") and not re.search(r"[\[\]{}'\"]|: ", text[1:-1]):
-            inner = text[1:-1].strip(_BLANK)
-            value = [_resolved(word.strip(_BLANK)) for word in inner.split(",")] if inner else []
+            *words, last = (word.strip(_BLANK) for word in text[1:-1].split(","))
+            if not all(words):
+                raise self._error("nothing stands between two commas", hint="null, if that is meant")
+            values = [word for word in (*words, last) if word]
+            for word in values:
+                self._check_start(word)
+            value = [self._resolved(word) for word in values]
         else:
             raise self._error("only {} and [A, B] without quotes are read in one line", hint="a line for each value")
         self._at += 1
         return value
 
+    def _resolved(self, text: str) -> Any:
+        """Give a plain scalar its type, as YAML 1.1 has it."""
+        if text in _WORDS:
+            return _WORDS[text]
+        if _TIME.fullmatch(text) or text in ("<<", "="):
+            raise self._error(f"{quoted(text)} is no text in YAML, and not read here", hint=f'"{text}" if it is text')
+        try:
+            return _number(text)
+        except ValueError as exc:  # 0x_, or thousands of digits
+            raise self._error(f"{quoted(text)} is no number", hint="quote the value") from exc
+
+    def _check_start(self, words: str) -> None:
+        if words[0] in "|>&*!%@`,]}" or words in ("-", "?") or words.startswith(("? ", "- ")):
+            raise self._error(f"{quoted(words[0])} begins what is not read of YAML here", hint="quote the value")
+
+    def _uncommented(self, text: str) -> str:
+        words = text.partition(" #")[0].strip(_BLANK)
+        if "\t" in words:
+            raise self._error("a tab outside quotes, YAML takes spaces")
+        return words
+
     def _error(self, why: str, *, hint: str | None = None) -> ConfigError:
         return ConfigError(f"{printable(self._path)}:{self._at + 1}: {why}", hint=hint)
-
-
-def _uncommented(text: str) -> str:
-    return re.split(r"[ \t]#", text, maxsplit=1)[0].strip(_BLANK)
 
 
 def _has_colon(text: str) -> bool:
@@ -225,18 +273,13 @@ def _folded(text: str) -> str:
     return re.sub(r"\n+", lambda found: "\n" * (len(found[0]) - 1) or " ", joined)
 
 
-def _resolved(text: str) -> Any:
-    """Give a plain scalar its type, as YAML 1.1 has it."""
-    if text in _WORDS:
-        return _WORDS[text]
+def _number(text: str) -> int | float | str:
+    """Give the number that a plain scalar is, else the text."""
     number = text.replace("_", "").lower()
-    try:
-        if _INTEGER.fullmatch(text):
-            digits = number.lstrip("+-")
-            value = int(digits, 8 if digits.isdigit() and digits[0] == "0" else 0)
-            return -value if number[0] == "-" else value
-        if _FLOAT.fullmatch(text):
-            return float(number.replace(".inf", "inf").replace(".nan", "nan"))
-    except ValueError:  # 0x_, or thousands of digits
-        pass
+    if _INTEGER.fullmatch(text):
+        digits = number.lstrip("+-")
+        value = int(digits, 8 if digits.isdigit() and digits[0] == "0" else 0)
+        return -value if number[0] == "-" else value
+    if _FLOAT.fullmatch(text):
+        return float(number.replace(".inf", "inf").replace(".nan", "nan"))
     return text

@@ -83,6 +83,9 @@ def test_what_pyyaml_writes_is_read_back(values, unicode):
         "_1",
         "0o17",
         "-x",
+        "?",
+        "[a, b,]",
+        "[a]",
     ],
 )
 def test_a_word_means_what_pyyaml_makes_of_it(value):
@@ -154,6 +157,24 @@ def test_nothing_at_all_is_an_empty_document():
         ("a: 'x\n" + "y\n" * 5000, 1, "quote ' is not closed"),
         ("".join(" " * level + "a:\n" for level in range(3000)), 22, "nested too deeply"),
         ("a:1\n", 1, "expected 'name: value'"),
+        ("a: 1\nb: [a,,b]\n", 2, "nothing stands between two commas"),
+        ("a: [@b]\n", 1, "'@' begins"),
+        ("a: 12:30\n", 1, "'12:30' is no text in YAML"),
+        ("a: 1:30.5\n", 1, "'1:30.5' is no text"),
+        ("a:\n- 2024-01-31\n", 2, "'2024-01-31' is no text"),
+        ("a: 2024-1-3 1:20:30.5 +01:00\n", 1, "is no text"),
+        ("a: <<\n", 1, "'<<' is no text"),
+        ("a: 0x_\n", 1, "'0x_' is no number"),
+        ("a: 0b_\n", 1, "'0b_' is no number"),
+        ("a: " + "9" * 5000, 1, "is no number"),
+        ("a: 1\nno: 2\n", 2, "no is no text in YAML, but a value"),
+        ("a:\n  null: 2\n", 2, "null is no text"),
+        ("a: b\n# \x07\n", 2, "'\\x07' is not read"),
+        ("a: b\u2028c\n", 1, "'\\u2028' is not read"),
+        ("a: b\tc\n", 1, "a tab outside quotes"),
+        ("a: b\n# c\n  d\n", 3, "a comment stands within a value"),
+        ("a:\n- # b\n", 2, "nothing stands in this line"),
+        ("a: 1\n...\nb: 2\n", 3, "behind the end"),
         ('{"a": 1,\n "b" 2}', 2, "no JSON"),
         ('{"a": {"b": 1, "b": 2}}', None, "'b' is given twice"),
     ],
@@ -165,9 +186,21 @@ def test_what_is_not_understood_is_named_with_its_line(text, line, why):
     assert caught.value.message.startswith("dir/c.yaml" if line is None else f"dir/c.yaml:{line}: ")
 
 
-@pytest.mark.parametrize("word", ["0x_", "0b_", "9" * 5000])
-def test_what_looks_like_a_number_and_is_none_is_text(word):
-    assert read_document(f"a: {word}\n", "c.yaml").values == {"a": word}
+PIECES = st.sampled_from([
+    *'abk,:-#?|[]{}"&*!@%<=', "no", "on", "~", "12:30", "1:30.5", "2024-01-01", "<<", "0x_", "0o7", "1_0", "1.0e+3", " ", "  ",
+    "\n", "\n  ", "\n- ", "\nk2: ", "'", " #", "\t", "\x85", "\u2028", "[a,b,]", "[a,,b]", "{}", "---", "...", "\\n",
+])  # fmt: skip
+
+
+@settings(deadline=None, max_examples=1000)
+@given(st.lists(PIECES, max_size=8).map("".join))
+def test_what_is_read_means_what_pyyaml_makes_of_it(value):
+    text = f"k: {value}"
+    try:
+        read = read_document(text, "c.yaml").values
+    except ConfigError:
+        return
+    assert repr(read) == repr(yaml.safe_load(text))
 
 
 @given(st.text(max_size=200))
