@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from distlaunch.backends.base import Backend
+from distlaunch.backends.base import Backend, Requirement
 from distlaunch.backends.registry import find_backend
 from distlaunch.backends.usual import NEITHER, usual_files, without
 from distlaunch.core.errors import ConfigError
@@ -227,11 +227,8 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
     if plan.preload and options.setup is None and local:  # which may lead to others
         _check_modules(plan, options)
     needed = backend.needed(plan.shared_env)
-    by_ours = local and options.setup is options.python is None and not options.no_python
-    if by_ours and any(each.demanded for each in needed):
-        from distlaunch.backends.requirements import check_installed
-
-        check_installed(backend.name, needed, plan.argv[0], _import_path(plan, options))
+    if local and options.setup is None and not options.no_python and any(each.demanded for each in needed):
+        _check_requirements(backend.name, needed, plan, options)
     composer = explanation = None
     if location is not None and location.allocation.part == "all" and not _is_all_here(options, topology):
         from distlaunch.resolve.members import Composer
@@ -322,6 +319,21 @@ def _is_all_here(options: TrainOptions, topology: Topology) -> bool:
     """Tell whether the job is on this machine alone, now and later."""
     may_grow = bool(topology.spares) or (topology.bounds is not None and options.discover is not None)
     return len(topology.nodes) == 1 and topology.here == 0 and not may_grow
+
+
+def _check_requirements(name: str, needed: Sequence[Requirement], plan: LaunchPlan, options: TrainOptions) -> None:
+    """Refuse a backend whose modules the workers' interpreter does not have. Raises ConfigError."""
+    from distlaunch.backends.requirements import check_installed
+
+    path, python, installed = _import_path(plan, options), plan.argv[0], None
+    if options.python is not None and python != sys.executable:
+        from distlaunch.backends.elsewhere import installed_for
+
+        environ = {**plan.base_env, **plan.given_env}
+        installed = installed_for(python, needed, path, environ=environ, cwd=plan.workdir)
+        if installed is None:
+            return
+    check_installed(name, needed, python, path, installed=installed)
 
 
 def _check_modules(plan: LaunchPlan, options: TrainOptions) -> None:

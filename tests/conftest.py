@@ -298,6 +298,14 @@ class Launcher:
         }
         self._started: list[Running] = []
 
+    def pretend(self, *modules: str) -> None:
+        """Have an empty module of each of these names where workers look, as if a framework were installed."""
+        folder = self.tmp_path / "pretended"
+        folder.mkdir(exist_ok=True)
+        for module in modules:
+            (folder / f"{module}.py").touch()
+        self.env["PYTHONPATH"] = str(folder)
+
     def start(
         self,
         args: Sequence[str | os.PathLike[str]],

@@ -1,8 +1,11 @@
-"""Layer backends: whether the modules that a backend's workers import are there, asked without importing any."""
+"""Layer backends: whether the modules that a backend's workers import are there, asked without importing any.
+
+This interpreter is asked; ``elsewhere`` asks another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
@@ -10,6 +13,9 @@ from distlaunch.backends.base import Requirement
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.probe.modules import is_importable
+
+Installed = Callable[[Requirement], tuple[str | None, str]]
+"""Gives the version of what has brought a module (as ``Found`` has it), and that package."""
 
 
 class Found(Record):
@@ -35,32 +41,34 @@ class Found(Record):
         return bool(self.version and oldest) and _release(self.version or "") < _release(oldest)
 
 
-def look_for(requirements: Sequence[Requirement], path: Sequence[str] = ()) -> Iterator[Found]:
-    """Look for each of these modules on ``path``, then in this interpreter."""
+def look_for(
+    requirements: Sequence[Requirement], path: Sequence[str] = (), *, installed: Installed | None = None
+) -> Iterator[Found]:
+    """Look for each of these modules on ``path``, then in this interpreter; or have another told by ``installed``."""
+    ask = installed or (lambda requirement: _in_ours(requirement, path))
     for requirement in requirements:
         release = ""
         if requirement.beside is not None:
-            other = _looked_for(requirement.beside, path)
+            other = _found(requirement.beside, ask)
             if other.is_too_old:
                 continue
             release = ".".join(map(str, _release(other.version or "")[:2]))
-        yield _looked_for(requirement, path, release)
+        yield _found(requirement, ask, release)
 
 
-def _looked_for(requirement: Requirement, path: Sequence[str], release: str = "") -> Found:
-    name, there = _plain(requirement.package), None
-    if is_importable(requirement.module, path, folders=False):  # one of the script's own may be called alike
-        name, there = _installed(requirement)
+def _found(requirement: Requirement, installed: Installed, release: str = "") -> Found:
+    there, name = installed(requirement)
     return Found(requirement=requirement, version=there, package=name, release=release)
 
 
-def _installed(requirement: Requirement) -> tuple[str, str]:
-    """Give the package that has brought a module that is there, and its version; empty where nothing tells."""
+def _in_ours(requirement: Requirement, path: Sequence[str]) -> tuple[str | None, str]:
     package = _plain(requirement.package)
+    if not is_importable(requirement.module, path, folders=False):  # one of the script's own may be called alike
+        return None, package
     with suppress(PackageNotFoundError):
-        return package, version(package)
+        return version(package), package
     others = packages_distributions().get(requirement.module, [])
-    return (others[0], version(others[0])) if others else (package, "")
+    return (version(others[0]), others[0]) if others else ("", package)
 
 
 def _plain(package: str) -> str:
@@ -77,9 +85,16 @@ def install_words(python: str, requirement: Requirement, release: str = "") -> s
     return f"{python} -m pip install '{wanted}'"
 
 
-def check_installed(name: str, requirements: Sequence[Requirement], python: str, path: Sequence[str]) -> None:
+def check_installed(
+    name: str,
+    requirements: Sequence[Requirement],
+    python: str,
+    path: Sequence[str],
+    *,
+    installed: Installed | None = None,
+) -> None:
     """Refuse a backend whose modules the workers could not import. Raises ConfigError with the command that helps."""
-    for found in look_for(requirements, path):
+    for found in look_for(requirements, path, installed=installed):
         requirement = found.requirement
         if found.is_met or not requirement.demanded:
             continue

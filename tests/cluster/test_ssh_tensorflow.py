@@ -24,9 +24,11 @@ def said(text: str) -> list[dict]:
     return [json.loads(line[line.index("{") :]) for line in text.splitlines() if "{" in line]
 
 
-def test_workers_on_all_hosts_reach_each_other_where_they_are_told(hosts):
+def test_workers_on_all_hosts_reach_each_other_where_they_are_told(hosts, tmp_path):
+    for module in ("tensorflow", "tf_keras"):
+        (tmp_path / f"{module}.py").touch()
     words = ("--backend", "tensorflow", "--python", sys.executable, "--hosts", "n1:1,n2:2,n3:1", "--device", "cpu")
-    result = hosts.train(*words, MEETS)
+    result = hosts.train(*words, MEETS, env={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 0, result.stderr
     told = sorted(said(result.stdout), key=lambda each: each["rank"])
     [cluster] = {json.dumps(each["config"]["cluster"]) for each in told}

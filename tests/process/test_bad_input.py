@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import venv
 
 import pytest
 
@@ -261,3 +262,16 @@ def test_a_port_of_another_running_job_of_ours_is_refused_naming_that_job(distla
     assert first.wait().returncode == 143
     (distlaunch.work / "good.py").write_text("")
     assert distlaunch.train("--num-procs", "1", "--master-port", port, "good.py").returncode == 0
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_a_framework_that_another_interpreter_does_not_have_is_said_before_anything_starts(distlaunch, command):
+    python = distlaunch.work / "bare" / "bin" / "python"
+    venv.create(python.parents[1], with_pip=False)
+    (distlaunch.work / "good.py").touch()
+    words = [command, "--num-procs", "1", "--backend", "deepspeed", "--python", str(python), "good.py"]
+    result = distlaunch.run(words)
+    assert result.returncode == 2
+    assert f"{python} has no module torch" in result.stderr
+    assert f"{python} -m pip install 'torch'" in result.stderr
+    assert result.run_dir is None

@@ -17,6 +17,11 @@ SHOW = (
 )
 
 
+@pytest.fixture(autouse=True)
+def installed(distlaunch):
+    distlaunch.pretend("deepspeed")
+
+
 @pytest.fixture
 def show(distlaunch):
     """Give a command that has each worker file its arguments and some of its variables; and what they filed."""
@@ -121,8 +126,10 @@ def test_without_ssh_a_launcher_on_each_node_of_the_host_file_makes_one_job(dist
     more = ["--python", sys.executable, "show.py", "RANK,LOCAL_RANK,WORLD_SIZE,LOCAL_SIZE,CROSS_RANK,CROSS_SIZE"]
     launchers = []
     for rank in (1, 0):
-        (distlaunch.work / f"{rank}.json").write_text("{}")  # whose path may be another on each node
-        own = ["--node_rank", str(rank), "-o", f"config={rank}.json", "-o", "pass-config=deepspeed"]
+        file = distlaunch.work / str(rank) / "ds.json"  # whose path may be another on each node
+        file.parent.mkdir()
+        file.write_text("{}")
+        own = ["--node_rank", str(rank), "-o", f"config={file}", "-o", "pass-config=deepspeed"]
         launchers.append(distlaunch.start(["deepspeed", *where, *own, *more]))
     for launcher in launchers:
         result = launcher.wait()
@@ -130,7 +137,7 @@ def test_without_ssh_a_launcher_on_each_node_of_the_host_file_makes_one_job(dist
     got = [json.loads((distlaunch.work / f"got-{rank}").read_text()) for rank in range(3)]
     places = [["0", "0", "3", "2", "0", "2"], ["1", "1", "3", "2", "0", "2"], ["2", "0", "3", "1", "1", "2"]]
     assert [place for _, place in got] == places
-    assert got[2][0] == [f"--deepspeed_config={distlaunch.work / '1.json'}", "--local_rank=0"]
+    assert got[2][0] == [f"--deepspeed_config={distlaunch.work / '1' / 'ds.json'}", "--local_rank=0"]
 
 
 def test_a_host_file_that_is_named_has_to_be_there(distlaunch):
@@ -139,7 +146,7 @@ def test_a_host_file_that_is_named_has_to_be_there(distlaunch):
 
 def test_the_framework_has_to_be_there_and_the_command_that_brings_it_is_told(distlaunch):
     (distlaunch.work / "show.py").write_text(SHOW)
-    said = refused(distlaunch, "show.py")
+    said = refused(distlaunch, "show.py", env={"PYTHONPATH": ""})
     assert "has no module deepspeed" in said
     assert "-m pip install 'deepspeed>=0.10'" in said
 

@@ -22,6 +22,7 @@ def show(distlaunch):
     """Give a command that has each worker print its arguments and variables of Horovod's."""
     script = distlaunch.work / "show.py"
     script.write_text(SHOW)
+    distlaunch.pretend("horovod")
 
     def run(*words, env=None, command=(sys.executable, "show.py")):
         result = distlaunch.run(["horovodrun", "--python", sys.executable, *words, *command], env=env)

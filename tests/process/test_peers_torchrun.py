@@ -41,6 +41,7 @@ def by_deepspeed(port: int, rank: int, job: str) -> list[str]:
     ids=["torchrun", "deepspeed"],
 )
 def test_a_launcher_of_another_job_is_told_so_in_the_words_that_it_has(distlaunch, port, words, hint):
+    distlaunch.pretend("deepspeed")
     program = str(PROGRAMS / "member.py")
     distlaunch.start([*words(port, 0, "7"), program])
     until(lambda: is_open(port), "the first launcher has the port")

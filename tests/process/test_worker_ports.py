@@ -14,6 +14,11 @@ MEETS = PROGRAMS / "meets.py"
 TENSORFLOW = ("--backend", "tensorflow", "--python", sys.executable)
 
 
+@pytest.fixture(autouse=True)
+def installed(distlaunch):
+    distlaunch.pretend("tensorflow", "tf_keras")
+
+
 def told(text: str) -> list[dict]:
     """Give what the workers have said, by attempt and rank."""
     said = [json.loads(line[line.index("{") :]) for line in text.splitlines() if "{" in line]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import venv
+
 import pytest
 
 from distlaunch.backends.accelerate import Accelerate
 from distlaunch.backends.base import Requirement
+from distlaunch.backends.elsewhere import installed_for
 from distlaunch.backends.requirements import check_installed, install_words, look_for
 from distlaunch.backends.tensorflow import TensorFlow
 from distlaunch.core.errors import ConfigError
@@ -87,3 +90,35 @@ def test_the_recipe_for_horovod_in_readme_is_the_one_that_the_tests_build_with()
     assert words >= {"setuptools<70", "cmake", "cloudpickle", f"horovod=={environments.HOROVOD}"}
     assert "-std=gnu++20" in recipe
     assert "-std=gnu++20" in environments.COMPILER
+
+
+def test_an_interpreter_that_is_not_ours_is_asked_what_it_has(tmp_path):
+    python = str(tmp_path / "bare" / "bin" / "python")
+    venv.create(tmp_path / "bare", with_pip=False)
+    wanted = (Requirement(module="gossipd", package="gossip-daemon[all]", at_least="2.0"), *TensorFlow.requires)
+
+    def ask(*path: str):
+        return installed_for(python, wanted, path, environ={}, cwd=str(tmp_path))
+
+    with pytest.raises(ConfigError, match="no module gossipd") as caught:
+        check_installed("gossip", wanted[:1], python, [], installed=ask())
+    assert caught.value.hint == f"{python} -m pip install 'gossip-daemon[all]>=2.0'"
+    (tmp_path / "gossipd.py").touch()
+    check_installed("gossip", wanted[:1], python, [], installed=ask(str(tmp_path)))
+    site = next((tmp_path / "bare").glob("lib/python*/site-packages"))
+    for module, package, version in (("gossipd", "gossip_daemon", "1.9"), ("tensorflow", "tensorflow", "2.21.0")):
+        (site / f"{module}.py").touch()
+        (site / f"{package}-{version}.dist-info").mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+        (site / f"{package}-{version}.dist-info" / "METADATA").write_text(metadata)
+    with pytest.raises(ConfigError, match=r"gossip-daemon 1\.9 is older than 2\.0"):
+        check_installed("gossip", wanted, python, [], installed=ask())
+    assert [each.release for each in look_for(TensorFlow.requires, installed=ask())] == ["", "2.21"]
+
+
+def test_one_that_gives_no_answer_is_left_to_say_so_itself(tmp_path):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    for python in (str(program), str(tmp_path / "none")):
+        assert installed_for(python, TensorFlow.requires, (), environ={}, cwd=str(tmp_path)) is None
