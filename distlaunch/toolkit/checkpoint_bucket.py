@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_store import MANIFEST, CheckpointError, Store, Summed, name_of
+from distlaunch.toolkit.checkpoint_store import MANIFEST, CheckpointError, Store, Summed, name_of, sealed
 
 _OWNER = "owner.json"
 
@@ -103,7 +103,7 @@ class Bucket(Store):
 
     def commit(self, temporary: str, name: str, manifest: bytes) -> None:
         """Write the manifest, the mark of a whole checkpoint."""
-        self.write(f"{name}/{MANIFEST}", manifest)
+        self.write(f"{name}/{MANIFEST}", sealed(manifest))
 
     def remove(self, name: str) -> None:
         """Remove the manifest first."""

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_store import MANIFEST, Store, Summed
+from distlaunch.toolkit.checkpoint_store import MANIFEST, Store, Summed, sealed
 
 _LOCK = ".lock"
 _SAVING, _REMOVING, _ASIDE = ".saving-", ".removing-", "aside-"
@@ -134,7 +134,7 @@ class Folder(Store):
 
     def commit(self, temporary: str, name: str, manifest: bytes) -> None:
         """Write the manifest, and give all of it its name by one rename. Raises FileExistsError if that is taken."""
-        self.write(f"{temporary}/{MANIFEST}", manifest)
+        self.write(f"{temporary}/{MANIFEST}", sealed(manifest))
         _sync(f"{self.root}/{temporary}")
         os.rename(f"{self.root}/{temporary}", f"{self.root}/{name}")  # fails on a folder that is there and not empty
         _sync(self.root)

@@ -16,11 +16,13 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, BinaryIO
+from urllib.parse import unquote
 
-from distlaunch.core.errors import LaunchError
+from distlaunch.core.errors import ConfigError, LaunchError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+_SEAL = "crc32"
 _NAME = re.compile(r"step-(\d{1,18})(?:\.[0-9a-f]{16})?")
 _PIECE_BYTES = 4 << 20
 
@@ -158,11 +160,13 @@ class Store(ABC):
 
     def manifest(self, name: str) -> dict[str, Any]:
         """Read what is in a checkpoint. Raises OSError or ValueError where that cannot be told."""
-        with self.open(f"{name}/{MANIFEST}") as file:
-            found = json.loads(file.read())
-        if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("files"), dict):
-            raise ValueError(f"{MANIFEST} is not one of format {FORMAT}")
-        return found
+        try:
+            with self.open(f"{name}/{MANIFEST}") as file:
+                return _manifest(file.read(), steps_of(name))
+        except (OSError, ValueError):
+            raise
+        except Exception as error:  # an object store's own, or a RecursionError: all workers wait for the answer
+            raise ValueError(f"{type(error).__name__}: {error}") from error
 
     def damage(self, name: str, files: Mapping[str, Any]) -> str | None:
         """Read files and say which one is not as it was written, if any."""
@@ -175,6 +179,8 @@ class Store(ABC):
                         crc = zlib.crc32(piece, crc)
             except OSError as error:
                 return f"{file}: {error.strerror or error}"
+            except Exception as error:  # noqa: BLE001 - an object store's own: all workers wait for the answer
+                return f"{file}: {type(error).__name__}: {error}"
             if size != written[0]:
                 return f"{file} has {size:,} bytes, not {written[0]:,}"
             if crc != written[1]:
@@ -193,14 +199,49 @@ def steps_of(name: str) -> int:
     return int(found[1]) if found else -1
 
 
+def sealed(manifest: bytes) -> bytes:
+    """Add a sum of its own to a manifest, as json.dumps has made it."""
+    return json.dumps({**json.loads(manifest), _SEAL: zlib.crc32(manifest)}).encode()
+
+
+def _manifest(data: bytes, steps: int) -> dict[str, Any]:
+    """Read one, and see that it is all there: what it leaves out would not be looked at."""
+    found = json.loads(data)
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ValueError(f"{MANIFEST} is not one of format {FORMAT}")
+    seal = found.pop(_SEAL, None)
+    if seal != zlib.crc32(json.dumps(found).encode()):
+        raise ValueError(f"{MANIFEST} is not what was written (its CRC-32 differs)")
+    if found["steps"] != steps:
+        raise ValueError(f"{MANIFEST} is of the checkpoint after {found['steps']} steps")
+    return found
+
+
 def store_for(where: str | os.PathLike[str]) -> Store:
-    """Choose by what is written: a URL with a scheme other than ``file`` is fsspec's."""
-    path = os.fspath(where)
+    """Choose by what is written: a URL with a scheme other than ``file`` is fsspec's.
+
+    Raises ConfigError for what is neither a path nor a URL, and for a URL that has been a ``Path``.
+    """
+    path = os.fspath(where) if isinstance(where, str | os.PathLike) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ConfigError(f"checkpoints in {where!r}: not a path or a URL: give a directory, as 'runs/a'")
     scheme, slashes, rest = path.partition("://")
-    if not slashes or scheme == "file":
-        from distlaunch.toolkit.checkpoint_folder import Folder
+    if slashes and scheme != "file":
+        from distlaunch.toolkit.checkpoint_bucket import Bucket
 
-        return Folder(os.path.abspath(rest if slashes else path))
-    from distlaunch.toolkit.checkpoint_bucket import Bucket
+        return Bucket(path)
+    if slashes:
+        host, _, rest = rest.partition("/")
+        if host not in ("", "localhost"):
+            raise ConfigError(f"checkpoints in {path}: file:// has three slashes before a path: file:///{host}/{rest}")
+        path = f"/{unquote(rest)}"
+    elif (first := path.partition("/")[0]).endswith(":"):  # pathlib.Path makes one slash of two
+        raise ConfigError(
+            f"checkpoints in {path}: a directory named {first}, or a URL that has lost a slash? "
+            f"Give a URL as a str ('{first}//{path.removeprefix(first).lstrip('/')}'), and a directory as './{path}'"
+        )
+    else:
+        path = os.path.expanduser(path)
+    from distlaunch.toolkit.checkpoint_folder import Folder
 
-    return Bucket(path)
+    return Folder(os.path.abspath(path))
