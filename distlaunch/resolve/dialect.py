@@ -22,7 +22,7 @@ class Dialect(Record):
     takes_typed: bool = False
     """Of several workers rank 0 reads what is typed, if stdin is a terminal of which we are the foreground job."""
     spelling: tuple[tuple[str, str], ...] = ()
-    """What ``train``'s options are called, for hints and errors: its spelling, then this dialect's."""
+    """What ``train``'s options are called, for hints and errors: its spelling, then this dialect's; # is any number."""
 
     def spelt(self, text: str) -> str:
         """Put a text of ours, which speaks of ``train``'s options, into this dialect."""
@@ -32,5 +32,14 @@ class Dialect(Record):
 
         words = dict(self.spelling)
         longest_first = sorted(words, key=len, reverse=True)
-        pattern = rf"(?<![\w-])(?:{'|'.join(map(re.escape, longest_first))})(?![\w-])"
-        return re.sub(pattern, lambda found: words[found[0]], text)
+        forms = [re.escape(key).replace(r"\#", "[0-9]+") for key in longest_first]
+
+        def other(found: re.Match[str]) -> str:
+            key = longest_first[(found.lastindex or 1) - 1]
+            before, number, _ = key.partition("#")
+            if not number:
+                return words[key]
+            rest = found[0][len(before) :]
+            return words[key].replace("#", rest[: len(rest) - len(rest.lstrip("0123456789"))])
+
+        return re.sub(rf"(?<![\w-])(?:{'|'.join(f'({form})' for form in forms)})(?![\w-])", other, text)

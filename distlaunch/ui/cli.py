@@ -199,13 +199,14 @@ def _settings() -> dict[str, Any]:
 def _add(
     app: typer.Typer,
     function: Callable[..., int],
-    command_class: type[TyperCommand],
+    command_class: type[_TrainCommand],
     options: Sequence[Option],
     *,
     name: str,
     help_text: str,
 ) -> None:
     """Give ``function`` the signature that the rows describe, and the application a command that runs it."""
+    usage, epilog = command_class.usage, _epilog(options, command_class.usage)
     parameters = [_parameter(option) for option in options]
     parameters.append(
         inspect.Parameter(
@@ -213,7 +214,10 @@ def _add(
             inspect.Parameter.KEYWORD_ONLY,
             annotation=list[str] | None,
             default=typer.Argument(
-                None, metavar="SCRIPT [ARGS]...", help="The training script and its own arguments.", show_default=False
+                None,
+                metavar=f"{usage} [ARGS]...",
+                help=f"The training {usage.lower()} and its own arguments.",
+                show_default=False,
             ),
         )
     )
@@ -223,7 +227,7 @@ def _add(
         "allow_interspersed_args": False,
         "token_normalize_func": lambda name: name.replace("_", "-"),
     }
-    app.command(name, cls=command_class, help=help_text, epilog=_epilog(options), context_settings=settings)(function)
+    app.command(name, cls=command_class, help=help_text, epilog=epilog, context_settings=settings)(function)
 
 
 def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
@@ -327,15 +331,16 @@ def _render_command(target: Target, environ: Mapping[str, str], render: Render) 
     return run_render
 
 
-def _epilog(options: Sequence[Option]) -> str:
+def _epilog(options: Sequence[Option], usage: str) -> str:
     *others, last = [option.flags[0] for option in options if option.variable is None]
+    said = {option.field: f"{option.name} in {option.variable}" for option in options if option.variable is not None}
+    odd = " and ".join(said[field] for field in ("job_id", "backend") if field in said)
     of_render = any(option.group == "render" for option in options)
     own = ", those of render alone in DISTLAUNCH_RENDER_NAME and so on" if of_render else ""
     return (
-        "Options have a default in the environment: --num-gpus in DISTLAUNCH_NUM_GPUS, and so on; --job-id in "
-        f"DISTLAUNCH_TRAIN_JOB_ID and --backend in DISTLAUNCH_TRAIN_BACKEND{own}; none have "
-        f"{', '.join(others)} and {last}. The command line wins. "
-        "What follows SCRIPT, or --, reaches the script byte for byte."
+        f"Options have a default in the environment: {said.get('num_gpus') or said['hosts']}, and so on; {odd}{own}; "
+        f"none have {', '.join(others)} and {last}. The command line wins. "
+        f"What follows {usage}, or --, reaches the {usage.lower()} byte for byte."
     )
 
 

@@ -14,6 +14,7 @@ from distlaunch.resolve.dialect import Dialect
 from distlaunch.resolve.options import DropInOptions
 from distlaunch.ui.option import Group, Kind, Option
 from distlaunch.ui.options import HELP_FLAGS, TRAIN_OPTIONS
+from distlaunch.ui.quick import Given, scan
 
 _TRAIN = {option.field: option for option in TRAIN_OPTIONS}
 
@@ -51,11 +52,19 @@ def row(
     )
 
 
+def take_apart(
+    argv: Sequence[str], options: Iterable[Option], theirs: Iterable[Option], dialect: Dialect
+) -> tuple[Given, tuple[str, ...]]:
+    """Take a command line apart as ``scan`` does, with its errors in this dialect."""
+    with in_words_of(dialect):
+        return scan(plain_words(argv, options, theirs), options)
+
+
 def plain_words(argv: Sequence[str], options: Iterable[Option], theirs: Iterable[Option]) -> list[str]:
     """Make the words up to the script or command fit for our own parser.
 
-    Spelt out are beginnings of the long names of ``theirs``, and words such as ``-np`` and ``-H=a:2``, which our parser
-    would take apart into letters. Raises UsageError for a beginning of several names.
+    Spelt out are beginnings of the long names of ``theirs``, and words such as ``-np``, ``-np2`` and ``-H=a:2``, which
+    our parser would take apart into letters. Raises UsageError for a beginning of several names.
     """
     by_flag = {flag: option for option in options for flag in option.all_flags}
     one_dash = {flag: option.name for flag, option in by_flag.items() if flag[1] != "-" and len(flag) > 2}
@@ -69,13 +78,32 @@ def plain_words(argv: Sequence[str], options: Iterable[Option], theirs: Iterable
         if flag[:2] == "--":
             dashed = flag.replace("_", "-")
             flag = dashed if dashed in by_flag else whole_name(flag, long)
-        flag = one_dash.get(flag, flag)
+        else:
+            flag, equals, value = _one_dash(word, one_dash, by_flag)
         option = by_flag.get(flag)
         words += [flag, value] if option is not None and equals and flag[1] != "-" else [flag + equals + value]
         if option is not None and option.kind != "flag" and not equals and at < len(argv):
             words.append(argv[at])
             at += 1
     return [*words, *argv[at:]]
+
+
+def _one_dash(word: str, names: Mapping[str, str], by_flag: Mapping[str, Option]) -> tuple[str, str, str]:
+    """Spell a word with one dash out, if it is a long name, the beginning of one alone, or one with a number behind.
+
+    Where its first letter is an option, a word that is no whole name is that option and its value.
+    """
+    flag, equals, value = word.partition("=")
+    if flag in names:
+        return names[flag], equals, value
+    if flag[:2] not in by_flag and flag not in HELP_FLAGS:
+        begun = {names[name] for name in names if name.startswith(flag)}
+        if len(begun) == 1:
+            return begun.pop(), equals, value
+        for name in names:
+            if flag[len(name) :].isdigit() and flag.startswith(name) and not equals:
+                return names[name], "=", flag[len(name) :]
+    return flag, equals, value
 
 
 def whole_name(flag: str, fields: Mapping[str, str]) -> str:

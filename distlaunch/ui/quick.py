@@ -203,10 +203,10 @@ def refuse_unknown(flag: str, by_flag: Iterable[str], *, script: str | None) -> 
         hint = instead + taken_as_it_is(flag)
         hint = hint if script is None else f"{hint}; {place}"
     else:
-        # Without the dashes, which would make all short names alike.
-        known = [name[2:] for name in by_flag if name[:2] == "--"]
+        # Without the dashes, which would make all short names alike; ``-np`` is a long one with one dash.
+        known = {name.lstrip("-"): name for name in sorted(by_flag, reverse=True) if len(name) > 2}
         near = get_close_matches(flag.lstrip("-"), known, n=1, cutoff=0.7)
-        hint = f"did you mean --{near[0]}? {place}" if near else place
+        hint = f"did you mean {known[near[0]]}? {place}" if near else place
     raise UsageError(f"unknown option {quoted(flag)}", hint=hint)
 
 

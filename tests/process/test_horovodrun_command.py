@@ -114,7 +114,7 @@ def test_where_horovod_is_missing_the_command_that_brings_it_is_said(distlaunch)
     ("words", "says"),
     [
         (["-np", "2", "--min-np", "1", "true"], "elastic Horovod is not offered"),
-        (["-np", "2"], "SCRIPT is missing"),
+        (["-np", "2"], "COMMAND is missing"),
         (["true"], "-np is missing"),
         (["-np", "2", "--mpi", "true"], "mpirun -np N COMMAND"),
         (["-np", "2", "--nmu", "3", "true"], "unknown option"),

@@ -13,7 +13,7 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 from distlaunch.resolve.dialect import Dialect
 from distlaunch.resolve.options import DropInOptions
-from distlaunch.ui.deepspeed.options import LAUNCHERS, OPTIONS, OWN
+from distlaunch.ui.deepspeed.options import LAUNCHERS, OPTIONS, OWN, SPELLING
 from distlaunch.ui.quick import Given, build
 
 DEFAULT_HOSTFILE = "/job/hostfile"
@@ -29,14 +29,19 @@ _MEETING_SPELLING = (
     ("--rendezvous", _MEETING_OPTION),
 )
 _LOCAL_RANK = "LOCAL_RANK in the environment says the same"
-_SPELLING = ((_LOCAL_RANK, f"--no_local_rank leaves it out: {_LOCAL_RANK}"),)
+_SPELLING = (*SPELLING, (_LOCAL_RANK, f"--no_local_rank leaves it out: {_LOCAL_RANK}"))
 _GRACE_S = 30.0
 """From TERM to KILL, as there."""
 _ELASTIC_RESTARTS = 100
 _LISTS = ("hosts", "hostfile", "discover")
-_NUMBERS = ("num_nodes", "num_gpus", "node_rank", "min_elastic_nodes", "max_elastic_nodes")
-_UNSET = "-1"
-"""What these are by default, and may be given as."""
+_NUMBERS = ("num_nodes", "num_gpus", "num_accelerators", "node_rank", "min_elastic_nodes", "max_elastic_nodes")
+_TEXTS = ("include", "exclude", "master_addr", "launcher_args")
+_UNSET = {**dict.fromkeys(_NUMBERS, "-1"), **dict.fromkeys(_TEXTS, "")}
+"""What these are by default, and may be given as: ``--include "$INCLUDE"``."""
+
+
+PARSING = Dialect(spelling=SPELLING)
+"""In which the command line is spoken of that cannot be taken apart."""
 
 
 class Meaning(Record):
@@ -51,7 +56,9 @@ def understand(
     given: Given, rest: Sequence[str], environ: Mapping[str, str], *, default_hostfile: str = DEFAULT_HOSTFILE
 ) -> Meaning:
     """Translate a command line that was taken apart. Raises UsageError or ConfigError for what cannot be done here."""
-    given = {field: texts for field, texts in given.items() if field not in _NUMBERS or texts != [_UNSET]}
+    given = {field: texts for field, texts in given.items() if texts != [_UNSET.get(field)]}
+    if (count := given.pop("num_accelerators", None)) is not None and given.setdefault("num_gpus", count) != count:
+        raise UsageError(f"--num_gpus {given['num_gpus'][0]} and --num_accelerators {count[0]} contradict each other")
     if given.get("launcher", [""])[-1].lower() == _SLURM:
         given.setdefault("source", [_SLURM])
     values = build(given, rest, environ, OPTIONS)
@@ -106,9 +113,13 @@ def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
                 hint="--include and --exclude choose among them",
             )
     if own["launcher_args"] is not None and launcher != _SLURM:
+        by_srun = values.get("source") == _SLURM
         raise UsageError(
-            f"--launcher_args {quoted(own['launcher_args'])}: nodes are reached by SSH, and not by {launcher}",
-            hint="--ssh-config FILE or --ssh-command COMMAND says how; --interface NAME by which network",
+            f"--launcher_args {quoted(own['launcher_args'])}: nodes are reached by {'srun' if by_srun else 'SSH'},"
+            f" and not by {launcher}",
+            hint="--launcher slurm, whose these are then"
+            if by_srun
+            else "--ssh-config FILE or --ssh-command COMMAND says how; --interface NAME by which network",
         )
     filters = next((name for name in ("include", "exclude") if name in values), None)
     size = "num_gpus" if own["num_gpus"] is not None else "num_nodes" if "num_nodes" in values else None
@@ -140,7 +151,8 @@ def _size(own: Mapping[str, Any], values: dict[str, Any], environ: Mapping[str, 
 def _nodes(own: Mapping[str, Any], values: dict[str, Any], remarks: list[str], *, several: bool) -> None:
     """Settle which nodes there are and how they are reached; ``several``: there may be others. Raises UsageError."""
     if own["launcher"] not in ("pdsh", _SLURM):
-        remarks.append(f"--launcher {own['launcher']}: nodes are reached by SSH here")
+        how = "srun" if values.get("source") == _SLURM else "SSH"
+        remarks.append(f"--launcher {own['launcher']}: nodes are reached by {how} here")
     if own["launcher_args"] is not None:
         values["srun_args"] = own["launcher_args"]
     if own["elastic_training"]:

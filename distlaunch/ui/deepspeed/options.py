@@ -15,12 +15,13 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 OWN: tuple[Option, ...] = (
     row(
-        "--num-accelerators --num-gpus",
+        "--num-gpus",
         "count",
         "size",
         "Workers on each node, one per GPU; CPU workers where this machine alone takes part and has none.",
         metavar="N",
     ),
+    row("--num-accelerators", "count", "size", "The same as --num-gpus.", metavar="N"),
     row("--no-local-rank", "flag", "script", "Give the script no --local_rank=N before its own arguments."),
     row("--no-ssh", "flag", "nodes", "A launcher is started on each node of the host file; --node-rank says which."),
     row("--no-ssh-check", "flag", "nodes", "No effect: which nodes cannot be reached is always said."),
@@ -67,6 +68,9 @@ THEIRS: tuple[Option, ...] = (
     same("quiet", "-q --quiet"),
 )
 """All of DeepSpeed's: those above, and what train has by this or another name."""
+
+SPELLING = tuple((option.name, f"--{option.name[2:].replace('-', '_')}") for option in THEIRS if "-" in option.name[2:])
+"""How DeepSpeed writes them; dashes are taken as well."""
 
 _LEFT_OUT = {"script", "num_gpus", "backend", "address", *(option.field for option in THEIRS)}
 OPTIONS: tuple[Option, ...] = (

@@ -10,11 +10,11 @@ from distlaunch.backends.horovod import Horovod
 from distlaunch.backends.requirements import install_words
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
-from distlaunch.ui.drop_in import plain_words, run_drop_in
-from distlaunch.ui.horovodrun.meaning import understand
+from distlaunch.ui.drop_in import in_words_of, run_drop_in, take_apart
+from distlaunch.ui.horovodrun.meaning import PARSING, understand
 from distlaunch.ui.horovodrun.options import OPTIONS, THEIRS
 from distlaunch.ui.horovodrun.words import understand_command
-from distlaunch.ui.quick import Given, scan
+from distlaunch.ui.quick import Given
 
 _PATIENCE_S = 120.0
 _ASK = {
@@ -28,7 +28,7 @@ def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     Raises HelpRequested, or a LaunchError before the start.
     """
-    return run(*scan(plain_words(argv, OPTIONS, THEIRS), OPTIONS), environ)
+    return run(*take_apart(argv, OPTIONS, THEIRS, PARSING), environ)
 
 
 def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -36,7 +36,8 @@ def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
     for field in _ASK:
         if field in given:
             return ask(field, given.get("python", [understand_command(rest).python or sys.executable])[-1])
-    meaning = understand(given, rest, environ)
+    with in_words_of(PARSING):
+        meaning = understand(given, rest, environ)
     return run_drop_in(meaning.options, meaning.remarks, environ)
 
 

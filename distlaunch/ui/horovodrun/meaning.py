@@ -28,7 +28,35 @@ from distlaunch.ui.quick import Given, build
 
 _START_TIMEOUT = "HOROVOD_START_TIMEOUT"
 _SCHEDULERS = {"SLURM_JOB_ID": "Slurm", "LSB_JOBID": "LSF", "PBS_JOBID": "PBS"}
+PARSING = Dialect(
+    spelling=(
+        ("SCRIPT is missing", "COMMAND is missing"),
+        ("SCRIPT is an empty word", "COMMAND is an empty word"),
+        ("[OPTIONS] SCRIPT [ARGS]", "[OPTIONS] COMMAND [ARGS]"),
+        ("Options of the script go after SCRIPT", "Options of the command go after it"),
+        ("--num-gpus N, or --num-procs N for CPU workers", "-np N"),
+        ("--num-nodes N or MIN:MAX; leave it out on one machine (--nnodes 1)", "-H a:2,b:2 names the nodes"),
+        ("--num-proc", "-np"),
+    )
+)
+"""In which the command line is spoken of that cannot be taken apart."""
 _SPELLING = (
+    *(
+        (
+            f"say how many each node has: {each} #, or HOST:SLOTS",
+            "-H a:#,b:# names the nodes and says how many each has",
+        )
+        for each in ("--gpus-per-node", "--procs-per-node")
+    ),
+    *(
+        (f"{each} # runs workers on every node, --num-nodes 1 on one alone", "-H a:#,b:# runs workers on every node")
+        for each in ("--gpus-per-node", "--procs-per-node")
+    ),
+    (
+        "--gpus-per-node # takes what is here; --num-procs N or --procs-per-node N starts workers without GPUs",
+        "-H a:#,b:# takes what is here; --device cpu asks for workers without GPUs",
+    ),
+    ("or for CPU workers: --procs-per-node N", "or for CPU workers: --device cpu"),
     ("--num-procs N starts N workers without GPUs", "--device cpu asks for workers without GPUs"),
     ("--num-procs N starts workers on the CPU", "--device cpu starts them on the CPU"),
     ("--num-procs N or --procs-per-node N starts workers without GPUs", "--device cpu asks for workers without GPUs"),

@@ -139,6 +139,20 @@ def test_the_help_names_the_options_without_a_variable(capsys, monkeypatch):
     assert "except warnings and errors." in words
 
 
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [("deepspeed", ["--num-gpus ", "SCRIPT [ARGS]..."]), ("horovodrun", ["--num-proc  -np ", "COMMAND [ARGS]..."])],
+)
+def test_the_help_of_other_launchers_words_is_of_their_options(command, shown, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run_app([command, "--help"], {}) == 0
+    text = capsys.readouterr().out
+    assert [each for each in shown if each not in text] == []
+    assert "--hosts in DISTLAUNCH_HOSTS" in text
+    assert "DISTLAUNCH_NUM_GPUS" not in text
+    assert "DISTLAUNCH_TRAIN_BACKEND" not in text
+
+
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
 def test_no_word_at_all_is_a_wish_for_help(words, capsys):
     assert run_app(words, {}) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.ui.deepspeed.command import deepspeed
 from distlaunch.ui.deepspeed.meaning import Meaning, understand
 from distlaunch.ui.deepspeed.options import OPTIONS, THEIRS
 from distlaunch.ui.drop_in import plain_words
@@ -96,6 +97,35 @@ def test_a_number_of_gpus_is_each_nodes(flag):
     assert options(flag, "-1").hosts is None
 
 
+def test_both_names_of_the_number_of_gpus_may_say_the_same():
+    assert options("--num_accelerators", "2", "--num_gpus", "2").hosts == "localhost:2"
+    assert refused("--num_accelerators", "2", "--num_gpus", "3").message == (
+        "--num_gpus 3 and --num_accelerators 2 contradict each other"
+    )
+
+
+@pytest.mark.parametrize("flag", ["--include", "--exclude", "--master_addr", "--launcher_args"])
+def test_empty_texts_that_are_its_defaults_say_nothing(flag):
+    assert options(flag, "", "--num_gpus", "2") == options("--num_gpus", "2")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num_gpus", "x", "s.py"], "--num_gpus takes a whole number >= 1, not 'x'"),
+        (["--num-nodes", "x", "s.py"], "--num_nodes takes a whole number >= 1 or MIN:MAX, not 'x'"),
+        (["--num_nodes"], "--num_nodes needs a value: --num_nodes N|MIN:MAX"),
+        (["--gpus-per-node", "x", "s.py"], "--gpus-per-node takes a whole number >= 1, not 'x'"),
+    ],
+    ids=str,
+)
+def test_errors_name_options_as_deepspeed_writes_them(words, message):
+    with pytest.raises(UsageError) as caught:
+        deepspeed(words, {})
+    assert caught.value.message == message
+    assert options("-H", "f").dialect.spelt("--num-nodes, --node-rank") == "--num_nodes, --node_rank"
+
+
 def test_ds_accelerator_says_what_workers_compute_on_unless_gpus_are_asked_for():
     assert options(DS_ACCELERATOR="cpu").device == "cpu"
     assert options("--gpus", "1", DS_ACCELERATOR="cpu").device == "auto"
@@ -173,6 +203,9 @@ def test_what_is_said_of_the_place_to_meet_is_said_of_its_words():
 
 
 def test_launchers_that_are_not_ours_are_named_and_ssh_stands_for_them():
+    assert meaning("--source", "slurm", "--launcher", "OpenMPI").remarks == (
+        "--launcher openmpi: nodes are reached by srun here",
+    )
     assert meaning("-H", "f", "--launcher", "OpenMPI").remarks == ("--launcher openmpi: nodes are reached by SSH here",)
     assert meaning("-H", "f", "--launcher", "pdsh", "--force_multi", "--no_ssh_check").remarks == ()
     assert "there is: pdsh, openmpi" in refused("--launcher", "ssh").hint

@@ -11,6 +11,7 @@ from distlaunch.core.errors import ConfigError, LaunchError, UsageError
 from distlaunch.resolve.options import USE_CPUS
 from distlaunch.resolve.plan import preloaded_modules
 from distlaunch.ui.drop_in import plain_words
+from distlaunch.ui.horovodrun.command import horovodrun
 from distlaunch.ui.horovodrun.meaning import Meaning, understand
 from distlaunch.ui.horovodrun.options import OPTIONS, THEIRS
 from distlaunch.ui.quick import scan
@@ -30,6 +31,28 @@ def refused(*words: str, **more) -> LaunchError:
     with pytest.raises(UsageError) as caught:
         meaning(*words, **more)
     return caught.value
+
+
+@pytest.mark.parametrize("words", [["-np", "3"], ["-np=3"], ["-np3"], ["-n", "3"], ["-n=3"], ["--num-p", "3"]], ids=str)
+def test_np_is_taken_however_it_is_written(words):
+    assert options(*words).hosts == "localhost:3"
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "hint"),
+    [
+        (["-np", "2"], "COMMAND is missing", "it comes after our options: [OPTIONS] COMMAND [ARGS]..."),
+        (["--np", "2", "a"], "unknown option '--np'", "did you mean -np? Options of the command go after it."),
+        (["--nproc", "2", "a"], "unknown option '--nproc'", "-np N; or distlaunch torchrun, which takes it as it is"),
+        (["-n2", "a"], "unknown option '-n'", "-np N"),
+        (["-np", "x", "a"], "-np takes a whole number >= 1, not 'x'", None),
+    ],
+    ids=str,
+)
+def test_a_command_line_that_cannot_be_taken_apart_is_spoken_of_in_its_words(words, says, hint):
+    with pytest.raises(UsageError) as caught:
+        horovodrun(words, {})
+    assert (caught.value.message, caught.value.hint) == (says, hint)
 
 
 def test_np_alone_is_this_machine():
@@ -154,6 +177,10 @@ def test_messages_speak_of_what_was_typed():
         "no GPU found: 2 CPU workers; --device cpu asks for workers without GPUs"
     )
     assert spelt("--num-procs 2: how many workers a takes") == "-np 2: how many workers a takes"
+    for each in ("--gpus-per-node", "--procs-per-node"):
+        assert spelt(f"say how many each node has: {each} 2, or HOST:SLOTS") == (
+            "-H a:2,b:2 names the nodes and says how many each has"
+        )
     with pytest.raises(ConfigError) as caught:
         preloaded_modules(options("-np", "2", "--preload", "json", command=("./run.sh",)))
     spelt = options("-np", "2", command=("./run.sh",)).dialect.spelt
