@@ -211,4 +211,4 @@ def test_a_cluster_that_is_not_there_is_an_error_with_the_way_out(in_ray):
         result = in_ray(f"127.0.0.1:{free.getsockname()[1]}", "--num-procs", "1", PROGRAM).wait(PATIENCE_S)
     assert result.returncode == 2
     assert "nothing is reached at 127.0.0.1" in result.stderr
-    assert "-o address=local starts Ray here" in result.stderr
+    assert "--address local starts Ray here" in result.stderr

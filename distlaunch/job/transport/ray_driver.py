@@ -41,7 +41,7 @@ _END_S = 10.0
 _REACHED_S = 5.0
 _LAST_S = 3.0
 
-_HINT = "-o address=HOST:PORT or ray://HOST:10001 names a cluster, -o address=local starts Ray here"
+_HINT = "--address HOST:PORT or ray://HOST:10001 names a cluster, --address local starts Ray here"
 
 
 class Driver:
@@ -159,7 +159,7 @@ class Driver:
             cpus = max(os.cpu_count() or 1, whole.pop("CPU", 0))
             ray.init("local", num_cpus=cpus, resources=whole, include_dashboard=False, _temp_dir=self._folder, **quiet)
         except ConnectionError as exc:
-            text = "no running Ray cluster was found (-o address=auto)" if address == "auto" else said(exc)
+            text = "no running Ray cluster was found (--address auto)" if address == "auto" else said(exc)
             raise Problem(text, hint=_HINT, passing=False) from exc
         except (RuntimeError, ValueError) as exc:
             raise Problem(said(exc), passing=False) from exc
@@ -308,7 +308,7 @@ def _look_for(host: str, port: str) -> None:
     try:
         socket.create_connection((host, int(port)), _REACHED_S).close()
     except ValueError as exc:
-        raise Problem(f"-o address={host}:{port}: no port", hint=_HINT, passing=False) from exc
+        raise Problem(f"--address {host}:{port}: no port", hint=_HINT, passing=False) from exc
     except OSError as exc:
         raise Problem(f"nothing is reached at {host}:{port}: {exc.strerror or exc}", hint=_HINT, passing=False) from exc
 

@@ -104,8 +104,8 @@ class RayPlaces:
         with self._lock:
             del self._answers[call]
         if told is None:
-            text = f"--backend ray: the cluster does not answer (-o address={printable(address)})"
-            raise NodesError(text, hint="ray status tells whether it runs; -o address=HOST:PORT names another")
+            text = f"--backend ray: the cluster does not answer (--address {printable(address)})"
+            raise NodesError(text, hint="ray status tells whether it runs; --address HOST:PORT names another")
         if "problem" in told:
             kind = NodesError if told["passing"] else ConfigError
             raise kind(f"--backend ray: {printable(told['problem'])}", hint=told["hint"])
