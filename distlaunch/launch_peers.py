@@ -87,11 +87,6 @@ class Launchers:
         self._options = options
         self._assembly: Assembly | None = None
 
-    @property
-    def most_workers(self) -> int:
-        """Give how many workers the console may have to show."""
-        return self._joiner.most_workers
-
     def gathering(self) -> Gathering:
         """Give the policy its functions."""
         joiner = self._joiner
