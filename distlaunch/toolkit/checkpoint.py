@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import atexit
-import json
 import logging
+import math
+import operator
 import os
 import signal
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from numbers import Integral, Real
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_group import end_process_group, new_groups
+from distlaunch.toolkit.checkpoint_asking import Asking
+from distlaunch.toolkit.checkpoint_group import end_groups, new_groups, text_of
 from distlaunch.toolkit.checkpoint_signals import Requests
 from distlaunch.toolkit.checkpoint_state import Nested, Stateful, Trained
-from distlaunch.toolkit.checkpoint_store import FORMAT, CheckpointError, steps_of, store_for
+from distlaunch.toolkit.checkpoint_store import CheckpointError, Store, steps_of, store_for
+from distlaunch.toolkit.checkpoint_writing import Writing
+from distlaunch.toolkit.meeting import end_process_group
 
 log = logging.getLogger("distlaunch.checkpoint")
-
-ASK_S = 0.5
-"""How often workers ask each other whether one has been told to save; each time costs one tiny all-reduce."""
-MOST_STEPS = 1000
-"""The most steps between two such questions."""
 
 
 class Stopped(SystemExit):
@@ -60,7 +57,7 @@ class Checkpoint:
         where: str | os.PathLike[str],
         *,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         scheduler: Stateful | None = None,
         scaler: Stateful | None = None,
         sampler: Any = None,
@@ -71,26 +68,23 @@ class Checkpoint:
         **parts: Stateful,
     ) -> None:
         """``background``: write in a thread, from a copy on the CPU, while the training goes on."""
-        for name, number in (("keep", keep), ("every", every), ("every_s", every_s)):
-            if number is not None and number <= 0:
-                raise ConfigError(f"Checkpoint: {name} is {number}, and has to be above 0")
+        for name, number, whole in (("keep", keep, True), ("every", every, True), ("every_s", every_s, False)):
+            if number is not None:
+                _see_that_it_is_above_0(name, number, whole=whole)
         named = {"scheduler": scheduler, "scaler": scaler, "sampler": sampler, **parts}
         stateful = {name: _stateful(name, part) for name, part in named.items() if part is not None}
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-        self._trained = Trained(model, optimizers, stateful)
+        self._trained = Trained(model, () if optimizers is None else optimizers, stateful)
         self._sampler = sampler
-        self._every, self._every_s, self._keep, self._background = every, every_s, keep, background
-        self._group, self._writing = new_groups()
+        self._every, self._every_s, self._background = every, every_s, background
+        self._group, writing = new_groups()
         self._store = store_for(where)
-        self._names = self._claim()
+        self._writing = Writing(writing, self._store, self._claim(), keep=keep, kinds=self._trained.kinds)
         self._requests = Requests()
-        self._thread: ThreadPoolExecutor | None = None
-        self._pending: Future[None] | None = None
-        self._pending_steps = 0
-        self._saved_steps = -1
-        self._resumed = False
-        self._asked, self._asked_at, self._ask_at = -1, time.monotonic(), 0
+        self._asking = Asking(time.monotonic())
+        self._resumed = self._closed = False
         self._saved_at = time.monotonic()
+        self._owner = os.getpid()
         atexit.register(self._finish)
 
     # --- going on --------------------------------------------------------------------------------------------------
@@ -102,23 +96,30 @@ class Checkpoint:
         touched again. Raises ConfigError if the checkpoint is of another model or optimizer, and CheckpointError if
         there are some and none is whole.
         """
+        self._see_that_it_is_open("resume")
         self.wait()
-        names = [name for name in self._names if steps is None or steps_of(name) == steps]
+        all_names = self._writing.names
+        names = [name for name in all_names if steps is None or steps_of(name) == steps]
         if steps is not None and not names:
-            there = ", ".join(str(steps_of(name)) for name in self._names) or "none"
+            there = ", ".join(str(steps_of(name)) for name in all_names) or "none"
             raise ConfigError(f"checkpoints in {self._store.root}: none after {steps} steps; there are: {there}")
         self._resumed = True
+        self._asking.restart(time.monotonic())
         damaged: list[str] = []
         for name in names:
             manifest, damage = self._verified(name)
             if damage is not None:
                 damaged.append(f"{self._store.where(name)} is damaged: {damage}")
-                self._say(f"{damaged[-1]}; it is skipped")
+                if steps is None:
+                    self._say(f"{damaged[-1]}; it is skipped")
                 continue
-            self._load(name, int(manifest["world_size"]))
-            self._set_aside([newer for newer in self._names if steps_of(newer) > steps_of(name)])
-            self._saved_steps = steps_of(name)
-            return self._saved_steps
+            self._load(name, manifest)
+            self._set_aside([newer for newer in all_names if steps_of(newer) > steps_of(name)])
+            self._writing.saved_steps = steps_of(name)
+            return self._writing.saved_steps
+        if damaged and steps is not None:
+            others = ", ".join(str(steps_of(name)) for name in all_names if name not in names) or "none"
+            raise CheckpointError(f"{'; '.join(damaged)}; others that are there: {others}")
         if damaged:
             raise CheckpointError(
                 "no checkpoint is whole; choose another directory to begin anew. " + "; ".join(damaged)
@@ -130,46 +131,56 @@ class Checkpoint:
         manifest, damage = self._group.first(self._read_manifest(name) if self._group.rank == 0 else ({}, None))
         if damage is None:
             files = sorted(manifest["files"].items())
-            found = self._group.all(self._store.damage(name, dict(files[self._group.rank :: self._group.size])))
+            found = self._group.all(self._damage(name, dict(files[self._group.rank :: self._group.size])))
             damage = next((text for text in found if text is not None), None)
         return manifest, damage
 
     def _read_manifest(self, name: str) -> tuple[Nested, str | None]:
         try:
             return self._store.manifest(name), None
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - the others wait for an answer, and stores raise what they like
             return {}, f"its manifest cannot be read: {error}"
 
-    def _load(self, name: str, world_size: int) -> None:
-        reader, problem, state = self._store.reader(name), None, {}
+    def _damage(self, name: str, files: Nested) -> str | None:
         try:
-            state = self._trained.template(reader.read_metadata(), self._group.rank, world_size)
-        except ConfigError as error:
-            problem = f"{self._store.where(name)} {error.message}"
-        problems = [found for found in self._group.all(problem) if found is not None]
-        if problems:
-            raise ConfigError(problem or problems[0])
+            return self._store.damage(name, files)
+        except Exception as error:  # noqa: BLE001 - as above
+            return text_of(error)
+
+    def _load(self, name: str, manifest: Nested) -> None:
+        """Have the parts that can refuse come first: nothing of model and optimizer has been changed by then."""
+        where, trained, rank, world_size = self._store.where(name), self._trained, self._group.rank, self._group.size
+        was = int(manifest["world_size"])
+        metadata = self._group.agree(where, lambda: self._store.reader(name).read_metadata())
+        state = self._group.agree(where, lambda: trained.template(metadata, manifest.get("optimizers")))
+        own = self._group.agree(where, lambda: self._read(name, trained.own_template(metadata, rank, was)))
+        said = self._group.agree(where, lambda: trained.take_own(own, rank, was))
+        self._group.agree(where, lambda: trained.take(self._read(name, state), metadata))
+        if was != world_size:
+            said.append(f"was made by {was} workers, and is read by {world_size}")
+        if (converted := trained.converted(metadata)) is not None:
+            said.append(f"has other types of numbers: {converted}")
+        for text in said:
+            self._say(f"{where} {text}")
+        trained.restore_random()
+        if hasattr(self._sampler, "before_first"):  # a DataLoader draws a number when an iteration begins
+            self._sampler.before_first = trained.restore_random
+
+    def _read(self, name: str, state: Nested) -> Nested:
         load(
             state,
-            storage_reader=reader,
+            storage_reader=self._store.reader(name),
             planner=DefaultLoadPlanner(),
             process_group=self._group.handle,
             no_dist=self._group.handle is None,
         )
-        missing = self._trained.take(state, self._group.rank, world_size)
-        if missing:
-            self._say(f"{self._store.where(name)} has nothing for {', '.join(missing)}")
-        if world_size != self._group.size:
-            self._say(f"{self._store.where(name)} was made by {world_size} workers, and is read by {self._group.size}")
-        self._trained.restore_random()
-        if hasattr(self._sampler, "before_first"):  # a DataLoader draws a number when an iteration begins
-            self._sampler.before_first = self._trained.restore_random
+        return state
 
     def _set_aside(self, names: Sequence[str]) -> None:
         if self._group.rank == 0:
             for name in names:
                 self._store.set_aside(name)
-        self._names = [name for name in self._names if name not in names]
+        self._writing.names = [name for name in self._writing.names if name not in names]
 
     # --- saving ----------------------------------------------------------------------------------------------------
 
@@ -179,148 +190,91 @@ class Checkpoint:
         ``batches``: how many of the sampler's this step took. Returns whether a checkpoint has been begun. Raises
         Stopped after a TERM, and CheckpointError if one could not be written: at once, or when it is noticed.
         """
-        steps = step + 1
+        self._see_that_it_is_open("step")
+        steps = _counted(step) + 1
+        self._requests.stepped = True
         if hasattr(self._sampler, "advance"):
             self._sampler.advance(batches)
         due = self._every is not None and steps % self._every == 0
         stop = False
-        if due or self._group.size == 1 or steps >= self._ask_at:
+        if due or self._group.size == 1 or self._asking.is_due(steps):
             asked, stop = self._ask(steps)
             due = due or asked or stop
         if due:
-            self.save(step, background=self._background and not stop)
-        if stop:
-            self._stop(f"saved {self._store.where(self._names[0])}")
+            self._save(steps, background=self._background, stop=stop)
         return due
+
+    def save(self, step: int, *, background: bool = False) -> None:
+        """Save the state after this step, on all workers, once. In the background: what goes wrong is raised later.
+
+        Raises Stopped after a TERM, as ``step`` does.
+        """
+        self._see_that_it_is_open("save")
+        self._save(_counted(step) + 1, background=background, stop=False)
+
+    def wait(self) -> None:
+        """Wait until what has been begun is whole. Raises CheckpointError if it could not be written."""
+        self._writing.wait()
 
     def _ask(self, steps: int) -> tuple[bool, bool]:
         """Agree with all workers on whether to save now, and whether to stop then."""
         now = time.monotonic()
-        since = steps - self._asked if 0 <= self._asked < steps else 1  # before the first question lies a start
-        step_us = int((now - self._asked_at) / since * 1e6)
         due = self._every_s is not None and self._group.rank == 0 and now - self._saved_at >= self._every_s
-        failed = self._pending is not None and self._pending.done() and self._pending.exception() is not None
+        mine = [
+            int(self._requests.save or due),
+            int(self._requests.stop),
+            int(self._writing.has_failed),
+            self._asking.step_us(steps, now),
+        ]
         try:
-            asked, stop, failing, step_us = self._group.largest(
-                [int(self._requests.save or due), int(self._requests.stop), int(failed), step_us]
-            )
-        except RuntimeError:
+            asked, stop, failing, step_us = self._group.largest(mine)
+        except RuntimeError as error:
             if not self._requests.stop:
                 raise
-            self._stop("another worker has ended: not saved")
-        self._ask_at = steps + max(1, min(MOST_STEPS, 2 * since, int(ASK_S * 1e6 / max(1, step_us))))
-        self._asked, self._asked_at = steps, now
+            self._stop(f"not saved, as this worker cannot agree with the others any more: {str(error)[:200]}")
+        self._asking.answered(steps, now, step_us)
         if failing:
             self.wait()
         if asked:
-            self._requests.save = False
+            self._requests.saved()
         return bool(asked), bool(stop)
 
-    def save(self, step: int, *, background: bool = False) -> None:
-        """Save the state after this step, on all workers, once. In the background: what goes wrong is raised later."""
-        if not self._resumed and self._names:
+    def _save(self, steps: int, *, background: bool, stop: bool) -> None:
+        names = self._writing.names
+        if not self._resumed and names:
             raise ConfigError(
-                f"checkpoints in {self._store.root}: there are some already, up to {self._names[0]}: "
+                f"checkpoints in {self._store.root}: there are some already, up to {names[0]}: "
                 "call resume() before the first step, or choose another directory"
             )
         self._resumed = True
         self.wait()
-        steps = step + 1
-        if steps == self._saved_steps:
-            return
-        if there := [name for name in self._names if steps_of(name) == steps]:
-            raise ConfigError(f"{self._store.where(there[0])} is there already: only steps that follow can be saved")
-        name, folder, error = self._group.first(self._begin(steps))
-        if error is not None:
-            raise CheckpointError(self._not_written(name, error))
-        writer = self._store.writer(folder)
-        staged = writer.stage(self._trained.state(self._group.rank))
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending_steps = steps
-        self._pending = self._thread.submit(self._write, staged, writer, folder, name)
-        self._saved_at = time.monotonic()
-        if not background:
+        if steps != self._writing.saved_steps:
+            stop = self._begin(steps) or stop
+            self._saved_at = time.monotonic()
+        if stop or not background:
             self.wait()
+        if stop and self._requests.may_stop():
+            self._stop(f"saved {self._store.where(self._writing.names[0])}")
 
-    def _begin(self, steps: int) -> tuple[str, str, str | None]:
-        """Name the next one on rank 0, if this job has the place yet."""
-        name = self._store.name(steps)
+    def _begin(self, steps: int) -> bool:
+        """Have all workers ready for the next one, or none; tell whether one of them is to stop."""
+        names = self._writing.names
+        if there := [name for name in names if steps_of(name) == steps]:
+            raise ConfigError(f"{self._store.where(there[0])} is there already: only steps that follow can be saved")
+        name, folder, error, state = self._store.name(steps), "", None, {}
         try:
-            self._store.check_claim()
-        except CheckpointError as error:
-            return name, "", str(error)
-        return name, self._store.folder(name), None
-
-    def _not_written(self, name: str, error: object) -> str:
-        kept = f"{self._names[0]} is whole and kept" if self._names else "there is none before it"
-        return f"checkpoint {self._store.where(name)} not written: {error}; {kept}"
-
-    def wait(self) -> None:
-        """Wait until what has been begun is whole. Raises CheckpointError if it could not be written."""
-        if (pending := self._pending) is None:
-            return
-        self._pending = None
-        pending.result()
-        self._saved_steps = self._pending_steps
-
-    def _write(self, state: Nested, writer: Any, folder: str, name: str) -> None:
-        """Write, in a thread and with all workers: each its part, then rank 0 the manifest and the name."""
-        try:
-            error = self._written(state, writer, folder, name)
-        except RuntimeError as failure:  # of gloo's: the last checkpoint is whole, and this one is nobody's
-            error = f"another worker has ended ({str(failure)[:200]})"
-        if error is not None:
-            raise CheckpointError(self._not_written(name, error))
-
-    def _written(self, state: Nested, writer: Any, folder: str, name: str) -> str | None:
-        group, error = self._writing, None
-        try:
-            save(
-                state,
-                storage_writer=writer,
-                planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),  # others' buffers differ under DDP
-                process_group=group.handle,
-                no_dist=group.handle is None,
-            )
-        except CheckpointException as failure:  # all workers get it, with the causes of all
-            rank, (cause, _) = min(failure.failures.items())
-            error = f"rank {rank}: {cause}"
-        except OSError as failure:  # alone
-            error = str(failure)
-        sums = group.all(writer.fs.sums)
-        if group.rank == 0:
-            try:
-                if error is None:
-                    self._commit(folder, name, {file: sum_ for part in sums for file, sum_ in part.items()})
-            except (OSError, CheckpointError) as failure:
-                error = str(failure)
-            if error is not None:
-                self._store.remove(folder)
-        error = group.first(error)
-        if error is not None:
-            return str(error)
-        self._names = [name, *self._names]
-        old, self._names = self._names[self._keep :], self._names[: self._keep]
-        if group.rank == 0:
-            with suppress(CheckpointError):  # another job has come meanwhile: all there is now is its own
+            if self._group.rank == 0:
                 self._store.check_claim()
-                for each in old:
-                    self._store.remove(each)
-        return None
-
-    def _commit(self, folder: str, name: str, files: dict[str, list[int]]) -> None:
-        self._store.check_claim()
-        manifest = {
-            "format": FORMAT,
-            "steps": steps_of(name),
-            "world_size": self._writing.size,
-            "time": round(time.time(), 3),
-            "job": os.environ.get("DISTLAUNCH_JOB_ID"),
-            "torch": str(torch.__version__),
-            "files": files,
-        }
-        self._store.commit(folder, name, json.dumps(manifest).encode())
+                folder = self._store.folder(name)
+            state = self._trained.state(self._group.rank)
+        except Exception as failure:  # noqa: BLE001 - the others wait for an answer
+            error = failure.message if isinstance(failure, CheckpointError) else text_of(failure)
+        answers = self._group.all((name, folder, error, self._requests.stop))
+        name, folder, _, _ = answers[0]
+        if errors := [f"rank {rank}: {error}" for rank, (_, _, error, _) in enumerate(answers) if error is not None]:
+            raise self._writing.not_written(name, errors[0], names)
+        self._writing.begin(name, folder, state)
+        return any(stop for _, _, _, stop in answers)
 
     # --- the place, and the end ------------------------------------------------------------------------------------
 
@@ -333,11 +287,14 @@ class Checkpoint:
                 names, mark = self._store.names(), self._store.mark()
             except ConfigError as error:
                 refused = error.message
+            except Exception as error:  # noqa: BLE001 - the others wait for an answer
+                refused = f"checkpoints in {self._store.root}: {text_of(error)}"
         refused, names, mark = self._group.first((refused, names, mark))
         if refused is not None:
+            self._store.release()
             raise ConfigError(refused)
         host = os.uname().nodename
-        hosts = self._group.all((host, self._store.sees(mark)))
+        hosts = self._group.all((host, _sees(self._store, mark)))
         blind = sorted({host for host, seen in hosts if not seen})
         if blind:
             self._store.release()
@@ -352,28 +309,30 @@ class Checkpoint:
 
         Raises CheckpointError if the last checkpoint could not be written.
         """
+        if self._closed:
+            return
+        self._closed = True
         atexit.unregister(self._finish)
         try:
             self.wait()
         finally:
-            self._release()
-            self._group.end()
-            self._writing.end()
+            self._end()
+            end_groups(self._group, self._writing.group)
 
     def _finish(self) -> None:
         """Let a checkpoint that is being written become whole when Python ends without ``close``."""
+        if os.getpid() != self._owner:  # a forked child has no thread that writes
+            return
         try:
             self.wait()
         except Exception as error:  # noqa: BLE001 - Python is ending, maybe since another worker has
             log.warning("distlaunch: warning: %s", error)
-        self._release()
+        self._end()
 
-    def _release(self) -> None:
+    def _end(self) -> None:
         self._requests.end()
         self._store.release()
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
+        self._writing.end()
 
     def _stop(self, why: str) -> NoReturn:
         self._say(f"told to stop by SIGTERM: {why}")
@@ -382,9 +341,39 @@ class Checkpoint:
         atexit.register(end_process_group)
         raise Stopped(128 + signal.SIGTERM)
 
+    def _see_that_it_is_open(self, method: str) -> None:
+        if self._closed:
+            raise ConfigError(f"Checkpoint: {method}() after close(): make another one")
+        if os.getpid() != self._owner:
+            raise ConfigError(f"Checkpoint: {method}() in a forked process: it is of the process that has made it")
+
     def _say(self, text: str) -> None:
         if self._group.rank == 0:
             log.warning("distlaunch: %s", text)
+
+
+def _counted(step: Any) -> int:
+    """Take numpy's and torch's whole numbers as well."""
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ConfigError(f"Checkpoint: the step is {step!r}; a whole number is expected, from 0")
+    return number
+
+
+def _see_that_it_is_above_0(name: str, number: Any, *, whole: bool) -> None:
+    if not (isinstance(number, Integral if whole else Real) and 0 < float(number) < math.inf):
+        expected = "a whole number above 0" if whole else "a number of seconds above 0"
+        raise ConfigError(f"Checkpoint: {name} is {number!r}, and has to be {expected}")
+
+
+def _sees(store: Store, mark: str) -> bool:
+    try:
+        return store.sees(mark)
+    except Exception:  # noqa: BLE001 - the others wait for an answer
+        return False
 
 
 def _stateful(name: str, part: Any) -> Stateful:

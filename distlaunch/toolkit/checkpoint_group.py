@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.checkpoint_store import CheckpointError
+from distlaunch.toolkit.meeting import meet
 
 T = TypeVar("T")
-
-END_S = 10
-"""How long workers wait for each other when they end."""
 
 
 class Group:
@@ -56,13 +55,45 @@ class Group:
         dist.broadcast_object_list(values, src=0, group=self.handle)
         return values[0]
 
-    def end(self) -> None:
-        """Wait for each other, at most ``END_S``, and give the group up: its threads can abort a Python that ends."""
-        if self.handle is not None:
-            with suppress(RuntimeError, ValueError):  # another worker, or the whole process group, is gone
-                dist.monitored_barrier(self.handle, timeout=timedelta(seconds=END_S))
-                dist.destroy_process_group(self.handle)
-        self.handle = None
+    def agree(self, where: str, work: Callable[[], T]) -> T:
+        """Have each worker do something that may fail on one of them alone; then it fails on all.
+
+        Raises ConfigError where one of them has, and CheckpointError for anything else.
+        """
+        problem: tuple[type[ConfigError | CheckpointError], str] | None = None
+        result: T | None = None
+        try:
+            result = work()
+        except CheckpointException as failure:  # torch's, of all workers, and no Exception
+            rank, (cause, _) = min(failure.failures.items())
+            problem = CheckpointError, f"{where}: rank {rank}: {text_of(cause)}"
+        except ConfigError as failure:
+            problem = ConfigError, f"{where} {failure.message}"
+        except Exception as failure:  # noqa: BLE001 - the others wait for an answer
+            problem = CheckpointError, f"{where}: rank {self.rank}: {text_of(failure)}"
+        problems = [problem] if self.handle is None else self.all(problem)
+        if found := problem or next((each for each in problems if each is not None), None):
+            raise found[0](found[1])
+        return cast("T", result)
+
+
+def text_of(error: BaseException) -> str:
+    """Describe an error; torch keeps only the text of many."""
+    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+
+
+def end_groups(*groups: Group) -> None:
+    """Give groups up when all workers have come so far: their threads can abort a Python that ends.
+
+    Where some do not come, they stay: ending a group waits for what is under way in it.
+    """
+    handles = [group.handle for group in groups if group.handle is not None]
+    for group in groups:
+        group.handle = None
+    if handles and meet("checkpoint"):
+        with suppress(RuntimeError, ValueError):  # the whole process group is gone
+            for handle in handles:
+                dist.destroy_process_group(handle)
 
 
 def new_groups() -> tuple[Group, Group]:
@@ -76,12 +107,3 @@ def new_groups() -> tuple[Group, Group]:
             "call distlaunch.toolkit.init(), or torch.distributed.init_process_group(), before"
         )
     return Group(dist.new_group(backend="gloo")), Group(dist.new_group(backend="gloo"))
-
-
-def end_process_group() -> None:
-    """End torch's groups together. All workers are about to end: for a bounded time each waits for the others."""
-    if dist.is_initialized():
-        with suppress(RuntimeError, ValueError):
-            if dist.get_backend() == "gloo":
-                dist.monitored_barrier(timeout=timedelta(seconds=END_S))
-            dist.destroy_process_group()

@@ -1,31 +1,33 @@
 """Layer toolkit: what is in a checkpoint, and how it gets back into model, optimizer, scheduler and random states.
 
 Names are canonical (torch.distributed.checkpoint.state_dict), so that DDP, FSDP and a plain model read each other's.
-What a worker has for itself is its own entry, ``worker-<rank>``: the bytes of ``torch.save``.
+What a worker has for itself is its own entry, ``worker-<rank>``: the bytes of ``torch.save``. Read is what the
+checkpoint has, not what is here: an optimizer that has not stepped has no state, and torch would step it to get one.
 """
 
 from __future__ import annotations
 
 import io
-import random
-import re
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.checkpoint_random import random_states, set_random_states
 
 Nested = dict[str, Any]
-_WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module"}
-"""What DDP, torch.compile and activation checkpointing put into names."""
 SHOWN = 5
 """How many differences an error shows."""
+_NAMES = {"params", "param_names"}
+_OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr"}
+"""What torch's schedulers put into an optimizer's groups."""
 
 
 class Stateful(Protocol):
@@ -44,10 +46,18 @@ class Trained:
     def __init__(
         self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], parts: Mapping[str, Stateful]
     ) -> None:
+        """Raise ConfigError for what could be saved, but not be loaded again."""
         self.model = model
         self.optimizers = list(optimizers)
         self.parts = dict(parts)
         """Scheduler, scaler, sampler and whatever else the script has; small, and each worker's own."""
+        self._random: Nested | None = None
+        _check(model, self.optimizers)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Name the optimizers' classes; Horovod's has the name of the one it wraps."""
+        return [type(optimizer).__name__ for optimizer in self.optimizers]
 
     def state(self, rank: int) -> Nested:
         """Give what this worker adds to a checkpoint; tensors are the live ones."""
@@ -59,133 +69,223 @@ class Trained:
         torch.save(own, stream)
         state: Nested = {f"worker-{rank}": torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)}
         if rank == 0 or not isinstance(self.model, DistributedDataParallel):  # DDP: all have what rank 0 has
-            state["model"], state["optimizer"] = self._canonical()
+            state["model"], optimizer = self._canonical()
+            if self.optimizers:
+                state["optimizer"] = optimizer
         return state
 
     def _canonical(self) -> tuple[Nested, Nested]:
-        model, optimizer = get_state_dict(self.model, self.optimizers)
-        return dict(model), {"state": {}, "param_groups": [], **optimizer}
+        """Give both by canonical names, and change nothing."""
+        with _unstepped(self.optimizers):
+            model, found = get_state_dict(self.model, self.optimizers)
+        optimizer: Nested = {"state": {}, "param_groups": [], **found}
+        optimizer["state"] = {name: state for name, state in optimizer["state"].items() if state}
+        return dict(model), optimizer
 
-    def template(self, metadata: Metadata, rank: int, world_size: int) -> Nested:
-        """Give the entries to be read, as they are here. Raises ConfigError if the checkpoint is of something else."""
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def own_template(self, metadata: Metadata, rank: int, world_size: int) -> Nested:
+        """Give the entry of this worker's own to be read; rank 0's where this one was not there."""
+        own = f"worker-{rank if rank < world_size else 0}"
+        size = metadata.state_dict_metadata[own].size  # type: ignore[union-attr]
+        return {own: torch.empty(size, dtype=torch.uint8)}
+
+    def template(self, metadata: Metadata, kinds: Sequence[str] | None) -> Nested:
+        """Give the entries of model and optimizer to be read, by flat names; tensors of the model are the live ones.
+
+        ``kinds``: of the checkpoint. Raises ConfigError if the checkpoint is of something else.
+        """
         model, optimizer = self._canonical()
         there = metadata.state_dict_metadata
-        if differing := differing_parameters(model, there):
+        paths: Mapping[str, tuple[Any, ...]] = metadata.planner_data
+        if differing := differing_parameters(model, metadata):
             raise ConfigError(f"is of another model: {listing(differing, 'parameter')}")
-        if differing := self._differing_states(optimizer, there):
+        parameters = self._parameters(optimizer)
+        if differing := self._differing(optimizer["param_groups"], parameters, paths, kinds):
             raise ConfigError(f"is of another optimizer: {listing(differing, 'entry')}")
-        own = f"worker-{rank if rank < world_size else 0}"
-        size = there[own].size  # type: ignore[union-attr]
-        return {"model": model, "optimizer": optimizer, own: torch.empty(size, dtype=torch.uint8)}
+        flat: Nested = {}
+        for key, path in paths.items():
+            entry = there[key]
+            if path[0] == "model":
+                live = model[path[1]]
+                flat[key] = live if len(path) == 2 and isinstance(live, torch.Tensor) else _empty(entry, None)
+            elif path[:2] == ("optimizer", "state"):
+                flat[key] = _empty(entry, parameters[path[2]])
+            elif path[0] == "optimizer" and path[3] in optimizer["param_groups"][path[2]].keys() - _NAMES:
+                flat[key] = _empty(entry, None)
+        return flat
 
-    @staticmethod
-    def _differing_states(optimizer: Nested, there: Mapping[str, Any]) -> list[str]:
-        """List entries that only one side has; of the template drop what the checkpoint need not have.
+    def converted(self, metadata: Metadata) -> str | None:
+        """Say which types of numbers differ, so that what is read is not what was written."""
+        model, _ = self._canonical()
+        for name, value in model.items():
+            entry = metadata.state_dict_metadata.get(f"model.{name}")
+            if isinstance(entry, TensorStorageMetadata) and isinstance(value, torch.Tensor):
+                here, was = (str(dtype).removeprefix("torch.") for dtype in (value.dtype, entry.properties.dtype))
+                if here != was:
+                    return f"{name} is {here} here and was {was}: it is converted"
+        return None
 
-        A parameter that has had no gradient yet has no state; what a newer torch adds to groups keeps its value.
+    def _parameters(self, optimizer: Nested) -> dict[str, nn.Parameter]:
+        """Give the optimizers' parameters by canonical name."""
+        groups = [group for each in self.optimizers for group in each.param_groups]
+        return {
+            name: parameter
+            for group, named in zip(groups, optimizer["param_groups"], strict=True)
+            for name, parameter in zip(named["params"], group["params"], strict=True)
+        }
+
+    def _differing(
+        self,
+        groups: Sequence[Nested],
+        parameters: Mapping[str, Any],
+        paths: Mapping[str, tuple[Any, ...]],
+        kinds: Sequence[str] | None,
+    ) -> list[str]:
+        """List what only one side has. Where the class is the same, a newer torch may have more settings."""
+        there: dict[int, set[str]] = {}
+        states: list[str] = []
+        for path in paths.values():
+            if path[:2] == ("optimizer", "param_groups"):
+                there.setdefault(path[2], set()).add(path[3])
+            elif path[:2] == ("optimizer", "state") and path[2] not in parameters:
+                states.append(f"{path[2]}.{path[3]} is only in the checkpoint")
+        if not there:  # of a training without an optimizer
+            return []
+        if len(there) != len(groups):
+            return [f"there are {len(groups)} parameter groups here and {len(there)} in the checkpoint"]
+        if kinds is None or kinds == self.kinds:
+            return states
+        settings = []
+        here: set[str] = set().union(*groups) - _NAMES - _OF_SCHEDULERS
+        known: set[str] = set().union(*there.values()) - _NAMES - _OF_SCHEDULERS
+        settings += [f"{name} is only here" for name in sorted(here - known)]
+        settings += [f"{name} is only in the checkpoint" for name in sorted(known - here)]
+        return [f"it was {', '.join(kinds)}, and is {', '.join(self.kinds)} here", *settings] if settings else states
+
+    def take_own(self, read: Nested, rank: int, world_size: int) -> list[str]:
+        """Put this worker's own parts where they belong, but for random states; say what only one side has.
+
+        Raises ConfigError if a part does not take what was its own; the sampler, which looks at it, comes first.
         """
-        differing: list[str] = []
-        states = optimizer["state"]
-        known = {name for name in there if name.startswith("optimizer.state.")}
-        read: set[str] = set()
-        for parameter in list(states):
-            keys = {f"optimizer.state.{parameter}.{entry}" for entry in states[parameter]}
-            if known and not keys & known:
-                del states[parameter]
-                continue
-            differing += [f"{_short(key)} is only here" for key in sorted(keys - known)]
-            read |= keys & known
-        whole = {key.rpartition(".")[0] for key in read}
-        for key in sorted(known - read):
-            if key.rpartition(".")[0] in whole or not whole:
-                differing.append(f"{_short(key)} is only in the checkpoint")
-        groups = {found[1] for name in there if (found := re.match(r"optimizer\.param_groups\.(\d+)\.", name))}
-        if groups and len(groups) != len(optimizer["param_groups"]):
-            here = len(optimizer["param_groups"])
-            differing.append(f"there are {here} parameter groups here and {len(groups)} in the checkpoint")
-        for number, group in enumerate(optimizer["param_groups"] if groups else ()):
-            for name in [name for name in group if f"optimizer.param_groups.{number}.{name}" not in there]:
-                del group[name]
-        return differing
-
-    def take(self, state: Nested, rank: int, world_size: int) -> list[str]:
-        """Put what was read where it belongs, but for random states; tensors of the model are there already.
-
-        Return what of this worker's own the checkpoint had nothing for.
-        """
-        stepped = set(state["optimizer"]["state"])
-        set_state_dict(
-            self.model,
-            self.optimizers,
-            model_state_dict=state["model"],
-            optim_state_dict=self._filled(state["optimizer"]),
-        )
-        self._forget_states(stepped)
-        (data,) = (value for name, value in state.items() if name.startswith("worker-"))
+        (data,) = read.values()
         own = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=False)
         self._random = own["random"] if rank < world_size else None
-        for name in own["parts"].keys() & self.parts.keys():
-            self.parts[name].load_state_dict(own["parts"][name])
-        return sorted(self.parts.keys() - own["parts"].keys())
+        said, states = [], own["parts"]
+        for name in sorted(self.parts, key=lambda name: name != "sampler"):
+            part = self.parts[name]
+            if name not in states or (states[name] == {} and part.state_dict() != {}):  # a GradScaler may be off
+                said.append(f"has nothing for {name}, which stays as it is")
+                continue
+            try:
+                part.load_state_dict(states[name])
+            except ConfigError:
+                raise
+            except Exception as error:
+                kind = type(part).__name__
+                raise ConfigError(f"has a {name} that {kind} does not take: {type(error).__name__}: {error}") from error
+        return said + [
+            f"has a {name}, which Checkpoint was not given here" for name in sorted(states.keys() - self.parts)
+        ]
 
-    def _filled(self, optimizer: Nested) -> Nested:
-        """Give back to the parameter groups and states what ``template`` has left out: set_state_dict wants all."""
-        _, whole = self._canonical()
-        for group, read in zip(whole["param_groups"], optimizer["param_groups"], strict=True):
-            group.update(read)
-        return {"state": {**whole["state"], **optimizer["state"]}, "param_groups": whole["param_groups"]}
-
-    def _forget_states(self, stepped: set[str]) -> None:
-        """Leave parameters without a state that had none: set_state_dict has made one by a step of its own."""
-        _, now = self._canonical()
-        if not (made := set(now["state"]) - stepped):
+    def take(self, read: Nested, metadata: Metadata) -> None:
+        """Put what was read by ``template`` where it belongs; tensors of the model are there already."""
+        nested = unflatten_state_dict(read, {key: metadata.planner_data[key] for key in read})
+        model, optimizer = self._canonical()
+        set_model_state_dict(self.model, {**model, **nested.get("model", {})})
+        found = nested.get("optimizer", {})
+        if not found:
             return
-        for name, parameter in self.model.named_parameters():
-            if name in made or ".".join(part for part in name.split(".") if part not in _WRAPPERS) in made:
-                for optimizer in self.optimizers:
-                    optimizer.state.pop(parameter, None)
+        names = {id(parameter): name for name, parameter in self._parameters(optimizer).items()}
+        groups = iter(found["param_groups"])
+        for each in self.optimizers:
+            whole = each.state_dict()
+            numbers = [number for group in whole["param_groups"] for number in group["params"]]
+            of_each = [names[id(parameter)] for group in each.param_groups for parameter in group["params"]]
+            states = {
+                n: found["state"][name]
+                for n, name in zip(numbers, of_each, strict=True)
+                if name in found.get("state", {})
+            }
+            each.load_state_dict(
+                {
+                    **whole,
+                    "state": states,
+                    "param_groups": [{**group, **next(groups)} for group in whole["param_groups"]],
+                }
+            )
 
     def restore_random(self) -> None:
         """Set the random states as they were; a worker that was not there keeps the seeds that the script has set."""
         if self._random is not None:
             set_random_states(self._random)
 
-    _random: Nested | None = None
+
+@contextmanager
+def _unstepped(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    """Keep torch from stepping optimizers that have no state yet, which changes them (and rank 0's alone under DDP)."""
+    fresh = [
+        (optimizer.state, optimizer.param_groups[0]["params"][0]) for optimizer in optimizers if not optimizer.state
+    ]
+    for state, parameter in fresh:
+        state[parameter] = {}
+    try:
+        yield
+    finally:
+        for state, parameter in fresh:
+            del state[parameter]
 
 
-def random_states() -> Nested:
-    """Read all random generators that a script is likely to use."""
-    states: Nested = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        import numpy as np
+def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"Checkpoint: model is a {type(model).__name__}, and has to be a torch.nn.Module")
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"Checkpoint: optimizer is a {type(optimizer).__name__}, and has to be torch's, or several"
+            )
+    known = {id(parameter) for parameter in model.parameters()}
+    for optimizer in optimizers:
+        if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
+            raise ConfigError(
+                f"Checkpoint: the optimizer ({type(optimizer).__name__}) has parameters that the model does not have: "
+                "make it of model.parameters(), when the model is wrapped"
+            )
+    overlapping = [
+        name
+        for name, buffer in model.named_buffers()
+        if any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
+    ]
+    if overlapping and (saved := [name for name in overlapping if name in model.state_dict()]):
+        raise ConfigError(
+            f"Checkpoint: the buffer {saved[0]} is an expanded view, into which nothing can be loaded: .clone() it"
+        )
 
-        states["numpy"] = np.random.get_state()  # noqa: NPY002 - the global one
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
+
+def _empty(entry: object, parameter: torch.Tensor | None) -> torch.Tensor | None:
+    """Give room for what the checkpoint has: what is shaped like its parameter is sharded like it."""
+    if not isinstance(entry, TensorStorageMetadata):
+        return None
+    if parameter is not None and entry.size == parameter.size() and entry.size:
+        return torch.empty_like(parameter, dtype=entry.properties.dtype, requires_grad=False)
+    return torch.empty(entry.size, dtype=entry.properties.dtype)
 
 
-def set_random_states(states: Nested) -> None:
-    """Set what ``random_states`` has read."""
-    random.setstate(states["python"])
-    torch.set_rng_state(states["torch"])
-    if "numpy" in states:
-        import numpy as np
-
-        np.random.set_state(states["numpy"])  # noqa: NPY002 - the global one
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
-
-
-def differing_parameters(model: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+def differing_parameters(model: Mapping[str, Any], metadata: Metadata) -> list[str]:
     """List parameters and buffers whose names or shapes differ."""
-    prefix = "model."
-    saved = {name.removeprefix(prefix): entry for name, entry in there.items() if name.startswith(prefix)}
+    saved = {
+        path[1]: metadata.state_dict_metadata[key] for key, path in metadata.planner_data.items() if path[0] == "model"
+    }
     differing = []
     for name, value in model.items():
         if name not in saved:
-            differing.append(f"{name} {_shape(value)} is only here".replace("  ", " "))
-        elif isinstance(entry := saved[name], TensorStorageMetadata) and _shape(value) != str(list(entry.size)):
+            if isinstance(value, torch.Tensor) or value != {}:  # nothing is written of an empty mapping
+                differing.append(f"{name} {_shape(value)} is only here".replace("  ", " "))
+        elif (
+            isinstance(entry := saved[name], TensorStorageMetadata)
+            and isinstance(value, torch.Tensor)
+            and value.size() != entry.size
+        ):
             differing.append(f"{name} is {_shape(value)} here and {list(entry.size)} in the checkpoint")
     for name in saved.keys() - model.keys():
         size = f" {list(entry.size)}" if isinstance(entry := saved[name], TensorStorageMetadata) else ""
@@ -203,7 +303,3 @@ def listing(differing: Sequence[str], noun: str) -> str:
 
 def _shape(value: object) -> str:
     return str(list(value.size())) if isinstance(value, torch.Tensor) else ""
-
-
-def _short(key: str) -> str:
-    return key.removeprefix("optimizer.state.")

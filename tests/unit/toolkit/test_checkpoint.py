@@ -254,8 +254,9 @@ def test_another_model_is_refused_and_the_error_names_what_differs(tmp_path):
 @pytest.mark.parametrize(
     ("saved", "read", "text"),
     [
-        (torch.optim.AdamW, torch.optim.SGD, "exp_avg is only in the checkpoint"),
-        (torch.optim.SGD, torch.optim.AdamW, "exp_avg is only here"),
+        (torch.optim.AdamW, torch.optim.SGD, "it was AdamW, and is SGD here; dampening is only here"),
+        (torch.optim.SGD, torch.optim.AdamW, "amsgrad is only here; betas is only here"),
+        (torch.optim.Adam, torch.optim.Adamax, "amsgrad is only in the checkpoint"),
         (torch.optim.AdamW, torch.optim.Adagrad, "is only "),
     ],
 )
@@ -312,12 +313,21 @@ def test_two_in_one_directory_are_refused(tmp_path, monkeypatch):
         ({"keep": 0}, "keep is 0"),
         ({"every": -1}, "every is -1"),
         ({"every_s": 0.0}, "every_s is 0.0"),
+        ({"keep": 1.5}, "keep is 1.5, and has to be a whole number"),
+        ({"every": "5"}, "every is '5', and has to be a whole number"),
+        ({"every_s": float("nan")}, "every_s is nan"),
         ({"scaler": 3}, r"scaler \(int\) has no state_dict"),
+        ({"optimizer": "adam"}, "optimizer is a str"),
+        (
+            {"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters())},
+            r"\(SGD\) has parameters that the model does not",
+        ),
+        ({"model": None}, "model is a NoneType"),
     ],
 )
 def test_bad_options_are_refused(tmp_path, options, text):
     with pytest.raises(ConfigError, match=text):
-        Checkpoint(tmp_path, model=nn.Linear(1, 1), **options)
+        Checkpoint(tmp_path, **{"model": nn.Linear(1, 1), **options})
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path):

@@ -1,0 +1,44 @@
+"""When workers ask each other whether one of them has been told to save."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from distlaunch.toolkit.checkpoint_asking import ASK_S, MOST_STEPS, Asking
+
+
+def trained(asking, first, last, step_s, now_s=0.0):
+    """Take steps; return those after which a question was asked."""
+    asked = []
+    for steps in range(first, last):
+        now_s += step_s
+        if asking.is_due(steps):
+            asking.answered(steps, now_s, asking.step_us(steps, now_s))
+            asked.append(steps)
+    return asked
+
+
+def test_slow_steps_ask_each_time():
+    assert trained(Asking(0.0), 1, 8, ASK_S) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_fast_steps_ask_about_every_half_second_and_get_there_by_doubling():
+    asked = trained(Asking(0.0), 1, 400, 0.01)
+    assert asked[:5] == [1, 3, 7, 15, 31]
+    assert {later - earlier for earlier, later in pairwise(asked[7:])} == {50}
+
+
+def test_the_fastest_steps_ask_often_enough_even_so():
+    asked = trained(Asking(0.0), 1, 5000, 1e-6)
+    assert max(later - earlier for earlier, later in pairwise(asked)) == MOST_STEPS
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_after_going_back_the_next_step_asks(restarts):
+    asking = Asking(0.0)
+    trained(asking, 1, 3000, 0.0001)
+    if restarts:
+        asking.restart(1.0)
+    assert trained(asking, 101, 110, 0.0001, 1.0)[:1] == [101]

@@ -1,0 +1,190 @@
+"""What a save and a resume do to optimizers: nothing, and everything."""
+
+from __future__ import annotations
+
+import copy
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from distlaunch.core.errors import ConfigError  # noqa: E402
+from distlaunch.toolkit.batches import StatefulBatchSampler  # noqa: E402
+from distlaunch.toolkit.checkpoint import Checkpoint  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="module")
+def torch_has_set_its_variables():
+    """Expect torch to set TORCHINDUCTOR_CACHE_DIR at an optimizer's first step."""
+    before = dict(os.environ)
+    step(*made())
+    yield
+    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+
+
+def made(kind=torch.optim.Adam, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    return model, kind(model.parameters(), **{"lr": 0.1, **options})
+
+
+def step(model, optimizer):
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.arange(6.0).reshape(2, 3)).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def everything(model, *optimizers):
+    return [copy.deepcopy(each.state_dict()) for each in (model, *optimizers)]
+
+
+def same(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def saved(where, model, optimizer, number=0, **parts):
+    checkpoint = Checkpoint(where, model=model, optimizer=optimizer, **parts)
+    checkpoint.save(number)
+    checkpoint.close()
+
+
+def resumed(where, model, optimizer, **parts):
+    checkpoint = Checkpoint(where, model=model, optimizer=optimizer, **parts)
+    try:
+        return checkpoint.resume()
+    finally:
+        checkpoint.close()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_a_save_before_the_first_step_changes_nothing(tmp_path, kind):
+    model, optimizer = made(kind)
+    before = everything(model, optimizer)
+    saved(tmp_path, model, optimizer)
+    assert same(everything(model, optimizer), before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_of_two_optimizers_one_may_start_later(tmp_path):
+    torch.manual_seed(0)
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    both = nn.ModuleList([first, second])
+    optimizers = [torch.optim.Adam(part.parameters()) for part in both]
+    step(first, optimizers[0])
+    before = everything(both, *optimizers)
+    saved(tmp_path, both, optimizers)
+    assert same(everything(both, *optimizers), before)
+    others = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    again = [torch.optim.Adam(part.parameters(), lr=0.5) for part in others]
+    step(others[1], again[1])
+    resumed(tmp_path, others, again)
+    assert same(everything(others, *again), before), "and the one that had not started has not started here either"
+
+
+def test_gradients_without_a_state_are_those_of_the_same_optimizer(tmp_path):
+    """As while gradients are accumulated, or after a step that a GradScaler has skipped."""
+    model, optimizer = made()
+    model(torch.ones(2, 3)).sum().backward()
+    saved(tmp_path, model, optimizer)
+    other, again = made()
+    step(other, again)
+    assert resumed(tmp_path, other, again) == 1
+    assert not again.state
+    assert same(other.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.Adam, torch.optim.Adagrad, torch.optim.Rprop])
+def test_a_training_goes_on_as_if_it_had_not_stopped(tmp_path, kind):
+    model, optimizer = made(kind)
+    for _ in range(3):
+        step(model, optimizer)
+    saved(tmp_path, model, optimizer)
+    other, again = made(kind)
+    resumed(tmp_path, other, again)
+    assert same(everything(other, again), everything(model, optimizer))
+    step(model, optimizer)
+    step(other, again)
+    assert same(everything(other, again), everything(model, optimizer))
+
+
+def test_adamw_takes_what_adam_has_left(tmp_path):
+    model, optimizer = made()
+    step(model, optimizer)
+    saved(tmp_path, model, optimizer)
+    other, again = made(torch.optim.AdamW)
+    assert resumed(tmp_path, other, again) == 1
+
+
+class Counting(nn.Linear):
+    """A module with a state of its own."""
+
+    seen = 0
+
+    def get_extra_state(self):
+        return {"n": self.seen, "more": [torch.tensor(self.seen), None]}
+
+    def set_extra_state(self, state):
+        assert state["more"][0] == state["n"]
+        self.seen = state["n"]
+
+
+def test_a_module_with_extra_state_gets_it_back(tmp_path):
+    model = Counting(2, 2)
+    model.seen = 7
+    saved(tmp_path, model, None)
+    other = Counting(2, 2)
+    assert resumed(tmp_path, other, None) == 1
+    assert other.seen == 7
+
+
+def test_an_expanded_buffer_is_refused_when_it_is_made(tmp_path):
+    model = nn.Linear(1, 1)
+    model.register_buffer("seen", torch.arange(3).expand(2, 3))
+    with pytest.raises(ConfigError, match=r"buffer seen is an expanded view.*clone"):
+        Checkpoint(tmp_path, model=model)
+    model.register_buffer("seen", torch.arange(3).expand(2, 3), persistent=False)
+    Checkpoint(tmp_path, model=model).close()
+
+
+def test_a_scaler_that_was_off_leaves_one_that_is_on_as_it_is(tmp_path, caplog):
+    model, optimizer = made()
+    saved(tmp_path, model, optimizer, scaler=torch.amp.GradScaler("cpu", enabled=False))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    assert resumed(tmp_path, model, optimizer, scaler=scaler) == 1
+    assert scaler.get_scale() == 4.0
+    assert "has nothing for scaler" in caplog.text
+    saved(tmp_path / "on", model, optimizer, scaler=scaler)
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    assert resumed(tmp_path / "on", model, optimizer, scaler=off) == 1
+
+
+def test_a_sampler_that_refuses_does_so_before_anything_is_loaded(tmp_path):
+    model, optimizer = made()
+    step(model, optimizer)
+    saved(tmp_path, model, optimizer, sampler=StatefulBatchSampler(range(8), 2))
+    other, again = made()
+    before = everything(other, again)
+    with pytest.raises(ConfigError, match=f"{tmp_path}/step-000000001 the checkpoint's sampler had 8 samples"):
+        resumed(tmp_path, other, again, sampler=StatefulBatchSampler(range(9), 2))
+    assert same(everything(other, again), before)
+
+
+def test_what_the_script_has_forgotten_or_made_otherwise_is_said(tmp_path, caplog):
+    model, optimizer = made()
+    saved(tmp_path, model, optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2))
+    other, again = made()
+    resumed(tmp_path, other.double(), again)
+    assert "has a scheduler, which Checkpoint was not given here" in caplog.text
+    assert "0.weight is float64 here and was float32: it is converted" in caplog.text
