@@ -44,7 +44,8 @@ _ESCAPES = {
     " ": " ", '"': '"', "/": "/", "\\": "\\", "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
 }  # fmt: skip
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U000[0-9a-fA-F]{5}|U0010[0-9a-fA-F]{4}|.)", re.DOTALL)
-_QUOTED = {"'": re.compile(r"'((?:[^']|'')*)'(?!')"), '"': re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)}
+_CLOSING = {"'": re.compile(r"([^']*(?:''[^']*)*)'(?!')"), '"': re.compile(r'([^"\\]*(?:\\.[^"\\]*)*)"')}
+"""What of a line belongs to a value in these quotes that ends in it."""
 
 
 class Document(Record):
@@ -64,6 +65,9 @@ class Document(Record):
 def read_document(text: str, path: str) -> Document:
     """Read a file's text. Raises ConfigError with file and line for what is not understood."""
     text = text.removeprefix("\ufeff")
+    if (no_text := re.search("[\0\ud800-\udfff]", text)) is not None:  # what is no UTF-8 has become surrogates
+        line = text.count("\n", 0, no_text.start()) + 1
+        raise ConfigError(f"{printable(path)}:{line}: not UTF-8 text", hint="is it the right file, or in UTF-16?")
     if text.lstrip().startswith("{"):
         try:
             values = json.loads(text, object_pairs_hook=_without_twins)
@@ -170,7 +174,7 @@ class _Reader:
         """Read a value that begins here, and go on behind it: it may be folded over several lines."""
         rest = self._lines[self._at][start:]
         first = rest[0]
-        if first in _QUOTED:
+        if first in _CLOSING:
             return self._quoted(start, first)
         if first in "[{":
             return self._flow(self._uncommented(rest))
@@ -198,20 +202,23 @@ class _Reader:
 
     def _quoted(self, start: int, quote: str) -> str:
         begun = self._at
-        text = self._lines[self._at][start:]
-        while (match := _QUOTED[quote].match(text)) is None:
+        line, at = self._lines[self._at], start + 1
+        parts: list[str] = []
+        while (end := _CLOSING[quote].match(line, at)) is None:  # each line is looked at once
+            parts.append(line[at:])
             self._at += 1
             if self._at == len(self._lines) or self._at - begun > _MOST_LINES:
                 self._at = begun
                 raise self._error(f"the quote {quote} is not closed")
-            text += "\n" + self._lines[self._at]
-        behind = text[match.end() :].strip(_BLANK)
-        if behind and not (behind.startswith("#") and text[match.end()] == " "):
+            line, at = self._lines[self._at], 0
+        text = "\n".join((*parts, end[1]))
+        behind = line[end.end() :].strip(_BLANK)
+        if behind and not (behind.startswith("#") and line[end.end()] == " "):
             raise self._error(f"{quoted(behind)} stands behind a quoted value")
         self._at += 1
         if quote == "'":
-            return _folded(match[1]).replace("''", "'")
-        joined = re.sub(r"\\(\n[ \t]*|.)", lambda found: "" if found[1][0] == "\n" else found[0], match[1])
+            return _folded(text).replace("''", "'")
+        joined = re.sub(r"\\(\n[ \t]*|.)", lambda found: "" if found[1][0] == "\n" else found[0], text)
         return _ESCAPE.sub(self._unescaped, _folded(joined))
 
     def _unescaped(self, match: re.Match[str]) -> str:
@@ -269,7 +276,12 @@ def _has_colon(text: str) -> bool:
 
 def _folded(text: str) -> str:
     """Join lines as YAML folds them: by a space, or by a newline for each empty line between."""
-    joined = re.sub(r"[ \t]*\n[ \t]*", "\n", text)
+    first, *others = text.split("\n")
+    if not others:
+        return text
+    *between, last = others
+    lines = (first.rstrip(" \t"), *(line.strip(" \t") for line in between), last.lstrip(" \t"))
+    joined = "\n".join(lines)
     return re.sub(r"\n+", lambda found: "\n" * (len(found[0]) - 1) or " ", joined)
 
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import math
 import string
+import time
+from contextlib import suppress
 
 import pytest
 import yaml
@@ -219,3 +221,39 @@ def test_whatever_stands_there_is_read_or_refused(text):
 @given(TREES)
 def test_json_is_read_too(values):
     assert read_document(json.dumps(values), "c.json").values == values
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: x" + " " * 300_000 + "x\n",
+        "a: 'x" + " " * 3_000_000 + "x'\n",
+        "a: 'x\n" + (" " * 4_000 + "y\n") * 1_500,
+        'a: "x\n' + ("\\\\" * 2_000 + "\n") * 1_500,
+        "a: x\n" + "  y\n" * 800_000,
+        "a: '" + "''" * 1_000_000 + "\n",
+    ],
+    ids=["blanks", "blanks in quotes", "open quote", "open quote with escapes", "many lines", "quotes in quotes"],
+)
+def test_large_files_are_read_or_refused_in_time(text):
+    begun = time.process_time()
+    with suppress(ConfigError):
+        read_document(text, "c.yaml")
+    assert time.process_time() - begun < 10
+
+
+@pytest.mark.parametrize(
+    "data", ["a: 1\n".encode("utf-16"), "a: 1\n".encode("utf-16-le"), b"\x7fELF\xff\x00", b"a: \xff"]
+)
+def test_what_is_no_text_is_called_so(data):
+    with pytest.raises(ConfigError, match=r"^c\.yaml:1: not UTF-8 text"):
+        read_document(data.decode(errors="surrogateescape"), "c.yaml")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["'a\n  b'", '"a\\\n   b \\\n  c"', "'it''s\n\n  ''x''y'", '"a\\\\\n  \\" b"', "a \n  \n  b", '" a\n  \n b "'],
+)
+def test_quotes_over_several_lines_mean_what_pyyaml_makes_of_them(value):
+    text = f"key: {value}\nlast: 1\n"
+    assert read_document(text, "c.yaml").values == yaml.safe_load(text)
