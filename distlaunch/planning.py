@@ -24,6 +24,7 @@ from distlaunch.core.probe.cpus import probe_cpus
 from distlaunch.core.probe.files import read_bounded
 from distlaunch.job.rundir import LATEST, folder_name, log_base, new_job_id
 from distlaunch.resolve import select as systems
+from distlaunch.resolve.environment import check_total
 from distlaunch.resolve.facts import Facts, PathKind, Surroundings
 from distlaunch.resolve.options import TorchrunOptions, TrainOptions
 from distlaunch.resolve.plan import build_plan, script_places
@@ -221,6 +222,8 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
     run_dir = job_id and os.path.join(base, job_id)
     local = location is None or location.allocation.part != "all" or topology.here is not None
     plan = build_plan(options, facts, topology, backend, job_id=job_id, run_dir=run_dir, local=local)
+    if local:
+        check_total(plan.shared_env, plan.argv, os.sysconf("SC_ARG_MAX"))
     told += tuple(f"the workers get the variables of {printable(path)}" for path in found)
     if told:
         plan = replace(plan, notes=(*plan.notes, *told))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
@@ -12,6 +12,8 @@ from distlaunch.resolve.options import TrainOptions
 
 _LONGEST = 131_071
 """execve(2): MAX_ARG_STRLEN, less the NUL at the end."""
+_FOR_EACH = 1 + 8
+"""A NUL and a pointer, which count too."""
 
 
 def base_environment(facts: Facts) -> dict[str, str]:
@@ -50,6 +52,18 @@ def check_length(name: str, value: str, who: str) -> None:
         raise ConfigError(
             f"{who}: with {length:,} bytes it is too long, Linux takes {_LONGEST:,} of one variable (NAME=VALUE)",
             hint="put it into a file, and the file's name into the variable",
+        )
+
+
+def check_total(environment: Mapping[str, str], argv: Sequence[str], most: int) -> None:
+    """Raise ConfigError where all variables and arguments are more than a program can be started with here."""
+    words = (*(f"{name}={value}" for name, value in environment.items()), *argv)
+    total = sum(len(word.encode(errors="replace")) + _FOR_EACH for word in words)
+    if total > most:
+        longest = sorted(environment, key=lambda name: len(environment[name]), reverse=True)[:3]
+        raise ConfigError(
+            f"the workers' variables and arguments are {total:,} bytes, the limit is {most:,}",
+            hint=f"the longest are {', '.join(map(printable, longest))}; ulimit -s raises the limit",
         )
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.variables import DEVICE_MASKS, SET_FOR_WORKERS, without_outer_launchers
-from distlaunch.resolve.environment import base_environment, given_environment, unless_set
+from distlaunch.resolve.environment import base_environment, check_total, given_environment, unless_set
 from distlaunch.resolve.options import TrainOptions
 
 OUTER = [
@@ -131,3 +131,11 @@ def test_devices_are_chosen_by_an_option_and_not_by_a_variable(make_facts, name)
 
 def test_a_default_gives_way_to_every_layer():
     assert unless_set({"A": "1", "B": "1", "C": "1"}, {"A": ""}, {"C": "x"}) == {"B": "1"}
+
+
+def test_all_variables_and_arguments_together_have_a_limit():
+    environment = {"SHORT": "1", "LONG": "x" * 5_000}
+    check_total(environment, ["python", "t.py"], 10_000)
+    with pytest.raises(ConfigError, match=r"variables and arguments are 5,058 bytes, the limit is 5,056") as caught:
+        check_total(environment, ["python", "t.py"], 5_056)
+    assert "LONG, SHORT" in str(caught.value.hint)
