@@ -42,6 +42,10 @@ _TOP = frozenset({
 })  # fmt: skip
 
 
+_ACCUMULATION = "gradient_accumulation_steps"
+"""Of all but DeepSpeed's; accelerate launch has an option for it and refuses it in a file."""
+
+
 class _Row(Record):
     """One key of a section: which variable it becomes, what holds without it, and whether it is written in small."""
 
@@ -327,7 +331,8 @@ def _unknown_keys(document: Document) -> Iterator[str]:
         if near:
             raise ConfigError(said, hint=f"did you mean {near[0]}?")
         if at < _MOST_TOLD:
-            yield f"{said}, and not passed on"
+            instead = "; -o gradient-accumulation-steps=N sets it" if keys == (_ACCUMULATION,) else ""
+            yield f"{said}, and not passed on{instead}"
     if len(unknown) > _MOST_TOLD:
         more = f"{counted(len(unknown) - _MOST_TOLD, 'more key')} {'is' if len(unknown) == _MOST_TOLD + 1 else 'are'}"
         yield f"{document.where()}: {more} not known: is it a configuration of Accelerate?"

@@ -89,10 +89,27 @@ def shape(option: BackendOption) -> str:
 
 
 def _there(name: str, by_name: Mapping[str, BackendOption]) -> str:
+    from distlaunch.backends.registry import backend_names, find_backend
+
+    others = [each for each in backend_names() if name in {option.name for option in find_backend(each).options()}]
     near = get_close_matches(name, by_name, n=1, cutoff=0.6)
+    if others:
+        return f"it is an option of --backend {' and '.join(others)}" + (f"; here there is {near[0]}" if near else "")
     if near:
         return f"did you mean {near[0]}?"
     return f"there {'is' if len(by_name) == 1 else 'are'} {', '.join(by_name)}" if by_name else "it has none"
+
+
+def meant_option(flag: str, backend: str) -> str | None:
+    """Give the words of ``-o`` that an option of the launcher's, which it does not have, was most likely meant as."""
+    from distlaunch.backends.registry import backend_names, find_backend
+
+    if backend not in backend_names():
+        return None
+    known = {option.name: option for option in find_backend(backend).options()}
+    name = option_name(flag.lstrip("-"))
+    found = [name] if name in known else get_close_matches(name, known, n=1, cutoff=0.7)
+    return f"-o {found[0]}={shape(known[found[0]])}" if found else None
 
 
 def converted(option: BackendOption, text: str) -> Value | None:

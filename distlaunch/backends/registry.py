@@ -26,6 +26,10 @@ _CLASSES = {
 }
 
 
+_SHORT = {"tf": "tensorflow", "hvd": "horovod", "torch": "pytorch-ddp", "torchrun": "pytorch-ddp"}
+"""What people call some of them; for hints alone."""
+
+
 def backend_names() -> tuple[str, ...]:
     """List the names of our own backends."""
     return tuple(_CLASSES)
@@ -60,7 +64,9 @@ def _load(name: str) -> type[Backend]:
     there = [*_CLASSES, *(other for other in others if other not in _CLASSES)]
     points = others.get(name, [])
     if not points:
-        near = [other for other in there if name in other.split("-")] or get_close_matches(name, there, n=1, cutoff=0.5)
+        small = _SHORT.get(name.lower(), name.lower())
+        named = [other for other in there if small in (other, *other.split("-"))]
+        near = named or get_close_matches(small, there, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(f"--backend {quoted(name)}: no such backend", hint=f"{hint}there is: {', '.join(there)}")
     if len(points) > 1:

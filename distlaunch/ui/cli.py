@@ -7,7 +7,6 @@ the quick parser's ``scan`` and values by its ``build``, so both ways say the sa
 from __future__ import annotations
 
 import inspect
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,11 +18,11 @@ from typer.core import TyperCommand, TyperGroup
 
 import distlaunch
 from distlaunch.core.errors import UsageError
-from distlaunch.core.model.text import printable, quoted
+from distlaunch.core.model.text import quoted
 from distlaunch.render.request import RenderOptions, Target
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.ui import quick
-from distlaunch.ui.counterparts import counterpart, taken_as_it_is
+from distlaunch.ui.counterparts import counterpart, instead_of, taken_as_it_is
 from distlaunch.ui.drop_in import plain_words
 from distlaunch.ui.errors import EXIT_INTERRUPTED
 from distlaunch.ui.option import Option
@@ -133,32 +132,13 @@ def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan, render: R
     return app
 
 
-_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
-
-
 class _Commands(TyperGroup):
     """The root command, which names the nearest command for one that does not exist."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
-            raise UsageError(f"there is no command {quoted(args[0])}", hint=_instead_of(args, [*self.commands]))
+            raise UsageError(f"there is no command {quoted(args[0])}", hint=instead_of(args, [*self.commands]))
         return super().resolve_command(ctx, args)
-
-
-def _instead_of(args: Sequence[str], names: Sequence[str]) -> str:
-    """Say what may have been meant by words that begin with no command of ours."""
-    from difflib import get_close_matches
-
-    first = args[0]
-    program = os.path.basename(first)
-    if program == "torchrun" or any(word in _TORCHRUN_MODULES for word in args[1:4]):
-        return "torchrun's words go after distlaunch torchrun: distlaunch torchrun [OPTIONS] SCRIPT [ARGS]..."
-    if first.endswith(".py"):
-        return f"distlaunch train {printable(first)}"
-    if program.startswith("python") or first in ("run", "launch", "exec"):
-        return "distlaunch train [OPTIONS] SCRIPT [ARGS]... runs SCRIPT with the Python that distlaunch has"
-    near = get_close_matches(first, names, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
 
 
 class _TrainCommand(TyperCommand):

@@ -1,10 +1,15 @@
-"""Layer ui: torchrun's options that are not ours, and what stands for each here; read only to explain an error.
+"""Layer ui: what stands here for options of torchrun, and for other programs; read only to explain an error.
 
 The names are those of ``torchrun --help`` in torch 2.2 to 2.13, of the older ``torch.distributed.launch``, and the
 ``-n`` of mpirun. What torchrun and we spell alike is not here.
 """
 
 from __future__ import annotations
+
+import os.path
+from collections.abc import Sequence
+
+from distlaunch.core.model.text import printable
 
 _WORKERS = "--num-gpus N, or --num-procs N for CPU workers"
 _FILED = "not needed here: all output is shown and filed, one file for each rank (--output chooses what is shown)"
@@ -45,6 +50,7 @@ _COUNTERPARTS = {
 }
 
 _NOT_TORCHRUNS = ("-n", "--use-env")
+_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 
 def counterpart(flag: str) -> str | None:
@@ -55,3 +61,21 @@ def counterpart(flag: str) -> str | None:
 def taken_as_it_is(flag: str) -> str:
     """Say, to go on after a counterpart, that the drop-in command takes such words; empty where it does not."""
     return "" if flag in _NOT_TORCHRUNS else "; or distlaunch torchrun, which takes it as it is"
+
+
+def instead_of(args: Sequence[str], names: Sequence[str]) -> str:
+    """Say what may have been meant by words that begin with no command of ours."""
+    from difflib import get_close_matches
+
+    first = args[0]
+    program = os.path.basename(first)
+    if program == "torchrun" or any(word in _TORCHRUN_MODULES for word in args[1:4]):
+        return "torchrun's words go after distlaunch torchrun: distlaunch torchrun [OPTIONS] SCRIPT [ARGS]..."
+    if program == "accelerate":
+        return "distlaunch train --backend accelerate [-o config=FILE] SCRIPT [ARGS]... does as accelerate launch"
+    if first.endswith(".py"):
+        return f"distlaunch train {printable(first)}"
+    if program.startswith("python") or first in ("run", "launch", "exec"):
+        return "distlaunch train [OPTIONS] SCRIPT [ARGS]... runs SCRIPT with the Python that distlaunch has"
+    near = get_close_matches(first, names, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"

@@ -80,6 +80,7 @@ def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[s
                     word.partition("=")[0] if flag in HELP_FLAGS else flag,
                     by_flag,
                     script=given.get("script", [None])[-1],
+                    backend=given.get("backend", [None])[-1],
                 )
             if option.kind == "flag":
                 if attached is not None:
@@ -185,10 +186,11 @@ def _next_value(word: str | None, flag: str, option: Option) -> str:
     return word
 
 
-def refuse_unknown(flag: str, by_flag: Iterable[str], *, script: str | None) -> NoReturn:
+def refuse_unknown(flag: str, by_flag: Iterable[str], *, script: str | None, backend: str | None = None) -> NoReturn:
     """Raise for an option that is not ours, naming what stands for torchrun's, else the nearest one that is ours.
 
-    ``script``: what ``--script`` named before; arguments of the script then need a ``--`` before them.
+    ``script``: what ``--script`` named before; arguments of the script then need a ``--`` before them. ``backend``:
+    what ``--backend`` named before, whose options may be meant.
     """
     from difflib import get_close_matches
 
@@ -199,7 +201,14 @@ def refuse_unknown(flag: str, by_flag: Iterable[str], *, script: str | None) -> 
     else:
         place = f"arguments of the script go after `--`: `--script {script} -- {flag} ...`"
     instead = counterpart(flag)
-    if instead is not None:
+    meant = None
+    if backend is not None and flag[:2] == "--":
+        from distlaunch.backends.choosing import meant_option
+
+        meant = meant_option(flag, backend)
+    if meant is not None:
+        hint = f"--backend {backend} takes it as {meant}. {place}"
+    elif instead is not None:
         hint = instead + taken_as_it_is(flag)
         hint = hint if script is None else f"{hint}; {place}"
     else:

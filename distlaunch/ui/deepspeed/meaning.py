@@ -12,7 +12,7 @@ from distlaunch.core.errors import UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 from distlaunch.resolve.dialect import Dialect
-from distlaunch.resolve.options import DropInOptions
+from distlaunch.resolve.options import USE_CPUS, DropInOptions
 from distlaunch.ui.deepspeed.options import LAUNCHERS, OPTIONS, OWN, SPELLING
 from distlaunch.ui.quick import Given, build
 
@@ -29,7 +29,11 @@ _MEETING_SPELLING = (
     ("--rendezvous", _MEETING_OPTION),
 )
 _LOCAL_RANK = "LOCAL_RANK in the environment says the same"
-_SPELLING = (*SPELLING, (_LOCAL_RANK, f"--no_local_rank leaves it out: {_LOCAL_RANK}"))
+_SPELLING = (
+    *SPELLING,
+    (_LOCAL_RANK, f"--no_local_rank leaves it out: {_LOCAL_RANK}"),
+    (USE_CPUS, "DS_ACCELERATOR=cpu in the environment has --num_gpus N start N workers without GPUs"),
+)
 _GRACE_S = 30.0
 """From TERM to KILL, as there."""
 _ELASTIC_RESTARTS = 100

@@ -143,6 +143,8 @@ def _unknown(flag: str) -> NoReturn:
         hint = f"{ours.name} is train's; here it is the variable {ours.variable}"
     elif ours is not None and ours.field in INSTEAD:
         hint = f"{ours.name} is train's; here it is {INSTEAD[ours.field]}"
+    elif name == "backend":
+        hint = "that is train's: distlaunch train --backend NAME [OPTIONS] SCRIPT [ARGS]..."
     elif near:
         hint = f"did you mean --{near[0]}? {place}"
     elif ours is not None:

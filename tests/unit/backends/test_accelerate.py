@@ -157,6 +157,11 @@ def test_keys_of_a_newer_accelerate_are_told_of_and_left_out():
     assert "quantum" not in str(backend.job_variables(GPUS)).lower()
 
 
+def test_a_key_that_accelerate_launch_has_only_as_an_option_is_told_with_that_option():
+    [said] = made("distributed_type: NO\ngradient_accumulation_steps: 4\n").notes
+    assert said.endswith("not passed on; -o gradient-accumulation-steps=N sets it")
+
+
 def test_only_the_first_of_many_unknown_keys_are_told_of():
     notes = made("distributed_type: NO\n" + "".join(f"zz_{number}: 1\n" for number in range(20_000))).notes
     assert len(notes) == 11

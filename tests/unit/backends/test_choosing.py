@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.backends.accelerate import Accelerate
 from distlaunch.backends.choosing import chosen_options, given_words
+from distlaunch.backends.deepspeed import DeepSpeed
 from distlaunch.backends.horovod import Horovod
 from distlaunch.backends.pytorch_ddp import PytorchDdp
 from distlaunch.backends.ray import Ray
@@ -99,3 +101,25 @@ def test_what_is_wrong_is_said_in_the_words_that_were_given(words, said):
     with pytest.raises(ConfigError) as caught:
         chosen_options(words, PytorchDdp.options(), "pytorch-ddp")
     assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("backend", "word", "hint"),
+    [
+        (Accelerate, "zero=3", "it is an option of --backend deepspeed"),
+        (PytorchDdp, "sharding=full", "it is an option of --backend fsdp"),
+        (DeepSpeed, "gradient-accumulation-steps=2", "of --backend accelerate; here there is gradient-accumulation"),
+        (PytorchDdp, "bucket-mbs=3", "did you mean bucket-mb?"),
+    ],
+)
+def test_an_option_of_another_backend_is_known_as_that(backend, word, hint):
+    with pytest.raises(ConfigError) as caught:
+        chosen_options([word], backend.options(), backend.name)
+    assert hint in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("FSDP", "fsdp"), ("tf", "tensorflow"), ("DDP", "pytorch-ddp")])
+def test_other_spellings_of_a_backend_are_answered_with_its_name(name, meant):
+    with pytest.raises(ConfigError) as caught:
+        find_backend(name)
+    assert str(caught.value.hint).startswith(f"did you mean {meant}? ")

@@ -172,6 +172,10 @@ def test_version_is_printed(capsys):
     [
         ("trian", "did you mean train?"),
         ("plans", "did you mean plan?"),
+        (
+            "accelerate",
+            "distlaunch train --backend accelerate [-o config=FILE] SCRIPT [ARGS]... does as accelerate launch",
+        ),
         ("xyz", "there are train, plan, torchrun, deepspeed, horovodrun, backends, render"),
     ],
 )

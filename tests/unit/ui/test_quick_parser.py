@@ -178,6 +178,17 @@ def test_help_before_the_script_is_handed_on(asker: str):
             "did you mean --num-gpus? Options of the script go after SCRIPT.",
         ),
         (("--lr=0.1", "s"), "unknown option '--lr'", "Options of the script go after SCRIPT."),
+        (
+            ("--backend", "fsdp", "--sharding", "full", "s"),
+            "unknown option '--sharding'",
+            "--backend fsdp takes it as -o sharding=full|grad|hybrid. Options of the script go after SCRIPT.",
+        ),
+        (
+            ("--backend=accelerate", "--config_file", "x.yaml", "s"),
+            "unknown option '--config-file'",
+            "--backend accelerate takes it as -o config=FILE. Options of the script go after SCRIPT.",
+        ),
+        (("--backend", "nosuch", "--lr=1", "s"), "unknown option '--lr'", "Options of the script go after SCRIPT."),
         (("-q", "s"), "unknown option '-q'", "Options of the script go after SCRIPT."),
         (("-mq", "s"), "unknown option '-q'", "Options of the script go after SCRIPT."),
         (("--grace",), "--grace needs a value: --grace SECONDS", None),

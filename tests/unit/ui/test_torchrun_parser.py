@@ -163,6 +163,7 @@ def test_any_words_at_all_are_parsed_or_refused_in_one_line(words: list[str]):
         (["-nproc_per_node=2", "s"], "unknown option '-nproc_per_node=2'", "did you mean --nproc-per-node?"),
         (["--preload", "torch", "s"], "unknown option '--preload'", "the variable DISTLAUNCH_PRELOAD"),
         (["--num-gpus", "2", "s"], "unknown option '--num-gpus'", "here it is --nproc-per-node"),
+        (["--backend", "fsdp", "s"], "unknown option '--backend'", "distlaunch train --backend NAME"),
         (["--dry-run", "s"], "unknown option '--dry-run'", "distlaunch train"),
         (["-x", "s"], "unknown option '-x'", "options of the script go after SCRIPT"),
     ],
