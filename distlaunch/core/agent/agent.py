@@ -70,7 +70,7 @@ class Agent:
         self._terminal: PseudoTerminal | None = None
         self._typed_ahead = bytearray()
         self._oom_before = 0
-        self._posted: deque[Posted | GpusFree | m.Stacks] = deque()
+        self._posted: deque[Posted | GpusFree | m.Stacks | m.Fault] = deque()
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
@@ -130,7 +130,7 @@ class Agent:
                 self._preparing.gpus_free(event, owner=self.job_id)
             elif isinstance(event, PumpFailed):
                 self._send(m.Fault(text=f"the output thread failed\n{event.text}"))
-            elif isinstance(event, (m.Alive, m.Stacks)):
+            elif isinstance(event, (m.Alive, m.Stacks, m.Fault)):
                 self._send(event)
             else:
                 self._step(self._with_evidence(event) if isinstance(event, t.Drained) else event)
@@ -242,11 +242,12 @@ class Agent:
         self._oom_before = oom_kills()
         try:
             if message.store:
-                self._preparing.serve_store()
+                self._preparing.serve_store(message.env.get("MASTER_ADDR", ""))
             else:
                 self._preparing.share()
         except OSError as exc:
             self._send(m.Fault(text=f"the store of the workers cannot be served: {exc.strerror}"))
+            return
         bootstrap = bootstrap_environment(message, self._nofile, self._ground.boot)
         env = {**message.env, "DISTLAUNCH_COOKIE": self._cookie, **bootstrap}
         setup = w.Setup(
@@ -343,7 +344,7 @@ class Agent:
         except OSError:
             self._spawner_lost()
 
-    def _post(self, event: Posted | GpusFree | m.Stacks) -> None:
+    def _post(self, event: Posted | GpusFree | m.Stacks | m.Fault) -> None:
         self._posted.append(event)
         with self._waking, suppress(BlockingIOError):
             if self._wake_end >= 0:

@@ -45,7 +45,7 @@ class Preparing:
         *,
         port: HeldPort | None,
         send: Callable[[m.FromAgent], None],
-        post: Callable[[GpusFree], None],
+        post: Callable[[GpusFree | m.Fault], None],
     ) -> None:
         """``port``: for the first attempt it may be held already. ``post`` is called from another thread."""
         self._port = port
@@ -147,9 +147,9 @@ class Preparing:
         for port in self._further:
             port.share()
 
-    def serve_store(self) -> None:
-        """Serve a store on the port from now on, instead. Raises OSError."""
-        from distlaunch.core.agent.store import Store
+    def serve_store(self, address: str) -> None:
+        """Serve a store on the port from now on, instead; ``address`` is what workers are told. Raises OSError."""
+        from distlaunch.core.agent.store import Store, is_here
 
         self._close_listener()
         self._share_further()
@@ -157,11 +157,14 @@ class Preparing:
             return
         listener = self._port.listener()
         try:
-            store = Store(listener)
+            store = Store(listener, only_here=is_here(address), failed=self._store_failed)
             store.start()
         except RuntimeError as exc:
             raise OSError(errno.EAGAIN, "no thread can be started") from exc
         self._store = store
+
+    def _store_failed(self, why: str) -> None:
+        self._post(m.Fault(text=f"the store of the workers has failed\n{why}"))
 
     def release(self) -> None:
         """Give all ports back."""

@@ -9,82 +9,39 @@ met, and as soon as one has stored something in the next turn, nothing of the la
 A GET for what is not there yet is held for a while, as n ranks that wait for each other would ask n² times every 10 ms.
 We close first, as Horovod's own server does: the ports of those who close stay taken for a minute, and n² questions
 would use up a node's.
+Anybody who reaches the port may ask: all that it keeps for others (values, names, what comes and goes) has one bound.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import resource
 import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from distlaunch.core.agent.scopes import Room, Scopes, Value
 
 HOLD_S = 2.0
 """How long a question for what is not there yet stays open."""
 _HEAD_BYTES = 8192
 _VALUE_BYTES = 1 << 20
-_ALL_BYTES = 256 << 20
 _MOST_CONNECTIONS = 8192
-_MOST_KEYS = 1 << 21
-"""Over all scopes: each worker has two in each of its six."""
+_LEAST_CONNECTIONS = 16
+_ACCEPTED_AT_ONCE = 256
+_CLIENT_BYTES = 1024
+"""What Python takes for each beside what it says."""
 _IDLE_S = 60.0
 _LOOK_S = 1.0
 _NO_ROOM_S = 0.05
-_NAME = "rank_"
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_CLOSE_S = 2.0
 _CHUNK = 65536
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 413: "Payload Too Large", 507: "Insufficient Storage"}
-
-
-class _Scope:
-    """What the ranks of one scope have stored."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.turns: dict[str, int] = {}
-        """How often each rank has met all others; of one that has not, nothing."""
-        self.turn = 0
-        """The newest turn in which something was stored."""
-
-
-class Scopes:
-    """Values by scope and key, of the newest turn."""
-
-    def __init__(self) -> None:
-        self._scopes: dict[str, _Scope] = {}
-        self._size = 0
-        self._keys = 0
-
-    def put(self, scope: str, key: str, value: bytes) -> bool:
-        """Store a value; False if there is no room for it."""
-        found = self._scopes.get(scope) or _Scope()
-        size = self._size + len(value) - len(found.values.get(key, b""))
-        if size > _ALL_BYTES or (key not in found.values and self._keys >= _MOST_KEYS):
-            return False
-        self._keys += key not in found.values
-        self._scopes[scope] = found
-        found.values[key] = value
-        found.turn = max(found.turn, found.turns.get(key.removeprefix(_NAME), 0))
-        self._size = size
-        return True
-
-    def get(self, scope: str, key: str) -> bytes | None:
-        """Give a value; None if it is not there, or was stored before others have begun anew."""
-        found = self._scopes.get(scope)
-        if found is None or found.turns.get(key.removeprefix(_NAME), 0) != found.turn:
-            return None
-        return found.values.get(key)
-
-    def finish(self, scope: str, rank: str) -> None:
-        """Take in that a rank has met all others: none needs its values any more. Saying so again changes nothing."""
-        found = self._scopes.get(scope)
-        if found is None or rank not in found.values:
-            return
-        for key in (rank, _NAME + rank):
-            if key in found.values:
-                self._size -= len(found.values.pop(key))
-                self._keys -= 1
-        found.turns[rank] = found.turns.get(rank, 0) + 1
 
 
 class _Client:
@@ -92,8 +49,15 @@ class _Client:
 
     def __init__(self, connection: socket.socket, now: float) -> None:
         self.socket = connection
+        self.number = connection.fileno()
         self.received = bytearray()
-        self.unsent = b""
+        self.question: tuple[str, str, str, int] | None = None
+        """Method, scope, key and the length of what follows, once they are there; ``received`` is what follows."""
+        self.unsent: list[memoryview] = []
+        self.value: Value | None = None
+        """It is being sent."""
+        self.taken = 0
+        """Of the room."""
         self.waits_for: tuple[str, str] | None = None
         self.until = now + _IDLE_S
 
@@ -101,12 +65,22 @@ class _Client:
 class Store:
     """Serves one attempt's workers from ``start`` to ``close``."""
 
-    def __init__(self, listener: socket.socket) -> None:
-        """Take over ``listener``, which does not block."""
+    def __init__(
+        self, listener: socket.socket, *, only_here: bool = False, failed: Callable[[str], None] | None = None
+    ) -> None:
+        """Take over ``listener``, which does not block. ``only_here``: nobody of another machine is served.
+
+        ``failed`` is told, by the thread, why it has ended before ``close``.
+        """
         self._listener = listener
-        self._scopes = Scopes()
+        self._only_here = only_here
+        self._failed = failed
+        self._is_closing = False
+        self._most = _most_connections()
+        self._room = Room()
+        self._scopes = Scopes(self._room)
         self._clients: dict[int, _Client] = {}
-        self._waiting: dict[tuple[str, str], list[_Client]] = {}
+        self._waiting: dict[tuple[str, str], dict[int, _Client]] = {}
         self._selector = selectors.DefaultSelector()
         self._end, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="dl-store", daemon=True)
@@ -119,13 +93,16 @@ class Store:
             self._thread.start()
         except RuntimeError:
             self._free()
+            os.close(self._wake)
             raise
 
     def close(self) -> None:
-        """End the thread and every connection."""
-        os.write(self._wake, b"x")
-        self._thread.join()
-        self._free()
+        """End the thread, which ends every connection; wait for that, bounded."""
+        self._is_closing = True
+        with suppress(OSError):  # it has ended
+            os.write(self._wake, b"x")
+        self._thread.join(_CLOSE_S)
+        os.close(self._wake)
 
     def _free(self) -> None:
         for client in list(self._clients.values()):
@@ -133,15 +110,23 @@ class Store:
         self._selector.close()
         self._listener.close()
         os.close(self._end)
-        os.close(self._wake)
 
     # --- the thread
 
     def _serve(self) -> None:
+        try:
+            self._serve_all()
+        except Exception as exc:  # noqa: BLE001 - workers would wait for answers that nobody gives
+            if self._failed is not None:
+                self._failed(f"{type(exc).__name__}: {exc}")
+        finally:
+            self._free()
+
+    def _serve_all(self) -> None:
         look_again = time.monotonic()
         while True:
             for key, _ in self._selector.select(_LOOK_S if self._clients else None):
-                if key.fd == self._end:
+                if self._is_closing:
                     return
                 if key.fileobj is self._listener:
                     self._accept()
@@ -152,20 +137,36 @@ class Store:
                 self._give_up(now)
 
     def _accept(self) -> None:
-        while True:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            if self._is_closing:
+                return
             try:
-                connection, _ = self._listener.accept()
+                connection, address = self._listener.accept()
             except OSError as exc:  # nobody is there any more, or no descriptor is left
-                if exc.errno in (errno.EMFILE, errno.ENFILE):
+                if exc.errno in _NO_ROOM:
                     time.sleep(_NO_ROOM_S)
                 return
-            if len(self._clients) >= _MOST_CONNECTIONS:
+            if len(self._clients) >= self._most or (self._only_here and not is_here(address[0])):
                 connection.close()
                 continue
             connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
-            client = self._clients[connection.fileno()] = _Client(connection, time.monotonic())
-            self._selector.register(connection, selectors.EVENT_READ)
-            self._on_ready(client)  # mostly the question has come with the connection
+            client = _Client(connection, time.monotonic())
+            try:
+                self._selector.register(connection, selectors.EVENT_READ)
+            except OSError:  # no memory for it
+                connection.close()
+                continue
+            self._clients[client.number] = client
+            if self._charge(client, _CLIENT_BYTES):
+                self._on_ready(client)  # mostly the question has come with the connection
+
+    def _charge(self, client: _Client, size: int) -> bool:
+        """Take room for what a client sends; it is turned away if there is none."""
+        if not self._room.take(size):
+            self._answer(client, 507)
+            return False
+        client.taken += size
+        return True
 
     def _on_ready(self, client: _Client) -> None:
         if client.unsent:
@@ -179,17 +180,30 @@ class Store:
             data = b""
         if not data:
             self._drop(client)
-        elif client.waits_for is None:
+        elif client.waits_for is None and self._charge(client, len(data)):
             client.received += data
             self._take(client)
 
     def _take(self, client: _Client) -> None:
         """Answer the question once it is there as a whole."""
-        head, found, _ = client.received.partition(b"\r\n\r\n")
-        if not found:
-            if len(client.received) > _HEAD_BYTES:
-                self._answer(client, 400)
+        if client.question is None and not self._take_head(client):
             return
+        if client.question is not None and len(client.received) >= client.question[3]:
+            method, scope, key, length = client.question
+            value = bytes(memoryview(client.received)[:length])
+            client.received = bytearray()
+            self._room.give(client.taken)  # what is kept of it has room of its own
+            client.taken = 0
+            if self._charge(client, _CLIENT_BYTES + len(scope) + len(key)):
+                self._do(client, method, scope, key, value)
+
+    def _take_head(self, client: _Client) -> bool:
+        """Read the question if it is there, and leave what follows it; tell whether it was, and is good."""
+        head, found, rest = client.received.partition(b"\r\n\r\n")
+        if len(head) > _HEAD_BYTES:
+            self._answer(client, 400)
+        if not found or len(head) > _HEAD_BYTES:
+            return False
         first, *headers = bytes(head).decode("latin-1").split("\r\n")
         length = _length(headers)
         words = first.split(" ")
@@ -198,8 +212,10 @@ class Store:
             self._answer(client, 400)
         elif length > _VALUE_BYTES:
             self._answer(client, 413)
-        elif len(client.received) >= (begin := len(head) + 4) + length:
-            self._do(client, words[0], path[1], path[2], bytes(client.received[begin : begin + length]))
+        else:
+            client.question, client.received = (words[0], path[1], path[2], length), rest
+            return True
+        return False
 
     def _do(self, client: _Client, method: str, scope: str, key: str, value: bytes) -> None:
         if method == "PUT":
@@ -207,7 +223,7 @@ class Store:
             there = self._scopes.get(scope, key)
             if there is None:
                 return
-            for waiting in self._waiting.pop((scope, key), []):
+            for waiting in self._waiting.pop((scope, key), {}).values():
                 waiting.waits_for = None
                 self._answer(waiting, 200, there)
         elif method == "GET":
@@ -217,25 +233,34 @@ class Store:
                 return
             client.waits_for = (scope, key)
             client.until = time.monotonic() + HOLD_S
-            self._waiting.setdefault((scope, key), []).append(client)
+            self._waiting.setdefault((scope, key), {})[client.number] = client
         elif method == "DELETE":
             self._scopes.finish(scope, key)
             self._answer(client, 200)
         else:
             self._answer(client, 400)
 
-    def _answer(self, client: _Client, status: int, body: bytes = b"") -> None:
+    def _answer(self, client: _Client, status: int, value: Value | None = None) -> None:
+        body = b"" if value is None else value.data
         head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-        client.unsent = head.encode() + body
+        if value is not None:
+            value.use()
+            client.value = value
+        client.received = bytearray()
+        client.unsent = [memoryview(part) for part in (head.encode(), body) if part]
         self._flush(client)
 
     def _flush(self, client: _Client) -> None:
         try:
-            client.unsent = client.unsent[client.socket.send(client.unsent) :]
+            sent = client.socket.sendmsg(client.unsent)
+            while client.unsent and sent >= len(client.unsent[0]):
+                sent -= len(client.unsent.pop(0))
+            if client.unsent:
+                client.unsent[0] = client.unsent[0][sent:]
         except BlockingIOError:
             pass
         except OSError:
-            client.unsent = b""
+            client.unsent = []
         if client.unsent:
             self._selector.modify(client.socket, selectors.EVENT_WRITE)
         else:
@@ -253,18 +278,34 @@ class Store:
 
     def _forget(self, client: _Client) -> None:
         if client.waits_for is not None:
-            others = [other for other in self._waiting.get(client.waits_for, []) if other is not client]
-            if others:
-                self._waiting[client.waits_for] = others
-            else:
+            waiting = self._waiting.get(client.waits_for, {})
+            waiting.pop(client.number, None)
+            if not waiting:
                 self._waiting.pop(client.waits_for, None)
             client.waits_for = None
 
     def _drop(self, client: _Client) -> None:
         self._forget(client)
-        if self._clients.pop(client.socket.fileno(), None) is not None:
+        if self._clients.pop(client.number, None) is not None:
             self._selector.unregister(client.socket)
+            self._room.give(client.taken)
+            if client.value is not None:
+                client.value.let_go()
         client.socket.close()
+
+
+def is_here(address: str) -> bool:
+    """Tell whether an address is one of this machine's own ends of its loopback."""
+    return address == "::1" or address.removeprefix("::ffff:").startswith("127.")
+
+
+def _most_connections() -> int:
+    """Give how many the limit of open files leaves: half of what is free, as workers need theirs."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    free = soft - len(os.listdir("/proc/self/fd"))
+    return min(_MOST_CONNECTIONS, max(_LEAST_CONNECTIONS, free // 2))
 
 
 def _length(headers: list[str]) -> int | None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import os
 import random
+import resource
 import socket
 import threading
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distlaunch.core.agent.store import Scopes, Store
+from distlaunch.core.agent.scopes import Room, Scopes
+from distlaunch.core.agent.store import Store, _Client, is_here
 
 BOUND_S = 60.0
 
@@ -210,7 +214,181 @@ def test_nothing_is_left_of_one_that_was_used_and_closed_while_others_wait():
 def test_there_is_only_so_much_room():
     scopes = Scopes()
     value = bytes(1 << 20)
-    assert all(scopes.put("s", str(number), value) for number in range(256))
-    assert not scopes.put("s", "256", b"x")
+    assert all(scopes.put("s", str(number), value) for number in range(255))
+    assert not scopes.put("s", "255", value)
     assert scopes.put("s", "0", b"x")
-    assert scopes.put("s", "256", b"x")
+    assert scopes.put("s", "255", value)
+
+
+def test_names_of_scopes_and_keys_and_turns_take_room_too():
+    room = Room(1 << 20)
+    scopes = Scopes(room)
+    assert sum(scopes.put("s", f"{number:07000}", b"") for number in range(1000)) < 150
+    room = Room(1 << 20)
+    scopes = Scopes(room)
+    for number in range(10_000):
+        scopes.put(str(number), "0", b"")
+        scopes.finish(str(number), "0")
+    assert room.left < 2048
+    assert scopes.put("0", "0", b"")  # a rank that begins anew needs no more than before
+
+
+def test_a_value_that_is_being_sent_has_its_room_until_it_has_been():
+    room = Room(10_000)
+    scopes = Scopes(room)
+    scopes.put("s", "0", bytes(5000))
+    old = scopes.get("s", "0")
+    old.use()
+    assert not scopes.put("s", "0", bytes(5000))
+    old.let_go()
+    assert scopes.put("s", "0", bytes(5000))
+
+
+@pytest.fixture
+def make_store():
+    stores = []
+
+    def make(**words):
+        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        listener.setblocking(False)
+        stores.append(Store(listener, **words))
+        return stores[-1], listener.getsockname()[1]
+
+    yield make
+    for each in stores:
+        each.close()
+
+
+def connect(port):
+    return socket.create_connection(("127.0.0.1", port), timeout=BOUND_S)
+
+
+def test_no_more_connections_are_had_than_open_files_leave(make_store, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (len(os.listdir("/proc/self/fd")) + 64, 4096))
+    store, port = make_store()
+    store.start()
+    idle = [connect(port) for _ in range(32)]
+    with connect(port) as one_more:
+        assert one_more.recv(1) == b""
+    for each in idle:
+        each.close()
+    assert until_served(port)
+
+
+def until_served(port):
+    for _ in range(1000):
+        with suppress(OSError):
+            if ask(port, "PUT", "/s/0", b"x") == (200, b""):
+                return True
+    return False
+
+
+def test_senders_that_stop_halfway_take_no_more_than_there_is_room_for(make_store):
+    store, port = make_store()
+    store._room.left = 1 << 20
+    store.start()
+    halves = [connect(port) for _ in range(40)]
+    for each in halves:
+        with suppress(OSError):
+            each.sendall(b"PUT /s/0 HTTP/1.1\r\nContent-Length: 100000\r\n\r\n" + bytes(60_000))
+    refused = 0
+    for each in halves:
+        each.settimeout(0.05)
+        with suppress(OSError):
+            refused += each.recv(100).startswith(b"HTTP/1.1 507")
+        each.close()
+    assert 20 <= refused <= 30
+    assert until_served(port)
+
+
+def test_a_body_in_single_bytes_costs_no_more_by_its_length(make_store):
+    store, _ = make_store()
+    client = _Client(socket.socket(), 0.0)
+    client.received += b"PUT /s/0 HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n" + bytes(900_000)
+    store._take(client)
+    head_once, client.received = client.received, Counting(client.received)
+    for _ in range(100):
+        store._take(client)
+    assert client.received.searched == 0
+    assert len(head_once) == 900_000
+    client.socket.close()
+    store.start()
+
+
+class Counting(bytearray):
+    searched = 0
+
+    def partition(self, sep):
+        self.searched += 1
+        return super().partition(sep)
+
+
+def test_closing_waits_for_nobody_who_is_still_to_be_answered(make_store):
+    store, port = make_store()
+    store.start()
+    assert ask(port, "PUT", "/s/0", bytes(1 << 20)) == (200, b"")
+    asking = [connect(port) for _ in range(300)]
+    for each in asking:
+        each.sendall(b"GET /s/0 HTTP/1.1\r\n\r\n")
+    store._is_closing = True
+    store._thread.join(BOUND_S)  # as soon as it is woken by any of them
+    assert not store._thread.is_alive()
+    for each in asking:
+        each.close()
+
+
+def test_one_that_fails_says_so_and_closes_everything(make_store, monkeypatch):
+    failed = []
+    store, port = make_store(failed=failed.append)
+    monkeypatch.setattr(store, "_on_ready", lambda _: 1 / 0)
+    store.start()
+    with connect(port) as connection:
+        assert connection.recv(1) == b""
+    store._thread.join(BOUND_S)
+    assert failed == ["ZeroDivisionError: division by zero"]
+
+
+def test_accepting_goes_on_where_memory_or_descriptors_were_short(make_store, monkeypatch):
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    short = Short(listener)
+    store = Store(short)
+    store.start()
+    try:
+        assert ask(listener.getsockname()[1], "PUT", "/s/0", b"x") == (200, b"")
+        assert not short.errors
+    finally:
+        store.close()
+
+
+class Short:
+    """A listener whose first tries to accept fail."""
+
+    def __init__(self, listener):
+        self._listener = listener
+        self.errors = [errno.EMFILE, errno.ENOBUFS, errno.ENOMEM]
+
+    def accept(self):
+        if self.errors:
+            raise OSError(self.errors.pop(), "short")
+        return self._listener.accept()
+
+    def __getattr__(self, name):
+        return getattr(self._listener, name)
+
+
+def test_a_store_for_this_machine_alone_turns_others_away(make_store, monkeypatch):
+    store, port = make_store(only_here=True)
+    store.start()
+    assert ask(port, "PUT", "/s/0", b"x") == (200, b"")
+    monkeypatch.setattr("distlaunch.core.agent.store.is_here", lambda address: address != "127.0.0.1")
+    with connect(port) as connection:
+        assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [("127.0.0.1", True), ("::ffff:127.0.1.1", True), ("::1", True), ("10.0.0.127", False), ("::ffff:10.0.0.1", False)],
+)
+def test_the_loopback_is_known_in_both_families(address, here):
+    assert is_here(address) == here
