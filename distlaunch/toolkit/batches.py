@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
@@ -25,7 +26,7 @@ class StatefulBatchSampler(Sampler[list[int]]):
     gives what is left of the epoch. The order of samples depends on seed and epoch alone; a training that goes on with
     another number of workers sees each sample once, too. At the end of an epoch, samples that do not make up a batch
     of all workers are left out (``drop_last``), or the first ones are taken again to fill it up.
-    Raises ConfigError if there are too few samples for one batch.
+    Raises ConfigError if there are too few samples for one batch, or no process group although there are workers.
     """
 
     before_first: Callable[[], object] | None = None
@@ -36,6 +37,11 @@ class StatefulBatchSampler(Sampler[list[int]]):
     ) -> None:
         """``batch_size``: samples a worker and batch."""
         grouped = dist.is_available() and dist.is_initialized()
+        if not grouped and (workers := os.environ.get("WORLD_SIZE", "1")) not in {"", "0", "1"}:
+            raise ConfigError(
+                f"StatefulBatchSampler: WORLD_SIZE is {workers}, and there is no process group yet, and each worker "
+                "would get all samples: call distlaunch.toolkit.init(), or init_process_group() of torch, before"
+            )
         self._rank, self._workers = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
         self._count, self._batch = len(dataset), batch_size
         self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last

@@ -107,3 +107,10 @@ def test_other_data_or_another_seed_is_refused():
 def test_too_few_samples_are_refused(samples, batch, drop_last):
     with pytest.raises(ConfigError, match=f"{samples} samples are too few"):
         StatefulBatchSampler(range(samples), batch, drop_last=drop_last)
+
+
+def test_several_workers_need_a_process_group_first(monkeypatch):
+    """Without one each of them would train on all samples, and nothing would tell."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2, and there is no process group yet.*call .*init\(\)"):
+        StatefulBatchSampler(range(8), 2)

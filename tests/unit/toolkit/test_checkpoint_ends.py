@@ -1,0 +1,169 @@
+"""How checkpoints end: signals with several of them, after close, in forked processes, numbers of other kinds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from distlaunch.core.errors import ConfigError  # noqa: E402
+from distlaunch.toolkit.checkpoint import Checkpoint, Stopped  # noqa: E402
+from distlaunch.toolkit.checkpoint_store import CheckpointError  # noqa: E402
+from distlaunch.toolkit.checkpoint_writing import Writing  # noqa: E402
+
+
+def made(where, **options):
+    return Checkpoint(where, model=nn.Linear(1, 1), **options)
+
+
+def names(where):
+    return sorted(name for name in os.listdir(where) if name.startswith("step-"))
+
+
+@pytest.fixture(autouse=True)
+def handlers_are_back():
+    yield
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_the_first_of_two_may_be_closed_first(tmp_path):
+    first, second = made(tmp_path / "a"), made(tmp_path / "b")
+    first.close()
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(Stopped):
+        second.step(0)
+    assert names(tmp_path / "b") == ["step-000000001"]
+
+
+def test_term_has_both_of_two_saved_before_the_end(tmp_path):
+    first, second = made(tmp_path / "a"), made(tmp_path / "b")
+    first.step(0)
+    second.step(0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    first.step(1)
+    with pytest.raises(Stopped):
+        second.step(1)
+    assert names(tmp_path / "a") == names(tmp_path / "b") == ["step-000000002"]
+    first.close()
+
+
+def test_a_handler_that_calls_ours_may_do_so_after_the_end(tmp_path):
+    checkpoint = made(tmp_path)
+    ours, heard = signal.getsignal(signal.SIGUSR1), []
+
+    def theirs(number, frame):
+        heard.append(number)
+        ours(number, frame)
+
+    signal.signal(signal.SIGUSR1, theirs)
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert checkpoint.step(0)
+        checkpoint.close()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        again = made(tmp_path / "again")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert again.step(0)
+        again.close()
+        assert len(heard) == 3
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def test_term_is_seen_by_a_script_that_only_saves(tmp_path):
+    checkpoint = made(tmp_path)
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(Stopped):
+        checkpoint.save(4)
+    assert names(tmp_path) == ["step-000000005"]
+
+
+@pytest.mark.parametrize("method", ["save", "step"])
+def test_after_close_nothing_is_saved(tmp_path, method):
+    checkpoint = made(tmp_path, every=1)
+    checkpoint.close()
+    checkpoint.close()
+    with pytest.raises(ConfigError, match=rf"{method}\(\) after close\(\)"):
+        getattr(checkpoint, method)(0)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("step", [np.int64(2), torch.tensor(2)])
+def test_a_step_may_be_any_whole_number(tmp_path, step):
+    checkpoint = made(tmp_path)
+    checkpoint.save(step)
+    checkpoint.close()
+    assert json.loads((tmp_path / "step-000000003" / "manifest.json").read_text())["steps"] == 3
+
+
+@pytest.mark.parametrize("step", [1.0, -5, "1", None])
+def test_any_other_step_is_refused(tmp_path, step):
+    checkpoint = made(tmp_path)
+    with pytest.raises(ConfigError, match=r"the step is .*; a whole number is expected"):
+        checkpoint.save(step)
+    checkpoint.close()
+    assert names(tmp_path) == []
+
+
+def test_after_going_back_signals_are_heard_at_once(tmp_path):
+    checkpoint = made(tmp_path)
+    checkpoint.save(9)
+    checkpoint._asking._next = 3000
+    assert checkpoint.resume() == 10
+    assert checkpoint._asking.is_due(11)
+    checkpoint.close()
+
+
+def test_a_forked_child_ends_while_its_parent_writes(tmp_path, monkeypatch):
+    real, hold = Writing._commit, [True]
+
+    def slow(*args):
+        while hold:
+            time.sleep(0.01)
+        real(*args)
+
+    monkeypatch.setattr(Writing, "_commit", slow)
+    checkpoint = made(tmp_path)
+    checkpoint.save(0, background=True)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(5)
+        checkpoint._finish()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    hold.clear()
+    checkpoint.close()
+    assert names(tmp_path) == ["step-000000001"]
+
+
+def test_an_error_of_any_kind_is_told_and_nothing_stays(tmp_path, monkeypatch):
+    """As those of object stores, which are plain Exceptions."""
+    checkpoint = made(tmp_path)
+
+    def failing(*_):
+        raise Exception("no credentials")
+
+    monkeypatch.setattr(type(checkpoint._store), "commit", failing)
+    with pytest.raises(CheckpointError, match="not written: Exception: no credentials; there is none before it"):
+        checkpoint.save(0)
+    monkeypatch.undo()
+    checkpoint.close()
+    assert os.listdir(tmp_path) == [".lock"]
+
+
+def test_a_checkpoint_that_lacks_a_worker_is_not_completed(tmp_path, monkeypatch):
+    checkpoint = made(tmp_path)
+    monkeypatch.setattr(checkpoint._writing.group, "size", 2)
+    with pytest.raises(CheckpointError, match="nothing came of rank 1"):
+        checkpoint.save(0)
+    checkpoint.close()
+    assert names(tmp_path) == []
