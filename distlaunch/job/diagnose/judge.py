@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from distlaunch.core.model.ids import name_ranks
@@ -72,9 +72,9 @@ def diagnose(
     if best.standing >= Standing.TIMED_OUT:
         hidden = _cause_of_a_stopped_one(bad, seen)
         best = hidden or best
-    same = _same(best, seen, eligible)
+    same = (*_same(best, seen, eligible), *_stopped_alike(best, bad))
     cause_seen = best.standing < Standing.TIMED_OUT
-    cause = _cause(best, same, _hosts_of(best, same, eligible), cause_seen=cause_seen)
+    cause = _cause(best, same, _hosts_of(best, same, bad), cause_seen=cause_seen)
     named = set(cause.ranks)
     others = [end for end in ends if end.rank not in named]
     lost = _lost_before_the_stop(others)
@@ -131,6 +131,17 @@ def _same(best: Evidence, seen: dict[int, Evidence], eligible: Sequence[WorkerEn
         if alike:
             ranks.append(end.rank)
     return tuple(ranks)
+
+
+def _stopped_alike(best: Evidence, bad: Sequence[WorkerEnd]) -> Iterator[int]:
+    """Give the ranks that had said the same as ``best`` and were on their way out when our order to stop ended them."""
+    if best.standing is not Standing.CAUSE or best.exception_type is None:
+        return
+    last = best.exception_type.encode()
+    alike = (end for end in bad if was_stopped(end) and end.returncode < 0 and last in end.stderr_tail[-4096:])
+    for end in islice(alike, _READ_WHOLE):
+        if end.rank != best.end.rank and read(replace(end, returncode=1)).kind == best.kind:
+            yield end.rank
 
 
 def _hosts_of(best: Evidence, ranks: tuple[int, ...], ends: Sequence[WorkerEnd]) -> str:

@@ -178,6 +178,15 @@ def test_same_failure_is_one_cause_first_to_end_first_and_messages_may_differ(en
     assert diagnose(ends, world_size=4).cause.ranks == (3, 2, 1, 0)
 
 
+def test_who_had_said_the_same_when_our_order_came_failed_alike(end_of):
+    stopped = {"returncode": -15, "told_to_stop": True, "ended_s": 1.2}
+    other = raised("ValueError: bad", line=9)
+    ends = [end_of(0, OWN, **stopped), end_of(1, OWN, ended_s=1.0), end_of(2, other, **stopped), end_of(3, **stopped)]
+    diagnosis = diagnose(ends, world_size=4)
+    assert diagnosis.cause.ranks == (1, 0)
+    assert diagnosis.others == ("ranks 2-3: stopped by us",)
+
+
 def test_same_exception_elsewhere_is_another_failure(end_of):
     ends = [end_of(0, OWN, ended_s=1.0), end_of(1, raised("ValueError: bad", line=9), ended_s=1.1)]
     assert diagnose(ends, world_size=2).cause.ranks == (0,)
