@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Literal
 
+from distlaunch.core.model.record import replace
 from distlaunch.job.keyboard import Terminal
 from distlaunch.job.sink import Sink
 from distlaunch.resolve.options import TrainOptions
@@ -72,14 +73,19 @@ def plan(options: TrainOptions, fmt: Literal["table", "json"], *, expand: bool =
     planned = make_plan(options, os.environ)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding does not have
-    explanation = planned.explanation
+    explanation, shown = planned.explanation, planned.plan
+    if shown.worker_ports:
+        ports = ("HOST:PORT",) * shown.worker_ports * (planned.topology.world_size or 2)
+        names = ", ".join(planned.backend.cluster_variables(ports, 0))
+        note = f"settled at the start: the ports that workers listen on, and so {names}"
+        shown = replace(shown, notes=(*shown.notes, note))
     if fmt == "json":
         more = {} if explanation is None else {"explain": explanation.record()}
-        sys.stdout.writelines(planned.plan.json_chunks(expand=expand, more=more))
+        sys.stdout.writelines(shown.json_chunks(expand=expand, more=more))
         return 0
     from distlaunch.ui.tables import plan_table
 
-    plan_table(planned.plan.record(expand=expand))
+    plan_table(shown.record(expand=expand))
     if explanation is not None:
         sys.stdout.write("\nWhere this comes from\n" + "".join(f"  {line}\n" for line in explanation.lines()))
     return 0

@@ -42,6 +42,12 @@ def test_every_worker_has_a_port_that_is_held_for_it(distlaunch):
     assert [each["met"] for each in said] == [json.loads(cluster)["worker"]] * 3
 
 
+@pytest.mark.parametrize("fmt", ["table", "json"])
+def test_a_plan_says_when_the_ports_are_settled_and_which_variable_has_them(distlaunch, fmt):
+    result = distlaunch.run(["plan", "--format", fmt, *TENSORFLOW, "--num-procs", "2", MEETS])
+    assert "settled at the start: the ports that workers listen on, and so TF_CONFIG" in " ".join(result.stdout.split())
+
+
 def test_a_restart_has_new_ports(distlaunch):
     words = (*TENSORFLOW, "--num-procs", "2", "--max-restarts", "1", "--min-uptime", "0", MEETS, "fail")
     result = distlaunch.train(*words)
