@@ -110,6 +110,15 @@ def test_where_horovod_is_missing_the_command_that_brings_it_is_said(distlaunch)
     assert "-m pip install --no-build-isolation 'horovod>=0.21'" in result.stderr
 
 
+def test_its_build_is_that_of_the_python_which_the_command_would_find(distlaunch, tmp_path):
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho built with gloo\n")
+    python.chmod(0o755)
+    path = f"{python.parent}:/usr/bin:/bin"
+    assert distlaunch.run(["horovodrun", "--check-build"], env={"PATH": path}).stdout == "built with gloo\n"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,10 +36,16 @@ def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a command line that was taken apart; return the exit code. Raises LaunchError before the start."""
     for field in _ASK:
         if field in given:
-            return ask(field, given.get("python", [understand_command(rest).python or sys.executable])[-1])
+            return ask(field, given["python"][-1] if "python" in given else _python(rest, environ))
     with in_words_of(PARSING):
         meaning = understand(given, rest, environ)
     return run_drop_in(meaning.options, meaning.remarks, environ)
+
+
+def _python(rest: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Name the Python that would run the command; without one, that of PATH, which most commands name."""
+    path = environ.get("PATH")
+    return understand_command(rest).python or shutil.which("python", path=path) or sys.executable
 
 
 def ask(field: str, python: str) -> int:
