@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
+from torch import distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
 
 from distlaunch.core.errors import ConfigError
@@ -22,6 +23,8 @@ class Bucket(Store):
     def __init__(self, root: str) -> None:
         self.root = root
         scheme = root.partition("://")[0]
+        if not scheme:
+            raise ConfigError(f"checkpoints in {root}: no scheme before ://: give a URL, as s3://bucket/run")
         try:
             from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
@@ -30,13 +33,17 @@ class Bucket(Store):
             package = "fsspec" if error.name == "fsspec" else {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}.get(scheme)
             hint = f"pip install {package}" if package else str(error)
             raise ConfigError(f"checkpoints in {root}: {hint}") from error
-        except ValueError as error:
-            raise ConfigError(f"checkpoints in {root}: {error}") from error
+        except Exception as error:
+            raise ConfigError(f"checkpoints in {root}: {_told(error)}") from error
         self._path = self._path.rstrip("/")
         self._mark = ""
 
     def claim(self) -> None:
         """Own the place, and remove checkpoints that have no manifest."""
+        if self.root.startswith("memory://") and dist.is_initialized() and (size := dist.get_world_size()) > 1:
+            raise ConfigError(
+                f"checkpoints in {self.root}: memory:// is of one process, and the job has {size} workers"
+            )
         self._mark = os.urandom(8).hex()
         owner = {"mark": self._mark, "job": os.environ.get("DISTLAUNCH_JOB_ID"), "pid": os.getpid()}
         try:
@@ -46,8 +53,8 @@ class Bucket(Store):
             for name in self._all():
                 if name.startswith("step-") and name not in whole:
                     self.remove(name)
-        except OSError as error:
-            raise ConfigError(f"checkpoints in {self.root}: {error}: not a place to write to") from error
+        except Exception as error:
+            raise ConfigError(f"checkpoints in {self.root}: {_told(error)}: not a place to write to") from error
 
     def check_claim(self) -> None:
         """See who owns the place now."""
@@ -75,7 +82,7 @@ class Bucket(Store):
         """Tell it, or raise what has gone wrong: fsspec's own ``exists`` says no then, and no means half-written."""
         try:
             self._fs.info(f"{self._path}/{path}")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # the latter of what is beside checkpoints, as the owner's mark
             return False
         return True
 
@@ -129,6 +136,11 @@ class Bucket(Store):
         reader.fs = _Objects(self._fs)  # type: ignore[assignment]
         reader.path = f"{self._path}/{folder}"
         return reader
+
+
+def _told(error: Exception) -> str:
+    """Say what a package of fsspec's raises, which is anything, at times without a word."""
+    return f"{type(error).__name__}: {error}" if str(error) else f"{type(error).__name__}"
 
 
 class _Objects(FileSystemBase):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
 import shutil
 import socket
+import struct
 import time
+import weakref
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
@@ -16,60 +19,87 @@ from typing import Any, BinaryIO
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_store import MANIFEST, Store, Summed, sealed
+from distlaunch.toolkit.checkpoint_store import MANIFEST, CheckpointError, Store, Summed, sealed
 
 _LOCK = ".lock"
 _SAVING, _REMOVING, _ASIDE = ".saving-", ".removing-", "aside-"
 _held: set[str] = set()
-"""What this process has: a lock of POSIX keeps only others out."""
+"""What this process has, without symbolic links: where the lock is POSIX's it keeps only other processes out."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 _WAIT_S = 5.0
 """For the lock of a job that is just ending, and for network file systems that show new files late."""
+_LEASE_S = 100.0
+"""For the lock of this very job on a node that has died: an NFSv4 server keeps it for its lease, 90 s as a rule."""
+_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT}
+_FLOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+log = logging.getLogger("distlaunch.checkpoint")
 
 
 class Folder(Store):
-    """A directory; the lock is POSIX's, which no child inherits and which ends with its process."""
+    """A directory. The lock is one of the open file, since POSIX's goes when its process reads the file and closes it.
+
+    It ends with the process; a forked child gives up its part of it. A directory that is there and cannot be written to
+    can be read: ``check_claim`` refuses to save then.
+    """
 
     def __init__(self, root: str) -> None:
         self.root = root
         self._lock = -1
         self._mark = ""
+        self._real = ""
+        self._unwritable: str | None = None
+        _folders.add(self)
 
     def claim(self) -> None:
         """Make the directory, lock it, and sweep it."""
-        if self.root in _held:
+        real = os.path.realpath(self.root)
+        if real in _held:
             raise ConfigError(f"checkpoints in {self.root}: this process has another Checkpoint there already")
         try:
             os.makedirs(self.root, exist_ok=True)
-            self._lock = os.open(f"{self.root}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW  # what it points to would be emptied
+            self._lock = os.open(f"{self.root}/{_LOCK}", flags, 0o666)
+            self._take_lock()
+            self._real = real
+            _held.add(real)
+            self._write_mark()
         except OSError as error:
-            raise ConfigError(f"checkpoints in {self.root}: {error.strerror}: not a directory to write to") from error
-        self._take_lock()
-        _held.add(self.root)
-        self._mark = os.urandom(8).hex()
-        holder = {"host": socket.gethostname(), "pid": os.getpid(), "job": os.environ.get("DISTLAUNCH_JOB_ID")}
-        try:
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, json.dumps({**holder, "mark": self._mark}).encode(), 0)
-            os.fsync(self._lock)  # without it other nodes see an empty file on NFS, which writes it when it is closed
-        except OSError as error:  # a full disk: where it is shared, the others could not be sure of it
-            raise ConfigError(f"checkpoints in {self.root}: {error.strerror}") from error
+            self.release()
+            if error.errno not in _READ_ONLY or not os.path.isdir(self.root):
+                what = f"{_LOCK} is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+                raise ConfigError(f"checkpoints in {self.root}: {what}: not a directory to write to") from error
+            self._unwritable = str(error.strerror)
+            self._mark = self._all_names()
+            log.warning("distlaunch: checkpoints in %s can be read, but not saved: %s", self.root, error.strerror)
+            return
         for name in os.listdir(self.root):
             if name.startswith((_SAVING, _REMOVING)):
                 shutil.rmtree(f"{self.root}/{name}", ignore_errors=True)
 
+    def _write_mark(self) -> None:
+        self._mark = os.urandom(8).hex()
+        holder = {"host": socket.gethostname(), "pid": os.getpid(), "job": os.environ.get("DISTLAUNCH_JOB_ID")}
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, json.dumps({**holder, "mark": self._mark}).encode(), 0)
+        os.fsync(self._lock)  # without it other nodes see an empty file on NFS, which writes it when it is closed
+
+    def _all_names(self) -> str:
+        return json.dumps(sorted(self.listed()))
+
     def _take_lock(self) -> None:
-        deadline = time.monotonic() + _WAIT_S
+        begun = time.monotonic()
         while True:
             try:
-                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(self._lock)
             except OSError as error:
                 if error.errno in _NO_LOCKS:
                     return  # names are safe even so: see commit
-                if time.monotonic() < deadline:
+                holder = self._holder()
+                wait_s = _LEASE_S if _is_of_a_lost_node(holder) else _WAIT_S
+                if time.monotonic() < begun + wait_s:
                     time.sleep(0.1)
                     continue
-                holder = self._holder()
                 os.close(self._lock)
                 self._lock = -1
                 raise ConfigError(
@@ -91,26 +121,39 @@ class Folder(Store):
 
     def sees(self, mark: str) -> bool:
         """Look until the lock file shows the mark, for some seconds."""
-        if self._lock >= 0:  # to open and close the file again would undo the lock
+        if self._lock >= 0:  # to open and close the file again would undo POSIX's lock
             return self._holder().get("mark") == mark
         deadline = time.monotonic() + _WAIT_S
         while True:
             with suppress(OSError, ValueError, KeyError), open(f"{self.root}/{_LOCK}", "rb") as file:
                 if json.loads(file.read())["mark"] == mark:
                     return True
+            if mark == self._all_names():  # rank 0 cannot write here
+                return True
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.1)
 
     def check_claim(self) -> None:
-        """See nothing to check where there is a lock."""
+        """See that it can be written to, and is the directory that was claimed."""
+        where = f"checkpoints in {self.root}"
+        if self._unwritable is not None:
+            raise CheckpointError(f"{where}: {self._unwritable}: choose a directory to write to, or free some room")
+        try:
+            there, own = os.stat(f"{self.root}/{_LOCK}"), os.fstat(self._lock)
+        except OSError as error:
+            raise CheckpointError(f"{where}: the directory has been removed meanwhile: {error.strerror}") from error
+        if (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+            raise CheckpointError(f"{where}: the directory has been replaced meanwhile")
+        if self._holder().get("mark") != self._mark:
+            raise CheckpointError(f"{where}: another job has begun to save there")
 
     def release(self) -> None:
         """Unlock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-            _held.discard(self.root)
+            _held.discard(self._real)
 
     def listed(self) -> list[str]:
         """List all there is."""
@@ -150,7 +193,8 @@ class Folder(Store):
 
     def set_aside(self, name: str) -> None:
         """Rename; nothing of ours removes it."""
-        os.rename(f"{self.root}/{name}", f"{self.root}/{_ASIDE}{name}-{os.urandom(4).hex()}")
+        if self._unwritable is None:
+            os.rename(f"{self.root}/{name}", f"{self.root}/{_ASIDE}{name}-{os.urandom(4).hex()}")
 
     def writer(self, folder: str) -> FileSystemWriter:
         """Have each file on the disk when it is closed; torch's own flag syncs before it flushes."""
@@ -161,6 +205,36 @@ class Folder(Store):
     def reader(self, folder: str) -> FileSystemReader:
         """Read."""
         return FileSystemReader(f"{self.root}/{folder}")
+
+
+_folders: weakref.WeakSet[Folder] = weakref.WeakSet()
+
+
+def _give_up_in_child() -> None:
+    """Close what a forked child has of locks: as long as it lived, its dead parent's job would have the directory."""
+    for folder in list(_folders):
+        folder.release()
+
+
+os.register_at_fork(after_in_child=_give_up_in_child)
+
+
+def _lock(descriptor: int) -> None:
+    """Lock for this open file, or, where there is no such lock, for this process."""
+    if (command := getattr(fcntl, "F_OFD_SETLK", None)) is not None:
+        try:
+            fcntl.fcntl(descriptor, command, _FLOCK)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        else:
+            return
+    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_of_a_lost_node(holder: dict[str, Any]) -> bool:
+    job = os.environ.get("DISTLAUNCH_JOB_ID")
+    return job is not None and holder.get("job") == job and holder.get("host") != socket.gethostname()
 
 
 class _Files(FileSystem):

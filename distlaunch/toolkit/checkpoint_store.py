@@ -222,7 +222,8 @@ def store_for(where: str | os.PathLike[str]) -> Store:
 
     Raises ConfigError for what is neither a path nor a URL, and for a URL that has been a ``Path``.
     """
-    path = os.fspath(where) if isinstance(where, str | os.PathLike) else None
+    given: object = where  # whatever a script has read from its options
+    path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if not isinstance(path, str) or not path or "\0" in path:
         raise ConfigError(f"checkpoints in {where!r}: not a path or a URL: give a directory, as 'runs/a'")
     scheme, slashes, rest = path.partition("://")

@@ -158,3 +158,25 @@ def test_a_file_url_is_a_directory(tmp_path):
 def test_a_url_that_nothing_here_reads_is_refused(url, text):
     with pytest.raises(ConfigError, match=text):
         store_for(url)
+
+
+@pytest.mark.parametrize("url", ["zip:///tmp", "://x"])
+def test_a_url_that_cannot_hold_checkpoints_is_refused_in_words(url):
+    with pytest.raises(ConfigError, match=f"checkpoints in {url}: [A-Za-z]"):
+        store_for(url).claim()
+
+
+def test_memory_is_of_one_process(monkeypatch):
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    with pytest.raises(ConfigError, match="memory:// is of one process, and the job has 2 workers"):
+        store_for(ROOT).claim()
+
+
+def test_what_a_store_cannot_do_is_said_even_where_the_error_has_no_words(empty, monkeypatch):
+    def cannot(*_, **__):
+        raise NotImplementedError
+
+    monkeypatch.setattr(type(empty), "makedirs", cannot)  # as http:// does
+    with pytest.raises(ConfigError, match=f"checkpoints in {ROOT}: NotImplementedError: not a place to write to"):
+        store_for(ROOT).claim()

@@ -20,7 +20,7 @@ from distlaunch.toolkit.checkpoint_store import Store, sealed, store_for  # noqa
 
 @pytest.fixture
 def saved(tmp_path):
-    """A directory with two checkpoints."""
+    """Make a directory with two checkpoints."""
     checkpoint = Checkpoint(tmp_path, model=nn.Linear(2, 1), every=1)
     checkpoint.step(0)
     checkpoint.step(1)

@@ -1,0 +1,141 @@
+"""Directories of checkpoints: who has one, for how long, and what cannot be written to."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from distlaunch.core.errors import ConfigError  # noqa: E402
+from distlaunch.toolkit import checkpoint_folder  # noqa: E402
+from distlaunch.toolkit.checkpoint import Checkpoint  # noqa: E402
+from distlaunch.toolkit.checkpoint_folder import Folder  # noqa: E402
+from distlaunch.toolkit.checkpoint_store import CheckpointError  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    monkeypatch.setattr(checkpoint_folder, "_WAIT_S", 0.0)
+
+
+@pytest.fixture
+def claimed(tmp_path):
+    folder = Folder(str(tmp_path))
+    folder.claim()
+    yield folder
+    folder.release()
+
+
+def another_process_gets(where):
+    program = (
+        "import sys; from distlaunch.toolkit import checkpoint_folder as module; module._WAIT_S = 0.0\n"
+        "from distlaunch.core.errors import ConfigError\n"
+        "try: module.Folder(sys.argv[1]).claim()\n"
+        "except ConfigError as error: print(error)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(where)], env=environment, capture_output=True, text=True, check=True
+    )
+    return "in use by" not in ended.stdout
+
+
+def test_reading_the_lock_file_gives_nothing_up(claimed, tmp_path):
+    shutil.copytree(tmp_path, tmp_path.with_name("backup"))
+    assert not another_process_gets(tmp_path)
+    claimed.release()
+    assert another_process_gets(tmp_path)
+
+
+def test_a_forked_child_does_not_keep_the_lock(claimed, tmp_path):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    try:
+        assert not another_process_gets(tmp_path)
+        claimed.release()
+        assert another_process_gets(tmp_path)
+    finally:
+        os.close(writing)
+        os.close(reading)
+        os.waitpid(child, 0)
+
+
+def test_one_process_has_a_directory_once_under_whatever_name(claimed, tmp_path):
+    link = tmp_path.with_name("link")
+    link.symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="has another Checkpoint there already"):
+        Folder(str(link)).claim()
+    assert not another_process_gets(tmp_path)
+
+
+def test_a_directory_that_is_removed_or_replaced_is_not_written_to(claimed, tmp_path):
+    claimed.check_claim()
+    shutil.rmtree(tmp_path)
+    with pytest.raises(CheckpointError, match="has been removed meanwhile"):
+        claimed.check_claim()
+    tmp_path.mkdir()
+    (tmp_path / ".lock").write_text("{}")
+    with pytest.raises(CheckpointError, match="has been replaced meanwhile"):
+        claimed.check_claim()
+
+
+def test_a_job_that_came_where_there_are_no_locks_is_noticed(claimed, tmp_path):
+    (tmp_path / ".lock").write_text(json.dumps({"mark": "another"}))
+    with pytest.raises(CheckpointError, match="another job has begun to save there"):
+        claimed.check_claim()
+
+
+def test_a_lock_file_that_is_a_link_is_refused_and_its_target_kept(tmp_path):
+    (tmp_path / "notes").write_text("of mine")
+    (tmp_path / ".lock").symlink_to("notes")
+    with pytest.raises(ConfigError, match=r"\.lock is a symbolic link"):
+        Folder(str(tmp_path)).claim()
+    assert (tmp_path / "notes").read_text() == "of mine"
+
+
+@pytest.mark.parametrize(("call", "number"), [("open", errno.EROFS), ("pwrite", errno.ENOSPC)])
+def test_what_cannot_be_written_to_can_be_read(tmp_path, monkeypatch, call, number):
+    checkpoint = Checkpoint(tmp_path, model=nn.Linear(2, 1))
+    checkpoint.save(0)
+    checkpoint.save(1)
+    checkpoint.close()
+    real = getattr(os, call)
+
+    def fail(where, *rest):
+        if call == "pwrite" or str(where).endswith(".lock"):
+            raise OSError(number, os.strerror(number))
+        return real(where, *rest)
+
+    monkeypatch.setattr(os, call, fail)
+    reader = Checkpoint(tmp_path, model=nn.Linear(2, 1))
+    assert reader.resume(1) == 1
+    with pytest.raises(CheckpointError, match=os.strerror(number)):
+        reader.save(5)
+    reader.close()
+    assert {"step-000000001", "step-000000002"} <= set(os.listdir(tmp_path))
+    monkeypatch.undo()
+    writer = Checkpoint(tmp_path, model=nn.Linear(2, 1))  # nothing is held after it
+    assert writer.resume() == 2
+    writer.close()
+
+
+def test_this_jobs_own_lock_on_a_node_that_died_is_waited_for_longer(monkeypatch):
+    monkeypatch.setenv("DISTLAUNCH_JOB_ID", "a")
+    assert checkpoint_folder._is_of_a_lost_node({"job": "a", "host": "gone"})
+    assert not checkpoint_folder._is_of_a_lost_node({"job": "b", "host": "gone"})
+    assert not checkpoint_folder._is_of_a_lost_node({"job": "a", "host": os.uname().nodename})
+    monkeypatch.delenv("DISTLAUNCH_JOB_ID")
+    assert not checkpoint_folder._is_of_a_lost_node({"job": None, "host": "gone"})
