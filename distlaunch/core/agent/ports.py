@@ -149,6 +149,10 @@ def _lock(number: int, owner: str) -> int | None:
 
 
 def _refused(number: int, exc: OSError) -> ConfigError:
+    if not number:
+        why = "all are in use" if exc.errno == errno.EADDRINUSE else os.strerror(exc.errno or 0)
+        hint = "ss -s counts sockets, and sysctl net.ipv4.ip_local_port_range says how many ports there are"
+        return ConfigError(f"no free port can be held: {why}", hint=hint)
     hint = "leave --master-port out: each job then gets a free port of its own"
     if exc.errno == errno.EACCES:
         return ConfigError(f"port {number} needs privileges that this user lacks", hint="take one above 1023")

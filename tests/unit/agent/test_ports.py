@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -8,6 +9,7 @@ from contextlib import closing
 
 import pytest
 
+from distlaunch.core.agent import ports
 from distlaunch.core.agent.ports import HeldPort, hold_port
 from distlaunch.core.errors import ConfigError
 
@@ -227,3 +229,13 @@ print(store.get("key").decode())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (0, "value\n"), done.stderr
+
+
+def test_where_no_port_is_free_none_is_named(monkeypatch):
+    def bind(_number):
+        raise OSError(errno.EADDRINUSE, "in use")
+
+    monkeypatch.setattr(ports, "_bind", bind)
+    with pytest.raises(ConfigError, match="no free port can be held: all are in use") as caught:
+        hold_port(0, owner="job")
+    assert "--master-port" not in caught.value.hint

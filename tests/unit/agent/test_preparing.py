@@ -62,7 +62,7 @@ def test_further_ports_are_held_until_the_workers_start_and_theirs_then(node, po
 
 def test_a_store_on_the_masters_port_leaves_the_further_ones_to_the_workers(node):
     answer = node.prepare(port=0, ports=1)
-    node.preparing.serve_store()
+    node.preparing.serve_store("127.0.0.1")
     assert is_free(answer.ports[0], reuse=True)
     assert not is_free(answer.ports[0], reuse=False)
 
