@@ -84,6 +84,10 @@ class Ray(PytorchDdp):
         on_cpu = on_cpus(options)
         each = {"CPU": float(self.chosen.get("cpus-per-worker", 1)), **({} if on_cpu else {"GPU": 1.0})}
         each = {name: amount for name, amount in {**each, **self._resources}.items() if amount}
+        if not each:
+            hint = "-o cpus-per-worker=1, or -o resources=NAME=AMOUNT"
+            raise ConfigError("-o cpus-per-worker=0: a worker for which Ray keeps nothing has no place", hint=hint)
+        _check_whole(each)
         unit: Unit = "workers" if on_cpu else "gpus"
         nodes, per_node, total = _sizes(options)
         if per_node is not None and nodes is not None:
@@ -93,6 +97,7 @@ class Ray(PytorchDdp):
                     hint="leave -o strategy out, or --num-nodes",
                 )
             share = {name: amount * per_node for name, amount in each.items()}
+            _check_whole(share)
             bundles = tuple([share] * nodes)
             return Demand(bundles=bundles, each=each, strategy="STRICT_SPREAD", workers=per_node, unit=unit)
         strategy = str(self.chosen.get("strategy", "pack")).upper().replace("-", "_")
@@ -165,14 +170,27 @@ def _sizes(options: TrainOptions) -> tuple[int | None, int | None, int | None]:
     return nodes, per_node, total
 
 
+def _check_whole(bundle: Mapping[str, float]) -> None:
+    """Raise ConfigError for what Ray does not share out: amounts above 1 are whole."""
+    for name, amount in bundle.items():
+        if amount > 1 and amount != int(amount):
+            text = f"-o resources: {quoted(name)} would be {amount:g} of a bundle, and Ray takes no fraction above 1"
+            raise ConfigError(text, hint="give an amount that is whole, or at most 1 for all workers of a node")
+
+
 def _resources(text: str) -> Iterator[tuple[str, float]]:
     """Read ``NAME=AMOUNT,...``. Raises ConfigError."""
     for word in filter(None, text.split(",")):
         name, _, amount = (part.strip() for part in word.rpartition("="))
         digits = amount.replace(".", "", 1)
-        if not (name and digits.isascii() and digits.isdigit() and len(digits) < 10):
+        if not (name and digits.isascii() and digits.isdigit() and len(digits) < 16):
             raise ConfigError(f"-o resources: {quoted(word)}: NAME=AMOUNT is needed, as in memory=8000000000")
         if name in {"CPU", "GPU"}:
             hint = "-o cpus-per-worker=N" if name == "CPU" else "--num-gpus N"
             raise ConfigError(f"-o resources: {quoted(word)}: Ray keeps these for workers anyway", hint=hint)
+        if name == "object_store_memory":
+            hint = "memory=BYTES is what workers have"
+            raise ConfigError(f"-o resources: {quoted(word)}: Ray gives that to no actor", hint=hint)
+        if name == "memory" and float(amount) != int(float(amount)):
+            raise ConfigError(f"-o resources: {quoted(word)}: bytes are needed, as in memory=8000000000")
         yield name, float(amount)
