@@ -20,6 +20,11 @@ _CRASHED = (
     "its system's log (dmesg, journalctl -k) may tell of a crash; --num-nodes MIN:MAX goes on without a lost node,"
     " --max-restarts waits for it, --lost-after S gives a network more time than 10 s"
 )
+_OF_RAY = {
+    "Ray's driver ": "start the job again: without its driver a launcher has nothing of Ray's cluster",
+    "Ray has lost ": "ray list nodes tells of it; with --max-restarts N Ray gives another node in its place",
+}
+"""By how ``transport.ray_places`` begins to say why: the number of nodes is fixed there."""
 _STOOD_STILL = "this launcher, its machine or the network stood still: nodes wait 10 s, or --lost-after, and no longer"
 _SHOWN = 4
 """Nodes that are named one by one."""
@@ -84,9 +89,9 @@ def diagnosis_of(
         message=message,
     )
     unheard = all(loss.why.startswith(_UNHEARD) for loss in losses)
-    return Diagnosis(
-        cause=cause, exit_code=first.exit_code, others=tuple(others), hint=_STOOD_STILL if unheard else _CRASHED
-    )
+    of_ray = next((hint for begin, hint in _OF_RAY.items() if first.why.startswith(begin)), None)
+    hint = of_ray or (_STOOD_STILL if unheard else _CRASHED)
+    return Diagnosis(cause=cause, exit_code=first.exit_code, others=tuple(others), hint=hint)
 
 
 def who_left(losses: Sequence[Loss]) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from distlaunch.job import actions as p
 from distlaunch.job.diagnose.report import one_line, render_report
+from distlaunch.job.losses import Loss, diagnosis_of
 
 
 def test_the_report_of_a_lost_node(make_nodes):
@@ -52,3 +55,18 @@ def test_a_report_of_thousands_of_lost_nodes_stays_short(make_nodes):
     )
     assert len(text) < 1500
     assert len(one_line(failed.diagnosis, many_hosts=True)) < 500
+
+
+@pytest.mark.parametrize(
+    ("why", "hint"),
+    [
+        ("Ray's driver has ended with -9", "start the job again"),
+        ("Ray has lost the actor there: it died", "ray list nodes"),
+    ],
+)
+def test_a_node_of_rays_is_lost_with_a_hint_for_ray(why, hint):
+    lost = Loss(member=0, host="n0", why=why, ranks=(0,), ended_s=1.0)
+    found = diagnosis_of([lost], (), latest={}).hint
+    assert found is not None
+    assert found.startswith(hint)
+    assert "MIN:MAX" not in found
