@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -21,25 +22,29 @@ if TYPE_CHECKING:
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _SHOWN = 12
+_REPLACED = "_distlaunch_replaced"
+_FOUND_RIGHT: WeakSet[torch.optim.Optimizer] = WeakSet()
+_watching = False
 
 
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, options: WrapOptions, context: Context) -> None:
     """Shard a model in place, and have the optimizer train the shards.
 
     A part is gathered when its forward or backward begins, and freed after it: the whole model is one, and each of its
-    ``units``. Raises ToolkitError.
+    ``units``. One part at a time is on the device whole. Raises ToolkitError.
     """
     try:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
     except ImportError as exc:
         raise ToolkitError(f"torch {torch.__version__} has no FSDP2", hint="pip install 'torch>=2.6'") from exc
+    _check(model, optimizer, options, context)
     parts = units(model, classes=options.wrap_classes, min_params=options.wrap_min_params)
     mesh = _mesh(options.sharding, context)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
-            whole = tensor.contiguous()
+            whole = tensor.to(context.device).contiguous()
             dist.broadcast(whole, 0)
-            tensor.data = whole  # FSDP2 takes no other strides
+            tensor.data = whole.to(tensor.device)  # FSDP2 takes no other strides
     if options.activation_checkpointing:
         parts = _recompute(model, parts)
     precision = _PRECISIONS.get(options.precision)
@@ -47,17 +52,69 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, options: Wr
     on_cpu = context.device.type == "cpu"  # where all is offloaded anyway
     how: dict[str, Any] = {
         "mesh": mesh,
-        "reshard_after_forward": False if options.sharding == "grad" else None,
         "offload_policy": CPUOffloadPolicy() if options.cpu_offload and not on_cpu else OffloadPolicy(),
     }
+    if options.sharding == "grad":
+        how["reshard_after_forward"] = False
+    name = type(model).__name__
     before = dict(model.named_parameters(remove_duplicate=False))
     for part in reversed(parts):  # the inner ones first
         fully_shard(part, mp_policy=MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=reduced), **how)
     policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=reduced, output_dtype=reduced)
     fully_shard(model, mp_policy=policy, **how)
+    after = dict(model.named_parameters(remove_duplicate=False))
+    replaced = [(old, after[each]) for each, old in before.items()]
     if optimizer is not None:
-        after = dict(model.named_parameters(remove_duplicate=False))
-        follow(optimizer, [(old, after[name]) for name, old in before.items()])
+        follow(optimizer, replaced)
+    for old, new in replaced:
+        if old is not new:
+            setattr(old, _REPLACED, name)
+    _watch_optimizers()
+
+
+def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, options: WrapOptions, context: Context) -> None:
+    """Raise ToolkitError for what FSDP2 or the device cannot have."""
+    if options.precision == "fp16" and context.device.type == "cpu":
+        raise ToolkitError("precision fp16 needs a GPU: on CPUs its gradients vanish", hint="-o precision=bf16")
+    on_cuda = context.device.type == "cuda"
+    if options.precision == "bf16" and on_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+        device = torch.cuda.get_device_name(context.device)
+        raise ToolkitError(f"{device} does not compute in bf16", hint="-o precision=fp16")
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
+            raise ToolkitError(
+                f"{name} is a single number, which FSDP2 cannot shard",
+                hint="make it a vector of one, torch.ones(1), or train with --backend pytorch-ddp",
+            )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ToolkitError(
+            "LBFGS keeps all parameters in one vector, and cannot train those that FSDP2 shards",
+            hint="another optimizer, or --backend pytorch-ddp",
+        )
+
+
+def _watch_optimizers() -> None:
+    """Have an optimizer refused that was made before ``wrap`` and not given to it: it would train nothing."""
+    global _watching  # noqa: PLW0603 - torch has one list of such hooks for the process
+    if not _watching:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        register_optimizer_step_pre_hook(_refuse_old)
+        _watching = True
+
+
+def _refuse_old(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+    del args, kwargs
+    if optimizer in _FOUND_RIGHT:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if (of := getattr(parameter, _REPLACED, None)) is not None:
+                raise ToolkitError(
+                    f"this {type(optimizer).__name__} trains parameters of {of} that FSDP2 has replaced by shards",
+                    hint="model, optimizer = wrap(model, optimizer), or make it after wrap()",
+                )
+    _FOUND_RIGHT.add(optimizer)
 
 
 def units(model: nn.Module, *, classes: str = "", min_params: int | None = None) -> list[nn.Module]:
@@ -93,21 +150,27 @@ def units(model: nn.Module, *, classes: str = "", min_params: int | None = None)
 
 def follow(optimizer: torch.optim.Optimizer, replaced: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
     """Put new parameters in the place of the ones that an optimizer trains, and shard what it keeps beside them."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
     new_by_old = {id(old): new for old, new in replaced}
     for group in optimizer.param_groups:
         group["params"] = [new_by_old.get(id(each), each) for each in group["params"]]
     for old, new in replaced:
         state = optimizer.state.pop(old, None)
-        if state is None:
-            continue
-        optimizer.state[new] = {
-            key: distribute_tensor(value, new.device_mesh, new.placements, src_data_rank=None).clone()
-            if isinstance(value, torch.Tensor) and isinstance(new, DTensor) and value.shape == old.shape and value.dim()
-            else value
-            for key, value in state.items()
-        }
+        if state is not None:
+            optimizer.state[new] = {key: _sharded_like(value, old, new) for key, value in state.items()}
+    if optimizer.state:  # counts of steps may have to be where the shards are
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
+def _sharded_like(value: Any, old: nn.Parameter, new: nn.Parameter) -> Any:
+    """Give a worker's shard of a tensor, where that of the parameter is; anything else as it is."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not (isinstance(value, torch.Tensor) and isinstance(new, DTensor) and value.shape == old.shape and value.dim()):
+        return value
+    own = distribute_tensor(value, new.device_mesh, new.placements, src_data_rank=None)
+    kept: Any = torch.empty_like(new, dtype=value.dtype, requires_grad=False)
+    kept.to_local().copy_(own.to_local())
+    return kept
 
 
 def _outer_lists(module: nn.Module) -> list[nn.ModuleList]:

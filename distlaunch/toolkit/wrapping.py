@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from distlaunch.toolkit.context import Context, current
+from distlaunch.toolkit.context import current
 from distlaunch.toolkit.errors import ToolkitError
-from distlaunch.toolkit.options import WrapOptions, refuse_other_wrappers, wrap_options
+from distlaunch.toolkit.options import refuse_other_wrappers, wrap_options
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -30,33 +30,34 @@ def wrap(
 
     ``options`` are the launcher's ``-o``, with underscores (``wrap_classes="Block"``); those that concern another
     strategy do nothing, and the launcher's own win. Raises ToolkitError before ``init``, for options that are not
-    known, a model without parameters to train, one on the meta device, and a precision that the device has not.
+    known, a model without parameters to train, one on the meta device, an optimizer of another model, and what the
+    strategy or the device cannot have.
     """
     context = current("wrap")
     refuse_other_wrappers()
     chosen = wrap_options(options)
-    _check(model, chosen, context)
-    _move(model, optimizer, context.device)
+    _check(model, optimizer)
     if context.strategy == "fsdp":
         from distlaunch.toolkit.sharding import shard
 
-        shard(model, optimizer, chosen, context)
-    elif context.strategy == "horovod":
+        shard(model, optimizer, chosen, context)  # moves it part by part: it may be too large to be on a device whole
+        return model if optimizer is None else (model, optimizer)
+    _move(model, optimizer, context.device)
+    if context.strategy == "horovod":
         from distlaunch.toolkit.horovod import wrap_horovod
 
         return wrap_horovod(model, optimizer, chosen)
-    else:
-        model = DistributedDataParallel(
-            model,
-            device_ids=None if context.device.type == "cpu" else [context.device],
-            bucket_cap_mb=chosen.bucket_mb,
-            find_unused_parameters=chosen.find_unused_parameters,
-            static_graph=chosen.static_graph,
-        )
+    model = DistributedDataParallel(
+        model,
+        device_ids=None if context.device.type == "cpu" else [context.device],
+        bucket_cap_mb=chosen.bucket_mb,
+        find_unused_parameters=chosen.find_unused_parameters,
+        static_graph=chosen.static_graph,
+    )
     return model if optimizer is None else (model, optimizer)
 
 
-def _check(model: nn.Module, options: WrapOptions, context: Context) -> None:
+def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
     if isinstance(model, DistributedDataParallel) or "FSDPModule" in {base.__name__ for base in type(model).__mro__}:
         raise ToolkitError(f"{type(model).__name__} is wrapped already")
     parameters = list(model.parameters())
@@ -71,14 +72,13 @@ def _check(model: nn.Module, options: WrapOptions, context: Context) -> None:
             f"{type(model).__name__} is on the meta device: it has no values that all workers could start with",
             hint="make the model on the CPU; wrap() moves it",
         )
-    if context.strategy != "fsdp":
-        return
-    if options.precision == "fp16" and context.device.type == "cpu":
-        raise ToolkitError("precision fp16 needs a GPU: on CPUs its gradients vanish", hint="-o precision=bf16")
-    if options.precision == "bf16" and context.device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise ToolkitError(
-            f"{torch.cuda.get_device_name(context.device)} does not compute in bf16", hint="-o precision=fp16"
-        )
+    if optimizer is not None:
+        trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        if trained.isdisjoint(map(id, parameters)):
+            raise ToolkitError(
+                f"the {type(optimizer).__name__} trains no parameter of {type(model).__name__}",
+                hint="make the optimizer of model.parameters(), before wrap() or after it",
+            )
 
 
 def _move(model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> None:
