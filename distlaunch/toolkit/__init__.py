@@ -10,16 +10,31 @@ from distlaunch.toolkit.progress import heartbeat
 TYPE_CHECKING = False  # typing's is dear to import
 if TYPE_CHECKING:
     from distlaunch.toolkit.batches import StatefulBatchSampler
-    from distlaunch.toolkit.checkpoint import Checkpoint
+    from distlaunch.toolkit.checkpoint import Checkpoint, Stopped
+    from distlaunch.toolkit.checkpoint_store import CheckpointError
     from distlaunch.toolkit.context import Context, init
+    from distlaunch.toolkit.errors import ToolkitError
     from distlaunch.toolkit.wrapping import wrap
 
-__all__ = ["Checkpoint", "Context", "StatefulBatchSampler", "heartbeat", "init", "wrap"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "Context",
+    "StatefulBatchSampler",
+    "Stopped",
+    "ToolkitError",
+    "heartbeat",
+    "init",
+    "wrap",
+]
 
 _MODULES = {
     "Checkpoint": "checkpoint",
+    "CheckpointError": "checkpoint_store",
     "Context": "context",
     "StatefulBatchSampler": "batches",
+    "Stopped": "checkpoint",
+    "ToolkitError": "errors",
     "init": "context",
     "wrap": "wrapping",
 }
