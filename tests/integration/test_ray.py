@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,21 @@ def in_ray(distlaunch, python, monkeypatch):
     return start
 
 
+def driver_of(job) -> int:
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    return next(int(pid) for pid in children if b"ray_driver" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def words_of(cmdline: Path) -> bytes:
+    with suppress(OSError):
+        return cmdline.read_bytes()
+    return b""
+
+
 def told(output: str) -> list[list[str]]:
     """Give what the workers have told, by rank: rank, attempt, sum, sizes and ranks, mask."""
     return sorted(line.partition("told ")[2].split() for line in output.splitlines() if "told " in line)
@@ -166,6 +182,56 @@ def test_a_lost_node_is_replaced_by_another_of_the_cluster(in_ray, cluster):
     assert "Ray has another node for" in result.stderr
 
 
+def test_an_actor_that_hangs_is_replaced_by_one_in_the_same_place(in_ray, cluster):
+    words = ["--num-procs", "2", "-o", "strategy=strict-pack", "--max-restarts", "1", "--lost-after", "5"]
+    job = in_ray(cluster.address, *words, PROGRAM, "wait")
+    job.wait_for(lambda: job.stdout.count("waits") == 2, "two workers that wait", timeout=PATIENCE_S)
+    worker = job.wait_workers(2)[0]
+    agent = parent_of(parent_of(worker))  # the spawner is between them
+    actor = parent_of(agent)
+    for pid in (actor, agent):
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        result = job.wait(PATIENCE_S)
+    finally:
+        for pid in (actor, agent):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+    assert result.returncode == 0, result.stderr
+    assert [line[:3] for line in told(result.stdout)] == [[str(r), a, "1"] for r in range(2) for a in "01"]
+
+
+def test_workers_save_though_rays_driver_is_told_to_end_with_the_launcher(in_ray, cluster):
+    job = in_ray(cluster.address, "--num-procs", "2", "--grace", "25", PROGRAM, "save")
+    job.wait_for(lambda: job.stdout.count("waits") == 2, "two workers that wait", timeout=PATIENCE_S)
+    os.kill(driver_of(job), signal.SIGTERM)
+    job.send_signal(signal.SIGTERM)
+    result = job.wait(PATIENCE_S)
+    assert result.returncode == 143
+    assert result.stdout.count("saved") == 2, result.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_ray_places_is_told_and_ends_the_job(in_ray, cluster, number, code):
+    job = in_ray(cluster.address, "--num-nodes", "4", "--procs-per-node", "2", PROGRAM)
+    job.wait_stderr("waiting for Ray", timeout=PATIENCE_S)
+    job.send_signal(number)
+    result = job.wait(PATIENCE_S)
+    assert result.returncode == code
+    assert f"ended by {number.name} while Ray placed the workers: none has been started" in result.stderr
+
+
+def test_a_ray_that_was_interrupted_while_it_started_here_leaves_nothing(in_ray, folder):
+    job = in_ray("local", "--num-procs", "2", PROGRAM, env={"RAY_TMPDIR": folder})
+    job.wait_for(lambda: list(Path(folder).glob("dl-ray-*/session_*")), "Ray's folder", timeout=PATIENCE_S)
+    job.send_signal(signal.SIGTERM)
+    result = job.wait(PATIENCE_S)
+    assert result.returncode == 143, result.stderr
+    of_it = [each for each in Path("/proc").glob("[0-9]*/cmdline") if folder.encode() in words_of(each)]
+    assert not of_it
+    assert not list(Path(folder).glob("dl-ray-*"))
+
+
 def test_a_killed_launcher_leaves_neither_workers_nor_bundles(distlaunch, in_ray, cluster):
     job = in_ray(cluster.address, "--num-procs", "6", PROGRAM, "wait")
     job.wait_for(lambda: job.stdout.count("waits") == 6, "six workers that wait", timeout=PATIENCE_S)
@@ -176,7 +242,7 @@ def test_a_killed_launcher_leaves_neither_workers_nor_bundles(distlaunch, in_ray
 
 
 def test_local_starts_ray_here_and_leaves_nothing_of_it(distlaunch, in_ray, folder):
-    words = ["--num-procs", "3", "-o", "resources=seat=0.5", PROGRAM]
+    words = ["--num-procs", "3", "-o", "resources=seat=0.5,memory=100000000", PROGRAM]
     result = in_ray("local", *words, env={"RAY_TMPDIR": folder}).wait(PATIENCE_S)
     assert result.returncode == 0, result.stderr
     assert [line[:3] for line in told(result.stdout)] == [[str(rank), "0", "3"] for rank in range(3)]
@@ -187,9 +253,7 @@ def test_local_starts_ray_here_and_leaves_nothing_of_it(distlaunch, in_ray, fold
 def test_rays_driver_killed_costs_the_job_its_nodes_and_leaves_nothing(distlaunch, in_ray, folder):
     job = in_ray("local", "--num-procs", "2", PROGRAM, "wait", env={"RAY_TMPDIR": folder})
     job.wait_for(lambda: job.stdout.count("waits") == 2, "two workers that wait", timeout=PATIENCE_S)
-    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    drivers = [pid for pid in children if b"ray_driver" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(int(drivers[0]), signal.SIGKILL)
+    os.kill(driver_of(job), signal.SIGKILL)
     result = job.wait(PATIENCE_S)
     assert result.returncode == 69
     assert "Ray's driver has ended with -9" in result.stderr

@@ -16,17 +16,17 @@ import json
 import logging
 import math
 import os
-import shutil
+import select
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from distlaunch.job.transport import ray_seat
+from distlaunch.job.transport import ray_local, ray_seat
+from distlaunch.job.transport.limits import allow
 from distlaunch.job.transport.ray_words import Bundle, Problem, lacking, one_for_each_gpu, said
 
 _CHUNK = 1 << 20
@@ -37,8 +37,13 @@ _ANSWER_S = 30.0
 _LOOK_S = 0.5
 _AGENT_ENDS_S = 20.0
 """Its workers have their grace, then they are killed."""
+_STOPS_S = _AGENT_ENDS_S + 5.0
+_START_S = 5.0
+"""How much longer than the actor itself its start is waited for."""
 _END_S = 10.0
 _REACHED_S = 5.0
+_FILES, _FILES_EACH = 1024, 4
+_CLIENT = "ray://"
 _LAST_S = 3.0
 
 _HINT = "--address HOST:PORT or ray://HOST:10001 names a cluster, --address local starts Ray here"
@@ -56,13 +61,26 @@ class Driver:
         self._bundles: Sequence[Bundle] = ()
         self._code: Any = None
         self._folder: str | None = None
+        self._held = -1
+        self._seated: dict[int, tuple[threading.Event, list[Any]]] = {}
+        """By place: whose actors have a seat there, and whether they have been let go."""
         self._over = threading.Event()
         self._is_connected = False
+        self._started, self._has_started = os.pipe()
 
     def serve(self) -> None:
         """Do what the launcher says, until it says no more."""
         pending, descriptors = b"", []
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._started, select.POLLIN)
         while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if self._started in ready:
+                os.read(self._started, 1)
+                _take_signals()
+            if self._control.fileno() not in ready:
+                continue
             data, more, _, _ = socket.recv_fds(self._control, 1 << 16, 16)
             descriptors += more
             if not data:
@@ -70,6 +88,10 @@ class Driver:
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
                 asked = json.loads(line)
+                if asked["do"] == "open" and not descriptors:  # more came at once than there is room for
+                    problem = "Ray's driver has no descriptor left for it (ulimit -n)"
+                    self._tell(call=asked["call"], problem=problem, hint=None, passing=True)
+                    continue
                 link = socket.socket(fileno=descriptors.pop(0)) if asked["do"] == "open" else None
                 thread = threading.Thread(target=self._answer, args=(asked, link), daemon=True)
                 if link is not None:
@@ -92,7 +114,8 @@ class Driver:
         except Problem as problem:
             self._tell(call=call, problem=str(problem), hint=problem.hint, passing=problem.passing)
         except Exception as exc:  # noqa: BLE001 - Ray's are many, and the launcher has to know
-            self._tell(call=call, problem=said(exc), hint=None, passing=True)
+            passing = not isinstance(exc, (ValueError, TypeError))  # Ray's words for what nobody may ask it for
+            self._tell(call=call, problem=said(exc), hint=None, passing=passing)
         finally:
             if link is not None:
                 link.close()
@@ -107,10 +130,12 @@ class Driver:
         from ray.util.placement_group import placement_group
 
         self._connect(asked)
+        os.write(self._has_started, b"x")
         self._is_connected = True
         self._tell(call=asked["call"], connected=True)
         ray.cloudpickle.register_pickle_by_value(ray_seat)  # nodes need not have us
         self._bundles = asked["bundles"] or one_for_each_gpu(list(self._nodes().values()), asked["each"])
+        allow(_FILES + _FILES_EACH * len(self._bundles))
         self._code = ray.put(base64.b64decode(asked["code"]))
         self._group = placement_group(self._bundles, strategy=asked["strategy"])
         until = time.monotonic() + asked["within_s"]
@@ -139,7 +164,7 @@ class Driver:
         import ray
 
         address = asked["address"]
-        host, colon, port = address.rpartition(":")
+        host, colon, port = address.removeprefix(_CLIENT).rpartition(":")
         if colon and "/" not in host:
             _look_for(host.strip("[]"), port)
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -148,8 +173,7 @@ class Driver:
                 ray.init(address, **quiet)
                 return
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            # a socket's path may have 107 bytes, and much of that is Ray's own
-            self._folder = tempfile.mkdtemp(prefix="dl-ray-", dir=os.environ.get("RAY_TMPDIR"))
+            self._folder, self._held = ray_local.make_folder(os.environ.get("RAY_TMPDIR"))
             self._tell(call=asked["call"], folder=self._folder, group=os.getpgrp())
             total: dict[str, float] = {}
             for bundle in asked["bundles"] or ():
@@ -157,7 +181,8 @@ class Driver:
                     total[name] = total.get(name, 0) + amount
             whole = {name: math.ceil(amount) for name, amount in total.items() if name != "GPU"}
             cpus = max(os.cpu_count() or 1, whole.pop("CPU", 0))
-            ray.init("local", num_cpus=cpus, resources=whole, include_dashboard=False, _temp_dir=self._folder, **quiet)
+            given = {"num_cpus": cpus, "_memory": whole.pop("memory", None), "resources": whole}
+            ray.init("local", **given, include_dashboard=False, _temp_dir=self._folder, **quiet)
         except ConnectionError as exc:
             text = "no running Ray cluster was found (--address auto)" if address == "auto" else said(exc)
             raise Problem(text, hint=_HINT, passing=False) from exc
@@ -185,19 +210,29 @@ class Driver:
         """Start a place's agent, say so, and carry bytes to the end."""
         until = time.monotonic() + asked["within_s"]
         bundles = self._places[asked["place"]]
+        self._have_left(asked["place"], asked["within_s"])
         node = self._wait_for_node(bundles, until)
         seats = self._seats(bundles)
+        left = threading.Event()
+        self._seated[asked["place"]] = left, seats
         try:
             mask = self._mask(seats, until)
             words, greeting = asked["words"], asked["greeting"].encode()
             left_s = max(1.0, until - time.monotonic())
             started = seats[0].start.remote(words, self._code, greeting, mask, left_s)
-            problem = self._get(started, left_s)
+            problem = self._get(started, left_s + _START_S)
             if problem is not None:
                 raise Problem(problem)
             self._tell(call=asked["call"], opened=node["NodeID"], address=node["NodeManagerAddress"])
             self._carry(asked["call"], seats[0], link)
         finally:
+            _let_go(seats)
+            left.set()
+
+    def _have_left(self, place: int, within_s: float) -> None:
+        """Have nobody in a place any more: the launcher has lost who was there, which may hang and keep the bundles."""
+        left, seats = self._seated.get(place, (None, []))
+        if left is not None and not left.wait(min(_AGENT_ENDS_S, within_s / 4)):
             _let_go(seats)
 
     def _wait_for_node(self, bundles: list[int], until: float) -> dict[str, Any]:
@@ -226,7 +261,8 @@ class Driver:
             if made and not wanted.get("GPU"):
                 continue
             options = {
-                "num_cpus": wanted.pop("CPU", 0), "num_gpus": wanted.pop("GPU", 0), "resources": wanted,
+                "num_cpus": wanted.pop("CPU", 0), "num_gpus": wanted.pop("GPU", 0),
+                "memory": int(wanted.pop("memory", 0)) or None, "resources": wanted,
                 "max_concurrency": 8, "max_restarts": 0,
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle),
             }  # fmt: skip
@@ -257,14 +293,15 @@ class Driver:
         self._tell(call=call, ended=how)
         with suppress(OSError):
             link.shutdown(socket.SHUT_RDWR)
-        up.join(_ANSWER_S)
+        up.join(_STOPS_S)
 
     def _send(self, seat: Any, link: socket.socket) -> None:
         with suppress(Exception):  # whoever receives tells of it
             while data := link.recv(_CHUNK):
                 self._get(seat.write.remote(data), _ANSWER_S)
         with suppress(Exception):  # the launcher has closed the link
-            self._get(seat.stop.remote(_AGENT_ENDS_S), _AGENT_ENDS_S + _ANSWER_S)
+            self._get(seat.stop.remote(_AGENT_ENDS_S), _STOPS_S)
+        _let_go([seat])  # also one that hangs: whoever waits for it hears of its end then
 
     def _receive(self, seat: Any, link: socket.socket) -> str:
         """Carry to the launcher what comes; give how the agent has ended."""
@@ -273,9 +310,7 @@ class Driver:
             coming = seat.read.remote(_CHUNK, _TURN_S)
             try:
                 link.sendall(data)
-            except OSError:
-                with suppress(Exception):
-                    self._get(seat.stop.remote(_AGENT_ENDS_S), _AGENT_ENDS_S + _ANSWER_S)
+            except OSError:  # and ``_send`` has seen it, too
                 return "the link was closed here"
         return str(self._get(seat.how_ended.remote(), _ANSWER_S))
 
@@ -299,7 +334,7 @@ class Driver:
 
     def _end(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            ray_local.remove(self._folder, os.getpgrp())
         os._exit(0)
 
 
@@ -321,10 +356,16 @@ def _let_go(seats: list[Any]) -> None:
             ray.kill(seat)
 
 
+def _take_signals() -> None:
+    """Leave it to the launcher when this ends; the main thread's, and again after ``ray.init``: Ray takes TERM."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # not ignored: Ray's own processes would inherit that
+
+
 def main() -> None:
     """Be the driver: stdin is the launcher."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # the launcher decides
-        signal.signal(number, signal.SIG_IGN)
+    _take_signals()
     control = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

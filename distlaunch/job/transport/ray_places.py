@@ -7,11 +7,10 @@ import itertools
 import json
 import os
 import select
-import shutil
-import signal
 import socket
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -21,11 +20,13 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.core.wire.remote import GREETING
 from distlaunch.job.failures import ConnectFailure
+from distlaunch.job.transport import ray_local
 from distlaunch.job.transport.agentzip import agent_zip
 from distlaunch.job.transport.bootstrap import FLAGS, STUB, quoted_lines
 from distlaunch.job.transport.child import Child
 from distlaunch.job.transport.link import Link, Target, Unconnected
 from distlaunch.job.transport.patience import patience
+from distlaunch.job.transport.ray_words import without_stamps
 from distlaunch.job.transport.tcp_link import TcpLink
 from distlaunch.job.transport.trouble import Trouble
 
@@ -33,6 +34,7 @@ _DRIVER = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
     " from distlaunch.job.transport.ray_driver import main; main()"
 )
+_AGAIN = "start the job again: without it nothing of the cluster can be used"
 _QUIET_S = 5.0
 """So long may Ray place bundles before the user hears of it."""
 _CONNECT_S = 40.0
@@ -42,6 +44,8 @@ _START_S = 120.0
 _LATER_S = 5.0
 _END_S = 15.0
 _TERM_S = 2.0
+_SEND_S = 30.0
+"""So long may the driver take to hear what it is told."""
 _CHUNK = 1 << 16
 
 
@@ -73,10 +77,13 @@ class RayPlaces:
         """Folder and process group of a cluster that was started here, for when the driver cannot end it any more."""
         self._end: str | None = None
         """How the driver has ended."""
+        self._ended = threading.Event()
+        words = [sys.executable, "-I", "-c", _DRIVER, json.dumps(_path())]  # nothing of the user's folder is imported
         try:
-            self._child = Child([sys.executable, "-c", _DRIVER, json.dumps(sys.path)], environ=environ, leash=None)
+            self._child = Child(words, environ=environ, leash=None)
         except OSError as exc:
             raise ConfigError(f"--backend ray: {printable(sys.executable)} cannot be run: {exc.strerror}") from exc
+        self._child.stream.settimeout(_SEND_S)
         self._thread = threading.Thread(target=self._read, name="ray", daemon=True)
         self._thread.start()
 
@@ -102,21 +109,21 @@ class RayPlaces:
         connected = answer.connected.wait(_START_S if address == "local" else _CONNECT_S)
         told = answer.wait(within_s + _LATER_S if connected else 0.0)
         with self._lock:
-            del self._answers[call]
+            self._answers.pop(call, None)
         if told is None:
             text = f"--backend ray: the cluster does not answer (--address {printable(address)})"
             raise NodesError(text, hint="ray status tells whether it runs; --address HOST:PORT names another")
         if "problem" in told:
-            kind = NodesError if told["passing"] else ConfigError
+            kind = NodesError if told["passing"] or (answer.reached and "ended" in told) else ConfigError
             raise kind(f"--backend ray: {printable(told['problem'])}", hint=told["hint"])
-        names = [place["host"] for place in told["places"]]
+        names = Counter(place["host"] for place in told["places"])
         places = [
             Place(
-                host=host if names.count(host) == 1 else f"{host}-{place['node'][:6]}",
+                host=host if names[host := place["host"]] == 1 else f"{host}-{place['node'][:6]}",
                 node=place["node"],
                 bundles=place["bundles"],
             )
-            for host, place in zip(names, told["places"], strict=True)
+            for place in told["places"]
         ]
         self._places = {place.host: number for number, place in enumerate(places)}
         self._nodes = {place.host: place.node for place in places}
@@ -166,10 +173,7 @@ class RayPlaces:
         self._child.close()
         self._child.stream.close()
         if self._folder:
-            if self._child.returncode() != 0:
-                with suppress(ProcessLookupError):  # the number is the group's as long as one is left
-                    os.killpg(self._group, signal.SIGKILL)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            ray_local.remove(self._folder, self._group)
 
     # --- the driver
 
@@ -185,18 +189,36 @@ class RayPlaces:
                     sent = socket.send_fds(self._child.stream, [data], [link.fileno()])
                     data = data[sent:]
                 self._child.stream.sendall(data)
-            except OSError:  # it has ended
-                answer.give(self._gone())
+                is_gone = False
+            except OSError:  # it has ended, or hangs
+                is_gone = True
             finally:
                 if link is not None:
                     link.close()
+        if is_gone:
+            self._ended.wait(_TERM_S + _LATER_S)
+            answer.give(self._gone())
         return call, answer
 
     def _gone(self) -> dict[str, Any]:
-        return {"problem": self._end or "Ray's driver has ended", "hint": None, "passing": False}
+        text = self._end or "Ray's driver does not take what it is told"
+        return {"problem": text, "hint": _AGAIN, "passing": False, "ended": True}
 
     def _read(self) -> None:
-        """Take what the driver says, to its end."""
+        """Take what the driver says, to its end; nobody waits for it after that."""
+        try:
+            self._read_all()
+        finally:
+            code = self._child.returncode(_TERM_S)
+            how = "has closed its output" if code is None else f"has ended with {code}"
+            with self._lock:
+                self._end = f"Ray's driver {how}{quoted_lines(without_stamps(self._child.said()))}"
+                answers = list(self._answers.values())
+            self._ended.set()
+            for answer in answers:
+                answer.give(self._gone())
+
+    def _read_all(self) -> None:
         pending = b""
         stream = self._child.stream
         while True:
@@ -217,13 +239,6 @@ class RayPlaces:
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
                 self._take(json.loads(line))
-        code = self._child.returncode(_TERM_S)
-        how = "has closed its output" if code is None else f"has ended with {code}"
-        with self._lock:
-            self._end = f"Ray's driver {how}{quoted_lines(self._child.said())}"
-            answers = list(self._answers.values())
-        for answer in answers:
-            answer.give(self._gone())
 
     def _take(self, told: dict[str, Any]) -> None:
         with self._lock:
@@ -233,13 +248,14 @@ class RayPlaces:
         if "folder" in told:
             self._folder, self._group = told["folder"], told["group"]
         elif "connected" in told:
+            answer.reached = True
             answer.connected.set()
         elif "waiting" in told:
             answer.say(printable(told["waiting"]))
-        elif "ended" in told:
-            answer.finish(printable(told["ended"]))
+        elif "ended" in told or ("problem" in told and answer.is_given):
+            answer.finish(printable(told.get("ended") or told["problem"]))
             with self._lock:
-                del self._answers[told["call"]]
+                self._answers.pop(told["call"], None)
         else:
             answer.give(told)
 
@@ -255,10 +271,16 @@ class _Answer:
         self.say: Callable[[str], None] = _nothing
         self.connected = threading.Event()
         """The driver has reached the cluster, or there will be no more of it."""
+        self.reached = False
         self._told: dict[str, Any] | None = None
         self._given = threading.Event()
         self._ended = ""
         self._finished = threading.Event()
+
+    @property
+    def is_given(self) -> bool:
+        """Tell whether there is an answer."""
+        return self._given.is_set()
 
     def wait(self, within_s: float) -> dict[str, Any] | None:
         """Wait for the answer; None if there is none."""
@@ -295,6 +317,12 @@ class _RayLink(TcpLink):
     def why_closed(self) -> str:
         """Say how it ended; see ``Link``."""
         return patience.spend(self._answer.how_ended) or super().why_closed()
+
+
+def _path() -> list[str]:
+    """Give where the driver finds modules: as we do, in the working folder last (``python -m`` has it first)."""
+    here = os.getcwd()
+    return sorted(sys.path, key=lambda each: each in {"", here})
 
 
 def _nothing(_: str) -> None:

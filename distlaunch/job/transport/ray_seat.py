@@ -33,7 +33,8 @@ class Seat:
         environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environ.get("PATH", os.defpath)
         if mask:
-            environ["CUDA_VISIBLE_DEVICES"] = ",".join(mask)
+            names = [name for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if name in environ]
+            environ.update(dict.fromkeys(names or ["CUDA_VISIBLE_DEVICES"], ",".join(mask)))
         pipe = subprocess.PIPE
         self._agent = subprocess.Popen(
             [sys.executable, *words], stdin=pipe, stdout=pipe, stderr=pipe, env=environ, start_new_session=True
@@ -61,6 +62,7 @@ class Seat:
         """Read its stderr, and keep the last of it."""
         while data := os.read(self._agent.stderr.fileno(), 1 << 16):
             self._words = (self._words + data)[-4096:]
+        self._agent.wait()  # nothing of it stays then
 
     def read(self, most: int, within_s: float) -> bytes | None:
         """Give what has come of the agent, nothing if that takes too long; None at the end."""
@@ -68,7 +70,9 @@ class Seat:
             rest, self._rest = self._rest, b""
             return rest
         stream = self._agent.stdout.fileno()
-        if not select.select([stream], [], [], within_s)[0]:
+        poll = select.poll()
+        poll.register(stream, select.POLLIN)
+        if not poll.poll(within_s * 1000):
             return b""
         return os.read(stream, most) or None
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 _SHOWN = 8
 _LONGEST = 600
+_STAMP = re.compile(
+    rb"^(?:\x1b\[\d*m)*"
+    rb"(?:\[\d{4}-\d\d-\d\d [^\]\n]*\] (?:\([^)\n]*\) )?\S+:\d+:|\d{4}-\d\d-\d\d \S+\s+[A-Z]+ \S+:\d+ --) *",
+    re.MULTILINE,
+)
+"""How lines of its logs begin: ``[2026-01-31 10:00:00,000 E 7 9] (driver) a.cc:12:`` and, of Python's,
+``2026-01-31 10:00:00,000 ERROR a.py:12 --``."""
 
 Bundle = Mapping[str, float]
 
@@ -75,3 +83,8 @@ def said(exc: BaseException) -> str:
     """Give what an error says, in one line."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     return " ".join(lines)[:_LONGEST] or type(exc).__name__
+
+
+def without_stamps(words: bytes) -> bytes:
+    """Give the text of lines that may be Ray's logs."""
+    return _STAMP.sub(b"", words)

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -21,6 +22,14 @@ print("told", rank, attempt, int(total), *(os.environ.get(name) or "-" for name 
 what = "".join(sys.argv[1:]) if attempt == "0" else ""
 if what == "fail" and rank == 1:
     raise RuntimeError("this rank fails")
+if what == "save":
+
+    def save(*_):
+        time.sleep(8)
+        print("saved", rank, flush=True)
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, save)
 if what:
     print("waits", flush=True)
     signal.pause()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.job.transport.ray_words import Problem, lacking, one_for_each_gpu
+from distlaunch.job.transport.ray_words import Problem, lacking, one_for_each_gpu, without_stamps
 
 
 def node(name: str, **resources: float):
@@ -46,3 +46,17 @@ def test_there_is_a_bundle_for_each_gpu_or_an_error_with_the_way_out():
     assert one_for_each_gpu([node("a", GPU=2), node("b", CPU=1), node("c", GPU=1)], ONE) == [ONE] * 3
     with pytest.raises(Problem, match="no node of the Ray cluster has a GPU"):
         one_for_each_gpu([node("b", CPU=1)], ONE)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[2026-01-31 10:00:00,123 E 7 9] (driver) core_worker.cc:12: it ended",
+        b"[2026-01-31 10:00:00,123 C 7 9] gcs_client.cc:12:  it ended",
+        b"2026-01-31 10:00:00,123\tERROR worker.py:12 -- it ended",
+        b"\x1b[36m2026-01-31 10:00:00,123 INFO worker.py:12 -- it ended",
+        b"it ended",
+    ],
+)
+def test_the_stamps_of_rays_logs_are_left_out(line):
+    assert without_stamps(b"first\n" + line + b"\nlast") == b"first\nit ended\nlast"

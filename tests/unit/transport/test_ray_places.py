@@ -1,0 +1,100 @@
+"""The launcher's side of Ray's driver, with a driver that is not Ray's."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from distlaunch.core.errors import ConfigError, NodesError
+from distlaunch.job.transport import ray_places
+from distlaunch.job.transport.link import Target, Unconnected
+from distlaunch.job.transport.ray_places import RayPlaces
+
+FIRST = """
+import json, os, socket, sys
+control = socket.socket(fileno=os.dup(0))
+lines, pending = [], b""
+def ask():
+    global pending
+    while b"\\n" not in pending:
+        pending += control.recv(1 << 16) or sys.exit()
+    line, _, pending = pending.partition(b"\\n")
+    return json.loads(line)
+def tell(**words):
+    control.sendall(json.dumps(words).encode() + b"\\n")
+def hosts(*names):
+    return [{"host": name, "node": f"{number}bcdef0", "bundles": 1} for number, name in enumerate(names)]
+call = ask()["call"]
+"""
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Give places whose driver runs this instead, once it has been asked for them."""
+    made = []
+
+    def start(script):
+        monkeypatch.setattr(ray_places, "_DRIVER", FIRST + script)
+        made.append(RayPlaces(dict(os.environ)))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+def place(places, say=print):
+    each = {"CPU": 1.0}
+    return places.place("auto", [each], each=each, strategy="PACK", within_s=20.0, say=say)
+
+
+def test_nodes_of_one_name_are_told_apart_by_their_ids(driver):
+    places = driver("tell(call=call, connected=True); tell(call=call, places=hosts('a', 'b', 'a')); ask()")
+    assert [each.host for each in place(places)] == ["a-0bcdef", "b", "a-2bcdef"]
+
+
+def test_a_cluster_that_is_lost_while_it_places_is_a_matter_of_nodes(driver):
+    places = driver("import sys; tell(call=call, connected=True); sys.exit('[2026-01-31 1 E 1 2] a.cc:1: it is gone')")
+    with pytest.raises(NodesError, match=r"Ray's driver has ended with 1: it is gone"):
+        place(places)
+
+
+def test_a_driver_that_never_reached_a_cluster_is_a_matter_of_what_was_asked(driver):
+    places = driver("raise SystemExit('no Ray here')")
+    with pytest.raises(ConfigError, match=r"Ray's driver has ended with 1: no Ray here"):
+        place(places)
+
+
+def test_a_driver_that_has_ended_tells_its_last_words_to_whoever_asks_then(driver):
+    places = driver("tell(call=call, places=hosts('a')); raise SystemExit('it is gone')")
+    place(places)
+    with pytest.raises(Unconnected, match="Ray's driver has ended with 1: it is gone"):
+        places.open(Target(host="a"), 20.0)
+
+
+def test_a_problem_after_the_agent_has_started_is_how_it_ended(driver):
+    places = driver(
+        "tell(call=call, places=hosts('a')); call = ask()['call'];"
+        " tell(call=call, opened='0bcdef0', address='10.0.0.1'); tell(call=call, problem='worse', hint=None); ask()"
+    )
+    place(places)
+    link = places.open(Target(host="a"), 20.0)
+    while places._answers:
+        pass
+    assert link.why_closed() == "worse"
+    link.close()
+
+
+def test_the_drivers_modules_are_never_first_looked_for_in_the_users_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), "", "/lib", "/other"])
+    assert ray_places._path() == ["/lib", "/other", str(tmp_path), ""]
+
+
+def test_a_module_of_the_users_folder_does_not_end_the_driver(driver, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "json.py").write_text("raise SystemExit('mine')")
+    places = driver("tell(call=call, places=hosts('a')); ask()")
+    assert [each.host for each in place(places)] == ["a"]
