@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.core.agent.ports import hold_port
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.record import replace
+from distlaunch.core.model.record import Record, replace
 from distlaunch.job.desk import Desk
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.keyboard import Terminal
@@ -47,6 +47,14 @@ OpenFilters = Callable[[int], Mapping[int, LineFilter]]
 """Gives for a world size what picks lines of stdout (1) and stderr (2) into a file."""
 
 
+class _Opening(Record):
+    """How what a job has of its user's is opened."""
+
+    sink: OpenSink
+    terminal: OpenTerminal
+    filters: OpenFilters | None
+
+
 def run_job(
     options: TrainOptions,
     environ: Mapping[str, str],
@@ -70,33 +78,29 @@ def run_job(
 
         return run_launcher(planned, options, environ, site=site, open_sink=open_sink, open_filters=open_filters)
 
-    def run(planned: Planned, places: RayPlaces | None = None) -> int:
-        nodes = _other_nodes(planned, options, environ, site, places)
-        return _run(planned, options, environ, nodes, site, open_sink, open_terminal, open_filters)
-
+    opening = _Opening(sink=open_sink, terminal=open_terminal, filters=open_filters)
     if planned.location is None or planned.location.allocation.source != "ray":
-        return run(planned)
+        return _run(planned, options, environ, site, None, opening)
     from distlaunch.launch_ray import placed_in_ray
 
     with placed_in_ray(planned, options, environ) as (planned, places):
-        return run(planned, places)
+        return _run(planned, options, environ, site, places, opening)
 
 
 def _run(
     planned: Planned,
     options: TrainOptions,
     environ: Mapping[str, str],
-    nodes: Nodes | None,
     site: Site | None,
-    open_sink: OpenSink,
-    open_terminal: OpenTerminal,
-    open_filters: OpenFilters | None,
+    places: RayPlaces | None,
+    opening: _Opening,
 ) -> int:
     plan = planned.plan
+    nodes = _other_nodes(planned, options, environ, site, places)
     check_proc()
     workers = len(plan.workers) if nodes is None else nodes.most_workers
-    terminal = open_terminal() if workers == 1 and nodes is None else None
-    sink = open_sink(workers)
+    terminal = opening.terminal() if workers == 1 and nodes is None else None
+    sink = opening.sink(workers)
     if planned.explanation is not None:
         sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
     nofile = allow_descriptors(workers if nodes is None else 0)
@@ -111,7 +115,7 @@ def _run(
         lambda text: sink.say(text, level="warning"),
         layout=plan.layout,
         ranks=range(workers),
-        filters=open_filters(workers) if open_filters else None,
+        filters=opening.filters(workers) if opening.filters else None,
     )
     with ExitStack() as stack:
         stack.callback(run_dir.close)
