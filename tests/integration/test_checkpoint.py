@@ -25,7 +25,8 @@ def this_tree(distlaunch) -> None:
 
 
 def names(where: Path) -> list[str]:
-    return sorted(name for name in os.listdir(where) if name.startswith("step-"))
+    """List checkpoints, in what stands for an object store without the marks of their jobs."""
+    return sorted(name.partition(".")[0] for name in os.listdir(where) if name.startswith("step-"))
 
 
 def found(pattern: str, text: str) -> list[str]:
