@@ -26,7 +26,7 @@ from distlaunch.toolkit.checkpoint_signals import Requests
 from distlaunch.toolkit.checkpoint_state import Nested, Stateful, Trained
 from distlaunch.toolkit.checkpoint_store import CheckpointError, Store, steps_of, store_for
 from distlaunch.toolkit.checkpoint_writing import Writing
-from distlaunch.toolkit.meeting import end_process_group
+from distlaunch.toolkit.meeting import end_after, end_process_group, end_without
 
 log = logging.getLogger("distlaunch.checkpoint")
 
@@ -68,9 +68,8 @@ class Checkpoint:
         **parts: Stateful,
     ) -> None:
         """``background``: write in a thread, from a copy on the CPU, while the training goes on."""
-        for name, number, whole in (("keep", keep, True), ("every", every, True), ("every_s", every_s, False)):
-            if number is not None:
-                _see_that_it_is_above_0(name, number, whole=whole)
+        for name, number in (("keep", keep), ("every", every), ("every_s", every_s)):
+            _see_that_it_is_above_0(name, number, whole=name != "every_s")
         named = {"scheduler": scheduler, "scaler": scaler, "sampler": sampler, **parts}
         stateful = {name: _stateful(name, part) for name, part in named.items() if part is not None}
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
@@ -86,6 +85,7 @@ class Checkpoint:
         self._saved_at = time.monotonic()
         self._owner = os.getpid()
         atexit.register(self._finish)
+        end_after(self._finish)
 
     # --- going on --------------------------------------------------------------------------------------------------
 
@@ -313,6 +313,7 @@ class Checkpoint:
             return
         self._closed = True
         atexit.unregister(self._finish)
+        end_without(self._finish)
         try:
             self.wait()
         finally:
@@ -320,9 +321,10 @@ class Checkpoint:
             end_groups(self._group, self._writing.group)
 
     def _finish(self) -> None:
-        """Let a checkpoint that is being written become whole when Python ends without ``close``."""
-        if os.getpid() != self._owner:  # a forked child has no thread that writes
+        """Let a checkpoint that is being written become whole when Python, or the group, ends without ``close``."""
+        if self._closed or os.getpid() != self._owner:  # a forked child has no thread that writes
             return
+        self._closed = True
         try:
             self.wait()
         except Exception as error:  # noqa: BLE001 - Python is ending, maybe since another worker has
@@ -364,7 +366,7 @@ def _counted(step: Any) -> int:
 
 
 def _see_that_it_is_above_0(name: str, number: Any, *, whole: bool) -> None:
-    if not (isinstance(number, Integral if whole else Real) and 0 < float(number) < math.inf):
+    if number is not None and not (isinstance(number, Integral if whole else Real) and 0 < float(number) < math.inf):
         expected = "a whole number above 0" if whole else "a number of seconds above 0"
         raise ConfigError(f"Checkpoint: {name} is {number!r}, and has to be {expected}")
 

@@ -10,6 +10,7 @@ import atexit
 import os
 import random
 import sys
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from hashlib import blake2b
@@ -19,10 +20,11 @@ import torch
 import torch.distributed as dist
 
 from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import quoted
 from distlaunch.toolkit.devices import choose_device
 from distlaunch.toolkit.errors import ToolkitError
 from distlaunch.toolkit.meeting import end_process_group
-from distlaunch.toolkit.options import Strategy, launched_options, launched_strategy
+from distlaunch.toolkit.options import Strategy, collective_timeout_s, launched_strategy
 
 _NEEDED = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _OTHER_LAUNCHERS = {
@@ -33,7 +35,18 @@ _OTHER_LAUNCHERS = {
 }
 """Variables of launchers that start several workers without torchrun's variables: each would train for itself."""
 
+_LOCAL = {
+    "LOCAL_RANK": ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID"),
+    "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+}
+"""What those launchers set that say a worker's place on its node, for scripts that make RANK of their variables."""
+
+_SETTLE_S = 0.1
+"""So long a group that is left as it is has to let go of its last tensor: its threads abort a Python that has ended."""
+
 _current: Context | None = None
+_asked: tuple[object, ...] = ()
+"""What ``init`` was called with."""
 _owner = 0
 """The process that called ``init``; a forked one does not end its group."""
 
@@ -71,7 +84,7 @@ class Context(Record):
 def init(
     *,
     seed: int | None = 0,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     backend: str | None = None,
     collective_timeout: float | None = None,
 ) -> Context:
@@ -83,30 +96,44 @@ def init(
     on rank 0, and on every other rank one made of it and the rank; None leaves them alone.
 
     At Python's end the group is ended when all workers have come so far, which each waits for at most 10 s, and after
-    an exception not at all. Raises ToolkitError for an environment that is not whole, and a device that is not there.
+    an exception not at all. Raises ToolkitError for an environment that is not whole, a device that is not there, and
+    other arguments than before.
     """
-    global _current, _owner  # noqa: PLW0603 - one group a process, as in torch
+    global _current, _owner, _asked  # noqa: PLW0603 - one group a process, as in torch
+    asked = (seed, device, backend, collective_timeout)
     if _current is not None and _owner == os.getpid():
+        if asked != _asked and asked != (0, None, None, None):  # noqa: PLR1714 - not all that may be given has a hash
+            raise ToolkitError(
+                "init() was called before, with other arguments", hint="end that one first: close(), or a with block"
+            )
         return _current
+    if _current is not None:
+        raise ToolkitError(
+            "init() in a forked process: the process group is its parent's", hint="call it in workers of the launcher"
+        )
     if dist.is_initialized():
         raise ToolkitError(
             "init() comes too late: there is a process group", hint="init() makes it: drop the other one"
         )
+    _check(seed, backend)
     place = _place(os.environ)
     chosen = choose_device(device, place["LOCAL_RANK"], shared=backend == "gloo", environ=os.environ)
     if backend is None:
         backend = "gloo" if chosen.type == "cpu" else f"cpu:gloo,{chosen.type}:{_own_backend(chosen.type)}"
-    if chosen.type != "cpu":
-        getattr(torch, chosen.type).set_device(chosen)
-    seconds = launched_options().get("collective-timeout", collective_timeout)
+    elif chosen.type == "cpu" and "nccl" in backend:
+        raise ToolkitError(f"init(backend={backend!r}): this worker has no GPU", hint="leave backend out")
+    set_device = getattr(getattr(torch, chosen.type), "set_device", None)  # of a Mac there is only one
+    if chosen.type != "cpu" and set_device is not None:
+        set_device(chosen)
+    seconds = collective_timeout_s(collective_timeout)
     strategy = launched_strategy()
-    _form(place, backend, None if seconds is None else timedelta(seconds=float(seconds)), strategy)  # type: ignore[arg-type]
+    _form(place, backend, None if seconds is None else timedelta(seconds=seconds), strategy)
     seed = None if seed is None else _of_rank(seed, place["RANK"])
     if seed is not None:
         _sow(seed)
     if _owner != os.getpid():
         atexit.register(_at_exit)
-    _owner = os.getpid()
+    _owner, _asked = os.getpid(), asked
     _current = Context(
         rank=place["RANK"],
         local_rank=place["LOCAL_RANK"],
@@ -128,28 +155,64 @@ def current(caller: str) -> Context:
     return _current
 
 
+def _check(seed: object, backend: str | None) -> None:
+    if seed is not None and (not isinstance(seed, int) or not -(1 << 63) <= seed < 1 << 64):
+        raise ToolkitError(f"init(seed=...) is {quoted(str(seed))}", hint="it takes a whole number of 64 bits, or None")
+    known = {*dist.Backend.backend_list} - {dist.Backend.UNDEFINED}
+    if backend is not None and not {part.rpartition(":")[2] for part in str(backend).lower().split(",")} <= known:
+        raise ToolkitError(
+            f"init(backend=...) is {quoted(str(backend))}", hint=f"torch knows {', '.join(sorted(known))}"
+        )
+
+
 def _place(environ: Mapping[str, str]) -> dict[str, int]:
     """Read the worker's place among the others; a world of one where no launcher tells."""
     if "RANK" not in environ:
         for name, launcher in _OTHER_LAUNCHERS.items():
-            if environ.get(name, "1") not in {"", "0", "1"}:
+            if environ.get(name, "").isdecimal() and int(environ[name]) > 1:
                 raise ToolkitError(
                     f"{launcher} has started {environ[name]} workers ({name}), and none has a RANK",
-                    hint="distlaunch train in its place, or have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set",
+                    hint="distlaunch train in its place, or have RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, "
+                    "MASTER_ADDR and MASTER_PORT set",
                 )
         environ = {}
+    elif not environ["RANK"]:
+        raise ToolkitError("RANK is empty", hint="a launcher sets it to a number; without one, unset RANK")
     elif missing := [name for name in _NEEDED if not environ.get(name)]:
         raise ToolkitError(
             f"RANK is set, but not {' and '.join(missing)}", hint="a launcher sets all of them; without it, unset RANK"
         )
+    environ = {**environ, **_on_its_node(environ)}
     place = {
         name: _number(environ, name, default)
         for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("TORCHELASTIC_RESTART_COUNT", 0))
     }
-    place["LOCAL_WORLD_SIZE"] = _number(environ, "LOCAL_WORLD_SIZE", 1)
     if not place["RANK"] < place["WORLD_SIZE"]:
-        raise ToolkitError(f"RANK is {place['RANK']}, but WORLD_SIZE {place['WORLD_SIZE']}")
+        raise ToolkitError(f"RANK is {place['RANK']}, but WORLD_SIZE {place['WORLD_SIZE']}", hint="ranks count from 0")
+    if not environ.get("LOCAL_RANK") and place["WORLD_SIZE"] > 1:
+        raise ToolkitError(
+            "RANK is set, but not LOCAL_RANK", hint="a launcher sets it: which worker of its node this is"
+        )
+    place["LOCAL_WORLD_SIZE"] = _number(environ, "LOCAL_WORLD_SIZE", 1)
+    if environ.get("LOCAL_WORLD_SIZE") and not place["LOCAL_RANK"] < place["LOCAL_WORLD_SIZE"] <= place["WORLD_SIZE"]:
+        raise ToolkitError(
+            f"LOCAL_RANK is {place['LOCAL_RANK']}, LOCAL_WORLD_SIZE {place['LOCAL_WORLD_SIZE']} and WORLD_SIZE "
+            f"{place['WORLD_SIZE']}",
+            hint="local ranks count the workers of a node, from 0",
+        )
+    if environ and _number(environ, "MASTER_PORT", 0) >= 1 << 16:
+        raise ToolkitError(f"MASTER_PORT is {environ['MASTER_PORT']}", hint="ports end at 65535")
     return place
+
+
+def _on_its_node(environ: Mapping[str, str]) -> dict[str, str]:
+    """Take from other launchers' variables what is not set of a worker's place on its node."""
+    found = {
+        name: [environ[other] for other in others if environ.get(other)]
+        for name, others in _LOCAL.items()
+        if environ and not environ.get(name)
+    }
+    return {name: values[0] for name, values in found.items() if values}
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
@@ -208,5 +271,7 @@ def _end(*, clean: bool) -> None:
     if _current is None or _owner != os.getpid():
         return
     _current = None
-    if clean:
+    if clean or (dist.is_initialized() and dist.get_world_size() == 1):
         end_process_group()
+    else:
+        time.sleep(_SETTLE_S)

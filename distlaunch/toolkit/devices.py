@@ -12,7 +12,9 @@ from distlaunch.toolkit.errors import ToolkitError
 _NONE_VISIBLE = {"", "-1"}
 
 
-def choose_device(asked: str | None, local_rank: int, *, shared: bool, environ: Mapping[str, str]) -> torch.device:
+def choose_device(
+    asked: str | torch.device | None, local_rank: int, *, shared: bool, environ: Mapping[str, str]
+) -> torch.device:
     """Choose the device of this local rank. Raises ToolkitError where it is not there.
 
     ``shared``: more workers than devices take them in turn.
@@ -21,22 +23,43 @@ def choose_device(asked: str | None, local_rank: int, *, shared: bool, environ: 
     if asked is None:
         if there is None and "DISTLAUNCH_JOB_ID" in environ:
             _refuse_idle_devices(environ)
-        asked = there or "cpu"
-    elif asked not in {"cpu", there}:
-        seen = f"only {there}" if there else "no accelerator"
-        raise ToolkitError(
-            f"init(device={asked!r}): torch {torch.__version__} sees {seen} here",
-            hint="leave device out to take what is there",
-        )
-    if asked == "cpu":
+        kind = there or "cpu"
+    else:
+        kind = _kind(asked, there)
+    if kind == "cpu":
         return torch.device("cpu")
-    count = getattr(torch, asked).device_count()
+    count = getattr(torch, kind).device_count()
+    if count == 1 and local_rank and not shared:
+        raise ToolkitError(
+            f"local rank {local_rank} has no device: torch sees one of {kind} here",
+            hint="where each worker is given a device of its own (srun --gpus-per-task), have LOCAL_RANK=0 set for "
+            'all; else start no more workers than devices, or have them share: init(backend="gloo")',
+        )
     if local_rank >= count and not shared:
         raise ToolkitError(
-            f"local rank {local_rank} has no device: torch sees {count} of {asked} here",
+            f"local rank {local_rank} has no device: torch sees {count} of {kind} here",
             hint='start no more workers than devices, or have them share: init(backend="gloo")',
         )
-    return torch.device(asked, local_rank % count)
+    return torch.device(kind, local_rank % count)
+
+
+def _kind(asked: str | torch.device, there: str | None) -> str:
+    """Read which kind of device was asked for; the local rank chooses among those of a kind."""
+    written = f"init(device={str(asked)!r})"
+    try:
+        device = torch.device(asked)
+    except (RuntimeError, TypeError) as exc:
+        raise ToolkitError(f"{written}: torch knows no such device", hint="'cpu', 'cuda', or leave it out") from exc
+    if device.type not in {"cpu", there}:
+        seen = f"only {there}" if there else "no accelerator"
+        raise ToolkitError(
+            f"{written}: torch {torch.__version__} sees {seen} here", hint="leave device out to take what is there"
+        )
+    if device.type != "cpu" and device.index is not None:
+        raise ToolkitError(
+            f"{written}: the local rank chooses which one", hint=f"init(device={device.type!r}), or distlaunch --gpus"
+        )
+    return device.type
 
 
 def _accelerator() -> str | None:

@@ -8,6 +8,7 @@ group's end.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +20,8 @@ END_S = 10.0
 _FIRST_S, _LAST_S = 0.001, 0.1
 """How often the store is asked, at first and in the end."""
 
+_first: list[Callable[[], None]] = []
+"""What has to be done before the groups end."""
 _turns: dict[str, int] = {}
 _late: object = None
 """The process group whose workers did not come to its end."""
@@ -50,6 +53,17 @@ def meet(name: str) -> bool:
     return met
 
 
+def end_after(finish: Callable[[], None]) -> None:
+    """Have something done before the groups end: what is under way in them becomes whole."""
+    _first.append(finish)
+
+
+def end_without(finish: Callable[[], None]) -> None:
+    """Take back what ``end_after`` was given."""
+    if finish in _first:
+        _first.remove(finish)
+
+
 def end_process_group() -> None:
     """End torch's groups when all workers have come so far, or leave them as they are where some do not come.
 
@@ -57,6 +71,8 @@ def end_process_group() -> None:
     while they hold a tensor.
     """
     global _late  # noqa: PLW0603 - one group a process, as in torch
+    while _first:
+        _first.pop()()
     if not dist.is_initialized() or dist.group.WORLD is _late:
         return
     if dist.get_world_size() == 1 or meet("end"):

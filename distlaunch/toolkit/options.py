@@ -39,6 +39,7 @@ _KINDS: Mapping[str, type | tuple[str, ...]] = {
     "collective-timeout": float,
 }
 _OF_INIT = {"collective-timeout"}
+_MOST = 1 << 40
 
 
 class WrapOptions(Record):
@@ -82,13 +83,21 @@ def launched_options(environ: Mapping[str, str] = os.environ) -> dict[str, objec
         return {}
     try:
         given = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ToolkitError(f"{BACKEND_OPTIONS} is no JSON: {exc}") from exc
     if not isinstance(given, dict):
         raise ToolkitError(f"{BACKEND_OPTIONS} is no JSON object: {quoted(text)}", hint='{"sharding": "full"}')
     if "DISTLAUNCH_JOB_ID" in environ:
         given = {name: value for name, value in given.items() if name in _KINDS}
     return {name: _checked(name, value, f"{BACKEND_OPTIONS}: {name}") for name, value in given.items()}
+
+
+def collective_timeout_s(given: object, environ: Mapping[str, str] = os.environ) -> float | None:
+    """Join what ``init`` was given with what the launcher was told, which wins. Raises ToolkitError."""
+    if given is not None:
+        given = _checked("collective-timeout", given, "init(collective_timeout=...)")
+    seconds = launched_options(environ).get("collective-timeout", given)
+    return None if seconds is None else float(seconds)  # type: ignore[arg-type]
 
 
 def wrap_options(given: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> WrapOptions:
@@ -115,7 +124,7 @@ def _checked(name: str, value: object, where: str) -> object:
             return value
         raise ToolkitError(f"{where} is {quoted(str(value))}", hint=f"it takes {', '.join(kind)}")
     fits = type(value) is kind or (kind is float and type(value) is int)
-    if fits and (kind in {bool, str} or (isinstance(value, (int, float)) and value > 0)):
+    if fits and (kind in {bool, str} or (isinstance(value, (int, float)) and 0 < value < _MOST)):
         return value
     takes = {bool: "true or false", int: "a whole number above 0", float: "seconds, above 0", str: "text"}[kind]
     raise ToolkitError(f"{where} is {quoted(str(value))}", hint=f"it takes {takes}")

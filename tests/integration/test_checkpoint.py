@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "programs" / "frameworks" / "checkpointed.py"
+BLOCK = ROOT / "tests" / "programs" / "toolkit" / "block.py"
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -116,6 +117,13 @@ def test_other_numbers_of_workers_and_fsdp_read_each_others_checkpoints(distlaun
         if left is not None:
             assert states[str(steps - 4)] == left, f"{wrap} with {workers} workers"
         left = states[str(steps)]
+
+
+@pytest.mark.parametrize("backend", ["pytorch-ddp", "fsdp"])
+def test_the_end_of_inits_block_waits_for_what_is_being_written(distlaunch, tmp_path, backend):
+    result = distlaunch.train("--num-procs", "2", "--backend", backend, BLOCK, tmp_path / "c", timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert names(tmp_path / "c") == ["step-000000002", "step-000000004"]
 
 
 def test_another_model_ends_the_job_with_the_names_that_differ(distlaunch, tmp_path):

@@ -1,6 +1,7 @@
 """Make the mistakes that a script can make, one after the other, and print what the toolkit says."""
 
 import os
+import sys
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ def refused(call, **variables):
     try:
         call()
     except ToolkitError as exc:
-        print(exc)
+        print(exc, flush=True)
     else:
         raise AssertionError(f"not refused: {variables}")
     for name in variables:
@@ -29,16 +30,37 @@ refused(init, RANK="3", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1"
 refused(init, RANK="one", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
 refused(init, OMPI_COMM_WORLD_SIZE="4")
 refused(init, SLURM_STEP_NUM_TASKS="4")
+NODE = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+refused(init, RANK="", **NODE)
+refused(init, RANK="1", **NODE)
+refused(init, RANK="1", LOCAL_RANK="5", LOCAL_WORLD_SIZE="2", **NODE)
+refused(init, RANK="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="3", **NODE)
+refused(init, RANK="1", LOCAL_RANK="0", **NODE | {"MASTER_PORT": "99999"})
 refused(lambda: init(device="cuda"))
+refused(lambda: init(device="gpu"))
+refused(lambda: init(seed=1 << 70))
+refused(lambda: init(seed="x"))
+refused(lambda: init(backend="bogus"))
+refused(lambda: init(backend="nccl"))
+refused(lambda: init(collective_timeout=-1))
+refused(lambda: init(collective_timeout=float("inf")))
 refused(init, CUDA_VISIBLE_DEVICES="0,1", DISTLAUNCH_JOB_ID="j")
 refused(init, DISTLAUNCH_BACKEND_OPTIONS="{")
+refused(init, DISTLAUNCH_BACKEND_OPTIONS="[" * 100_000)
 refused(init, DISTLAUNCH_BACKEND_OPTIONS="[1]")
 refused(init, DISTLAUNCH_BACKEND_OPTIONS='{"colective-timeout": 3}')
 refused(init, DISTLAUNCH_BACKEND_OPTIONS='{"collective-timeout": 0}')
 refused(init, DISTLAUNCH_BACKEND="horovod")
 
 os.environ.update(fsdp)
-context = init()
+context = init(device="cpu:0", seed=3)
+assert context is init() is init(device="cpu:0", seed=3)
+refused(lambda: init(seed=4))
+if os.fork() == 0:
+    refused(init)
+    sys.stdout.flush()
+    os._exit(0)
+os.wait()
 refused(lambda: wrap(model, wrap_class="Block"))
 refused(lambda: wrap(model, collective_timeout=3.0))
 refused(lambda: wrap(model, sharding="ful"))
@@ -64,6 +86,11 @@ os.environ["DISTLAUNCH_BACKEND"] = "deepspeed"
 refused(lambda: wrap(nn.Linear(2, 2)))
 context.close()
 refused(lambda: wrap(nn.Linear(2, 2)))
+try:
+    with init(seed=5):
+        raise KeyError("a cell of a notebook that fails")
+except KeyError:
+    init(seed=6).close()
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 refused(init)
 torch.distributed.destroy_process_group()
