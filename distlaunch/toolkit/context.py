@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -191,7 +192,7 @@ def _place(environ: Mapping[str, str]) -> dict[str, int]:
         raise ToolkitError(f"RANK is {place['RANK']}, but WORLD_SIZE {place['WORLD_SIZE']}", hint="ranks count from 0")
     if not environ.get("LOCAL_RANK") and place["WORLD_SIZE"] > 1:
         raise ToolkitError(
-            "RANK is set, but not LOCAL_RANK", hint="a launcher sets it: which worker of its node this is"
+            "RANK is set, but not LOCAL_RANK", hint="a launcher sets it and LOCAL_WORLD_SIZE: the place on this node"
         )
     place["LOCAL_WORLD_SIZE"] = _number(environ, "LOCAL_WORLD_SIZE", 1)
     if environ.get("LOCAL_WORLD_SIZE") and not place["LOCAL_RANK"] < place["LOCAL_WORLD_SIZE"] <= place["WORLD_SIZE"]:
@@ -212,6 +213,9 @@ def _on_its_node(environ: Mapping[str, str]) -> dict[str, str]:
         for name, others in _LOCAL.items()
         if environ and not environ.get(name)
     }
+    alike = re.fullmatch(r"(\d+)(\(x\d+\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))  # as 4(x2)
+    if alike and "LOCAL_WORLD_SIZE" in found:
+        found["LOCAL_WORLD_SIZE"].append(alike[1])
     return {name: values[0] for name, values in found.items() if values}
 
 

@@ -219,7 +219,7 @@ def _mesh(sharding: str, context: Context) -> DeviceMesh:
         shown = ", ".join(str(size) for size in sizes[:_SHOWN])
         raise ToolkitError(
             f"sharding hybrid needs as many workers on each node; by rank, the nodes have {shown}",
-            hint="-o sharding=full takes any number",
+            hint="-o sharding=full takes any number, and LOCAL_WORLD_SIZE says how many a node has",
         )
     return init_device_mesh(kind, (world // local, local), mesh_dim_names=("replicate", "shard"))
 

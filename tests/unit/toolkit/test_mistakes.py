@@ -19,7 +19,7 @@ SAID = [
     "mpirun has started 4 workers (OMPI_COMM_WORLD_SIZE), and none has a RANK (hint: distlaunch train in its place, or have RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set)",
     "srun has started 4 workers (SLURM_STEP_NUM_TASKS), and none has a RANK (hint: distlaunch train in its place, or have RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT set)",
     "RANK is empty (hint: a launcher sets it to a number; without one, unset RANK)",
-    "RANK is set, but not LOCAL_RANK (hint: a launcher sets it: which worker of its node this is)",
+    "RANK is set, but not LOCAL_RANK (hint: a launcher sets it and LOCAL_WORLD_SIZE: the place on this node)",
     "LOCAL_RANK is 5, LOCAL_WORLD_SIZE 2 and WORLD_SIZE 2 (hint: local ranks count the workers of a node, from 0)",
     "LOCAL_RANK is 0, LOCAL_WORLD_SIZE 3 and WORLD_SIZE 2 (hint: local ranks count the workers of a node, from 0)",
     "MASTER_PORT is 99999 (hint: ports end at 65535)",
