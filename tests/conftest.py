@@ -96,7 +96,7 @@ def _environment() -> dict[str, str]:
 
 
 def _snapshot() -> dict[str, str]:
-    return _descriptors() | _threads() | _children() | _environment()
+    return _descriptors() | _threads() | _children() | _environment() | {"working directory": os.getcwd()}
 
 
 def _difference(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def own(open_coordinator):
+def own(open_coordinator, monkeypatch):
+    monkeypatch.chdir(ROOT)  # which a survey leaves for the folder of the workers
     return open_coordinator(OneNode)
 
 

@@ -184,16 +184,21 @@ class Step:
         *lines, self._half = (self._half + data).split(b"\n")
         if not data or len(self._half) > _CHUNK:
             lines, self._half = [*lines, self._half], b""
+        return self._keep(lines)
+
+    def _keep(self, lines: list[bytes]) -> list[str]:
         shown = [printable(line[:_LONGEST_LINE].decode(errors="replace").strip()) for line in lines]
         new = [line for line in shown if line and not line.endswith(_OF_OUR_OWN)]
         self.lines.extend(new)
         return new
 
     def finish_reading(self) -> None:
-        """Read what there is of an srun that has ended."""
+        """Read what there is of an srun that has ended; somebody else may hold its output open still."""
         for _ in range(_MOST_READS):
             if self._read() is None:
-                return
+                break
+        half, self._half = self._half, b""
+        self._keep([half])
 
     @property
     def returncode(self) -> int | None:

@@ -105,13 +105,15 @@ def test_what_an_object_store_raises_on_one_worker_is_told_to_all(saved):
         ("file://localhost/tmp/x", "/tmp/x"),
         ("file:///a%20b", "/a b"),
         ("/a%20b/../c", "/a%20b/../c"),
-        ("~/x", os.path.expanduser("~/x")),
-        ("./s3:/x", f"{os.getcwd()}/s3:/x"),
-        ("a", f"{os.getcwd()}/a"),
+        ("~/x", "/home/me/x"),
+        ("./s3:/x", "HERE/s3:/x"),
+        ("a", "HERE/a"),
     ],
 )
-def test_a_directory_is_where_it_is_said_to_be(where, root):
-    assert store_for(where).root == os.path.normpath(root)
+def test_a_directory_is_where_it_is_said_to_be(where, root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert store_for(where).root == os.path.normpath(root.replace("HERE", str(tmp_path)))
 
 
 @pytest.mark.parametrize(
