@@ -23,7 +23,7 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint_asking import Asking
 from distlaunch.toolkit.checkpoint_group import end_groups, new_groups, text_of
 from distlaunch.toolkit.checkpoint_signals import Requests
-from distlaunch.toolkit.checkpoint_state import Nested, Stateful, Trained
+from distlaunch.toolkit.checkpoint_state import Nested, Stateful, Trained, stateful_part
 from distlaunch.toolkit.checkpoint_store import CheckpointError, Store, steps_of, store_for
 from distlaunch.toolkit.checkpoint_writing import Writing
 from distlaunch.toolkit.meeting import end_after, end_process_group, end_without
@@ -68,10 +68,13 @@ class Checkpoint:
         **parts: Stateful,
     ) -> None:
         """``background``: write in a thread, from a copy on the CPU, while the training goes on."""
-        for name, number in (("keep", keep), ("every", every), ("every_s", every_s)):
-            _see_that_it_is_above_0(name, number, whole=name != "every_s")
+        _see_that_it_is_above_0("keep", keep, whole=True)
+        if every is not None:
+            _see_that_it_is_above_0("every", every, whole=True)
+        if every_s is not None:
+            _see_that_it_is_above_0("every_s", every_s, whole=False)
         named = {"scheduler": scheduler, "scaler": scaler, "sampler": sampler, **parts}
-        stateful = {name: _stateful(name, part) for name, part in named.items() if part is not None}
+        stateful = {name: stateful_part(name, part) for name, part in named.items() if part is not None}
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         self._trained = Trained(model, () if optimizers is None else optimizers, stateful)
         self._sampler = sampler
@@ -366,7 +369,7 @@ def _counted(step: Any) -> int:
 
 
 def _see_that_it_is_above_0(name: str, number: Any, *, whole: bool) -> None:
-    if number is not None and not (isinstance(number, Integral if whole else Real) and 0 < float(number) < math.inf):
+    if not (isinstance(number, Integral if whole else Real) and 0 < float(number) < math.inf):
         expected = "a whole number above 0" if whole else "a number of seconds above 0"
         raise ConfigError(f"Checkpoint: {name} is {number!r}, and has to be {expected}")
 
@@ -376,25 +379,3 @@ def _sees(store: Store, mark: str) -> bool:
         return store.sees(mark)
     except Exception:  # noqa: BLE001 - the others wait for an answer
         return False
-
-
-def _stateful(name: str, part: Any) -> Stateful:
-    if callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None)):
-        stateful: Stateful = part
-        return stateful
-    if callable(getattr(part, "set_epoch", None)) and hasattr(part, "epoch"):
-        return _Epoch(part)
-    raise ConfigError(f"Checkpoint: {name} ({type(part).__name__}) has no state_dict() and load_state_dict()")
-
-
-class _Epoch:
-    """All that torch's DistributedSampler knows of where it is."""
-
-    def __init__(self, sampler: Any) -> None:
-        self._sampler = sampler
-
-    def state_dict(self) -> Nested:
-        return {"epoch": self._sampler.epoch}
-
-    def load_state_dict(self, state: Nested) -> None:
-        self._sampler.set_epoch(state["epoch"])

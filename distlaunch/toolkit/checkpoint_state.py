@@ -303,3 +303,26 @@ def listing(differing: Sequence[str], noun: str) -> str:
 
 def _shape(value: object) -> str:
     return str(list(value.size())) if isinstance(value, torch.Tensor) else ""
+
+
+def stateful_part(name: str, part: Any) -> Stateful:
+    """Take what has a state, or torch's DistributedSampler, whose epoch is all. Raises ConfigError for all else."""
+    if callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None)):
+        stateful: Stateful = part
+        return stateful
+    if callable(getattr(part, "set_epoch", None)) and hasattr(part, "epoch"):
+        return _Epoch(part)
+    raise ConfigError(f"Checkpoint: {name} ({type(part).__name__}) has no state_dict() and load_state_dict()")
+
+
+class _Epoch:
+    """All that torch's DistributedSampler knows of where it is."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def state_dict(self) -> Nested:
+        return {"epoch": self._sampler.epoch}
+
+    def load_state_dict(self, state: Nested) -> None:
+        self._sampler.set_epoch(state["epoch"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import select
 import time
 
+import pytest
+
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
@@ -180,3 +182,16 @@ def answers(meet, peer, rank) -> None:
     meet.now += 0.5
     peer.say(r.Pong(serial=99, clock=7.0))
     meet.pump(lambda: meet.assembly._peers[rank].heard == meet.now)
+
+
+@pytest.fixture
+def meeting():
+    made = []
+
+    def make(size: int = 3) -> Meeting:
+        made.append(Meeting(size))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

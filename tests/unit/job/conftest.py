@@ -18,6 +18,7 @@ from distlaunch.job.failures import ConnectFailure
 from distlaunch.job.policy import JobPolicy
 from distlaunch.job.settings import Gathering, PolicySettings
 from distlaunch.resolve.meeting import Meeting
+from tests.unit.job.assembling import meeting  # noqa: F401 - a fixture
 from tests.unit.job.fleets import fleets  # noqa: F401 - a fixture
 from tests.unit.job.peering import peering  # noqa: F401 - a fixture
 

@@ -12,21 +12,7 @@ from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 from distlaunch.job import actions as a
 from distlaunch.job.seats import PROBE_S
-from tests.unit.job.assembling import APPLY, GONE, Meeting, answers
-
-
-@pytest.fixture
-def meeting():
-    made = []
-
-    def make(size: int = 3) -> Meeting:
-        made.append(Meeting(size))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
+from tests.unit.job.assembling import APPLY, GONE, answers
 
 # --- seats
 

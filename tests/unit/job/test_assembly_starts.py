@@ -14,21 +14,8 @@ from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import encode
 from distlaunch.job import actions as a
 from distlaunch.job.start_bound import START_S
-from tests.unit.job.assembling import APPLY, GONE, Meeting, Peer, answers
+from tests.unit.job.assembling import APPLY, GONE, Peer, answers
 from tests.unit.job.fleets import WITHIN_S, exited
-
-
-@pytest.fixture
-def meeting():
-    made = []
-
-    def make(size: int = 3) -> Meeting:
-        made.append(Meeting(size))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 def commenced(meet, workers: int = 2) -> Peer:

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -25,53 +24,8 @@ from torch import nn  # noqa: E402
 from distlaunch.core.errors import ConfigError  # noqa: E402
 from distlaunch.toolkit.batches import StatefulBatchSampler  # noqa: E402
 from distlaunch.toolkit.checkpoint import Checkpoint, Stopped  # noqa: E402
-from distlaunch.toolkit.checkpoint_folder import Folder  # noqa: E402
 from distlaunch.toolkit.checkpoint_store import CheckpointError  # noqa: E402
-
-
-class Training:
-    """A model of few parameters that trains on random numbers."""
-
-    def __init__(self, *, hidden: int = 4, optimizer=torch.optim.AdamW, unused: bool = False) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(3, hidden), nn.BatchNorm1d(hidden), nn.Linear(hidden, 2))
-        if unused:
-            self.model.register_module("unused", nn.Linear(2, 2))
-        self.optimizer = optimizer(self.model.parameters(), lr=0.01)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
-
-    def step(self) -> None:
-        self.optimizer.zero_grad()
-        inputs = torch.randn(5, 3) + random.random() + float(np.random.rand())
-        self.model[2](self.model[1](self.model[0](inputs))).square().sum().backward()
-        self.optimizer.step()
-        self.scheduler.step()
-
-    def values(self) -> list[float]:
-        states = [entry.tolist() for state in self.optimizer.state.values() for entry in state.values()]
-        return [*(value.tolist() for value in self.model.state_dict().values()), *states, self.scheduler.last_epoch]
-
-
-@contextmanager
-def checkpoints(where, training, **options):
-    checkpoint = Checkpoint(
-        where, model=training.model, optimizer=training.optimizer, scheduler=training.scheduler, **options
-    )
-    try:
-        yield checkpoint
-    finally:
-        checkpoint.close()
-
-
-def train(where, steps, *, training=None, **options):
-    """Train up to so many steps, with a checkpoint after each; return the training and where it began."""
-    training = Training() if training is None else training
-    with checkpoints(where, training, **{"every": 1, **options}) as checkpoint:
-        start = checkpoint.resume()
-        for step in range(start, steps):
-            training.step()
-            checkpoint.step(step)
-    return training, start
+from tests.unit.toolkit.training import Training, checkpoints, names, train  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -82,10 +36,6 @@ def torch_has_set_its_variables(tmp_path_factory):
     yield
     for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
         del os.environ[name]
-
-
-def names(where):
-    return sorted(name for name in os.listdir(where) if name.startswith("step-"))
 
 
 @pytest.mark.parametrize("background", [True, False])
@@ -200,7 +150,7 @@ def test_a_full_disk_keeps_the_last_whole_one_and_says_so(tmp_path, background):
     program = f"""
 import resource, sys
 sys.path.insert(0, {os.path.dirname(__file__)!r})
-from test_checkpoint import Training, checkpoints
+from training import Training, checkpoints
 training = Training(hidden=4)
 with checkpoints({str(tmp_path)!r}, training, every=1, background={background}) as checkpoint:
     checkpoint.resume()
@@ -311,6 +261,7 @@ def test_two_in_one_directory_are_refused(tmp_path, monkeypatch):
     ("options", "text"),
     [
         ({"keep": 0}, "keep is 0"),
+        ({"keep": None}, "keep is None"),
         ({"every": -1}, "every is -1"),
         ({"every_s": 0.0}, "every_s is 0.0"),
         ({"keep": 1.5}, "keep is 1.5, and has to be a whole number"),
@@ -429,26 +380,3 @@ def test_the_manifest_says_what_is_in_it(tmp_path):
     assert manifest["files"].keys() == {"__0_0.distcp", ".metadata"}
     for file, (size, _) in manifest["files"].items():
         assert (tmp_path / "step-000000002" / file).stat().st_size == size
-
-
-def test_a_mark_of_another_directory_is_not_seen(tmp_path, monkeypatch):
-    monkeypatch.setattr("distlaunch.toolkit.checkpoint_folder._WAIT_S", 0.0)
-    one, other = Folder(str(tmp_path / "one")), Folder(str(tmp_path / "other"))
-    one.claim()
-    other.claim()
-    assert one.sees(one.mark())
-    assert not other.sees(one.mark())
-    one.release()
-    other.release()
-
-
-def test_the_mark_is_on_the_disk_when_other_nodes_look_for_it(tmp_path, monkeypatch):
-    """An NFS client writes at the latest when a file is closed, and the lock file stays open."""
-    synced = []
-    monkeypatch.setattr(
-        os, "fsync", lambda fd: synced.append((os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_size))
-    )
-    folder = Folder(str(tmp_path))
-    folder.claim()
-    assert (f"{tmp_path}/.lock", (tmp_path / ".lock").stat().st_size) in synced
-    folder.release()

@@ -139,3 +139,25 @@ def test_this_jobs_own_lock_on_a_node_that_died_is_waited_for_longer(monkeypatch
     assert not checkpoint_folder._is_of_a_lost_node({"job": "a", "host": os.uname().nodename})
     monkeypatch.delenv("DISTLAUNCH_JOB_ID")
     assert not checkpoint_folder._is_of_a_lost_node({"job": None, "host": "gone"})
+
+
+def test_a_mark_of_another_directory_is_not_seen(tmp_path):
+    one, other = Folder(str(tmp_path / "one")), Folder(str(tmp_path / "other"))
+    one.claim()
+    other.claim()
+    assert one.sees(one.mark())
+    assert not other.sees(one.mark())
+    one.release()
+    other.release()
+
+
+def test_the_mark_is_on_the_disk_when_other_nodes_look_for_it(tmp_path, monkeypatch):
+    """An NFS client writes at the latest when a file is closed, and the lock file stays open."""
+    synced = []
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: synced.append((os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_size))
+    )
+    folder = Folder(str(tmp_path))
+    folder.claim()
+    assert (f"{tmp_path}/.lock", (tmp_path / ".lock").stat().st_size) in synced
+    folder.release()
