@@ -18,7 +18,7 @@ from testbedlib.client import Hosts, Process, Started, until  # noqa: E402
 from testbedlib.layout import HEAD  # noqa: E402
 from testbedlib.sandbox import TestbedError  # noqa: E402
 
-from tests.conftest import Result, Running, _default_signals, _job_names  # noqa: E402
+from tests.launcher import Result, Running, default_signals, job_names  # noqa: E402
 
 __all__ = ["HEAD", "Cluster", "Hosts", "Process", "RunningOnHost", "Started", "TestbedError", "faults", "until"]
 
@@ -64,11 +64,11 @@ class Cluster(Hosts):
         """Start the launcher; ``env`` is added to the minimal one, stdin is /dev/null, output goes to files."""
         number = len(self._running)
         out, err = self._tmp_path / f"stdout-{number}", self._tmp_path / f"stderr-{number}"
-        known = set(_job_names(self.jobs))
+        known = set(job_names(self.jobs))
         with out.open("wb") as out_file, err.open("wb") as err_file:
             defaults = {"stdin": subprocess.DEVNULL, "stdout": out_file, "stderr": err_file}
             started = self.launch(
-                args, host=host, cwd=cwd or self.work, env=env, preexec_fn=_default_signals, **{**defaults, **popen}
+                args, host=host, cwd=cwd or self.work, env=env, preexec_fn=default_signals, **{**defaults, **popen}
             )
         running = RunningOnHost(started, out, err, self.jobs, known)
         self._running.append(running)

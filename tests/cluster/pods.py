@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.cluster.hosts import Cluster, RunningOnHost, Started, until
 from tests.cluster.meeting import Meeting
-from tests.conftest import _default_signals
+from tests.launcher import default_signals
 from tests.unit.render.cluster import NAMESPACE, Pod
 
 CONTAINER = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec unshare --pid --fork --mount-proc "$@"'
@@ -49,7 +49,7 @@ class Pods(Meeting):
                 ["unshare", "--mount", "--uts", "sh", "-c", CONTAINER, "sh", os.fspath(file), hostname, *argv],
                 cwd=self.hosts.work,
                 env=environ,
-                preexec_fn=_default_signals,
+                preexec_fn=default_signals,
                 stdin=subprocess.DEVNULL,
                 stdout=out_file,
                 stderr=err_file,

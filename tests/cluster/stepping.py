@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.hosts import HEAD, Cluster, Process, until
-from tests.conftest import Result
+from tests.launcher import Result
 
 STEPS = Path(__file__).parents[1] / "programs" / "nodes" / "steps.py"
 SHORT = ("--failure-grace", "2", "--grace", "2")

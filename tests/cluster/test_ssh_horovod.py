@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.conftest import PROGRAMS
+from tests.launcher import PROGRAMS
 
 # Building Horovod takes up to a quarter of an hour, once.
 pytestmark = pytest.mark.timeout(2400)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.conftest import PROGRAMS
+from tests.launcher import PROGRAMS
 
 MEETS = PROGRAMS / "meets.py"
 TRAINS = PROGRAMS / "frameworks" / "tensorflow_digits.py"

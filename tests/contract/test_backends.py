@@ -18,7 +18,7 @@ from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.model.variables import SET_FOR_WORKERS
 from distlaunch.resolve.location import Location
 from distlaunch.resolve.options import TrainOptions
-from tests.conftest import PROGRAMS
+from tests.launcher import PROGRAMS
 
 TOPOLOGIES = {
     "one worker": Topology(nodes=(Node(host="a", slots=1),), device="cpu"),

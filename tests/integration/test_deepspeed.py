@@ -14,7 +14,7 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.resolve.filters import apply_filters
 from distlaunch.resolve.hostfile import read_hostfile
 from distlaunch.ui.deepspeed.options import OPTIONS
-from tests.conftest import PROGRAMS
+from tests.launcher import PROGRAMS
 
 # Its environment takes two minutes to make on two cores, once.
 pytestmark = pytest.mark.timeout(900)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS
+from tests.launcher import PROGRAMS
 
 # Building it takes up to a quarter of an hour, once.
 pytestmark = pytest.mark.timeout(2400)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS
+from tests.launcher import PROGRAMS
 
 # A cluster takes half a minute to start on two cores, and each job's actors a few seconds.
 pytestmark = pytest.mark.timeout(600)

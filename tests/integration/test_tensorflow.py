@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.conftest import PROGRAMS
+from tests.launcher import PROGRAMS
 
 # Its environment takes two minutes to make on two cores, once.
 pytestmark = pytest.mark.timeout(900)

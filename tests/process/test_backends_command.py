@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.conftest import PROGRAMS
+from tests.launcher import PROGRAMS
 
 USAGE = 2
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.conftest import _default_signals
+from tests.launcher import default_signals
 
 # The very end of ``launch.run_job``, with a console that tells how long it would have waited for its reader.
 SOURCE = """
@@ -36,7 +36,7 @@ def wind_up(code: int, number: int | None) -> tuple[str, int]:
         text=True,
         timeout=60,
         check=False,
-        preexec_fn=_default_signals,  # the tests may run in the background, where a shell has some ignored
+        preexec_fn=default_signals,  # the tests may run in the background, where a shell has some ignored
     )
     return done.stdout, done.returncode
 

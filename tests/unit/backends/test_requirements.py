@@ -13,7 +13,7 @@ from distlaunch.backends.requirements import check_installed, install_words, loo
 from distlaunch.backends.tensorflow import TensorFlow
 from distlaunch.core.errors import ConfigError
 from tests import environments
-from tests.conftest import PROGRAMS
+from tests.launcher import PROGRAMS
 
 LEGACY = {"TF_USE_LEGACY_KERAS": "1"}
 
