@@ -4,8 +4,6 @@ import errno
 import signal
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from distlaunch.core.agent import table as t
 from distlaunch.core.wire import messages as m
@@ -349,69 +347,3 @@ def test_the_next_attempt_starts_afresh(make_node):
     assert [started.attempt for started in node.of(m.Started)] == [1, 1, 1]
     assert node.finish()[-1] == m.Gone(attempt=1, left=())
     assert [exited.told_to_stop for exited in node.of(m.WorkerExited)] == [False] * 3
-
-
-# --- properties
-
-
-@given(data=st.data(), ranks=st.integers(0, 4), attempts=st.integers(1, 2))
-@settings(max_examples=200, deadline=None)
-def test_every_worker_is_reported_once_and_gone_comes_once_and_last(make_node, data, ranks, attempts):
-    node = make_node()
-    for attempt in range(attempts):
-        run_one_attempt(node, data, ranks, attempt)
-
-
-def run_one_attempt(node, data, ranks: int, attempt: int) -> None:
-    node.actions.clear()
-    node.start(ranks, attempt=attempt)
-    unborn, alive, undrained, stops, sweeping = list(range(ranks)), [], [], 0, ranks == 0
-    heard: list = []
-    closing = done = False
-    while not done:
-        can = ["spawned"] * bool(unborn) + ["exited"] * bool(alive) + ["drained"] * bool(undrained)
-        can += (
-            ["swept"] * sweeping
-            + ["closed"] * closing
-            + ["tick"] * (node.table.deadline() is not None)
-            + ["stop"] * (stops < 2)
-        )
-        assert can, "the table waits for something that nobody owes"
-        node.now += data.draw(st.sampled_from([0.0, 0.3, 2.0]))
-        choice = data.draw(st.sampled_from(can))
-        actions: list = []
-        if choice == "spawned":
-            rank = unborn.pop(0)
-            if data.draw(st.booleans()):
-                actions = node.spawned(rank)
-                alive.append(rank)
-            else:
-                actions = node.not_spawned(rank, "fork", errno.EAGAIN)
-        elif choice == "exited":
-            rank = data.draw(st.sampled_from(alive))
-            alive.remove(rank)
-            actions = node.ended(rank, data.draw(st.sampled_from([0, 1, -9])))
-        elif choice == "drained":
-            rank = data.draw(st.sampled_from(undrained))
-            undrained.remove(rank)
-            actions = node.drained(rank)
-        elif choice == "tick":
-            node.now = max(node.now, node.table.deadline())
-            actions = node.tick()
-        elif choice == "stop":
-            stops += 1
-            actions = node.stop(attempt=attempt, grace_s=data.draw(st.sampled_from([0.0, 1.0, 5.0])))
-        elif choice == "swept":
-            actions = node.swept()
-        elif choice == "closed":
-            actions = node.closed()
-        undrained += [action.rank for action in node.of(t.Drain, actions)]
-        sweeping = (sweeping or bool(node.of(w.Sweep, actions))) and not node.of(t.CloseOutputs, actions)
-        closing = closing or bool(node.of(t.CloseOutputs, actions))
-        done = bool(node.of(m.Gone, actions))
-        for sent in node.of(w.Signal, actions):
-            assert sent.ranks, "a signal to nobody"
-        heard += [action for action in actions if isinstance(action, (m.WorkerExited, m.Gone))]
-    assert sorted(one.rank for one in heard[:-1]) == list(range(ranks))
-    assert heard[-1] == m.Gone(attempt=attempt, left=())
-    assert node.table.deadline() is None

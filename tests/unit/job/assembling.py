@@ -7,14 +7,12 @@ import time
 
 import pytest
 
-from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import Decoder, encode
 from distlaunch.job.assembly import Assembly
 from tests.unit.job.fleets import WITHIN_S, PairLink
 
-GONE = m.Gone(attempt=0, left=())
 APPLY = {
     "num_nodes": (3, 3),
     "slots": 1,

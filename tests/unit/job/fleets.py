@@ -22,6 +22,7 @@ from distlaunch.job.transport.link import Target, Unconnected
 
 WITHIN_S = 20.0
 REMARK = m.Remark(text="", warning=False)
+GONE = m.Gone(attempt=0, left=())
 
 
 class PairLink:

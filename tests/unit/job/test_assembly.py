@@ -12,7 +12,8 @@ from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 from distlaunch.job import actions as a
 from distlaunch.job.seats import PROBE_S
-from tests.unit.job.assembling import APPLY, GONE, answers
+from tests.unit.job.assembling import APPLY, answers
+from tests.unit.job.fleets import GONE
 
 # --- seats
 

@@ -14,8 +14,8 @@ from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import encode
 from distlaunch.job import actions as a
 from distlaunch.job.start_bound import START_S
-from tests.unit.job.assembling import APPLY, GONE, Peer, answers
-from tests.unit.job.fleets import WITHIN_S, exited
+from tests.unit.job.assembling import APPLY, Peer, answers
+from tests.unit.job.fleets import GONE, WITHIN_S, exited
 
 
 def commenced(meet, workers: int = 2) -> Peer:
