@@ -154,7 +154,7 @@ def test_usr1_reaches_workers_that_catch_it_on_all_hosts(hosts):
         "import signal, sys\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\nprint('ready', flush=True)\nsignal.pause()\n"
     )
     running = hosts.start(["train", "--hosts", "n1:1,n2:1", "--device", "cpu", "--format", "jsonl", script])
-    running.wait_for(lambda: running.stdout.count('"ready') == 2, "both are ready")
+    running.wait_said("ready", 2)
     running.send_signal(signal.SIGUSR1)
     assert running.wait().returncode == 0
 

@@ -301,10 +301,10 @@ def test_a_full_disk_for_temporary_files_on_a_node(hosts):
 
 
 def test_a_stopped_spawner_is_woken_by_its_agent(hosts):
-    running = hosts.start(
-        ["train", "--hosts", "n1:1,n2:1", "--device", "cpu", "--no-python", "sh", "-c", "echo here; sleep 3"]
-    )
-    running.wait_for(lambda: running.stdout.count("here") == 1 and "[0-1]" in running.stdout, "both")
+    source = f"echo here; until [ -e {hosts.work}/go ]; do sleep 0.1; done"
+    running = hosts.start(["train", "--hosts", "n1:1,n2:1", "--device", "cpu", "--no-python", "sh", "-c", source])
+    running.wait_said("here", 2)
     [spawner] = [process for process in hosts.processes("n2") if process.argv[0].startswith("dl-spawner")]
     os.kill(spawner.pid, signal.SIGSTOP)
+    (hosts.work / "go").touch()
     assert running.wait(timeout=60).returncode == 0

@@ -172,7 +172,7 @@ def test_a_failed_attempt_is_run_again_in_the_same_places(in_ray, cluster):
 def test_a_lost_node_is_replaced_by_another_of_the_cluster(in_ray, cluster):
     words = ["--num-nodes", "2", "--procs-per-node", "1", "--max-restarts", "1"]
     job = in_ray(cluster.address, *words, PROGRAM, "wait")
-    job.wait_for(lambda: job.stdout.count("waits") == 2, "two workers that wait", timeout=PATIENCE_S)
+    job.wait_said("waits", 2, timeout=PATIENCE_S)
     lost = job.wait_event("composed")["hosts"].rpartition("-")[2].strip("[]")
     cluster.do(f"kill {lost}")
     result = job.wait(PATIENCE_S)
@@ -185,7 +185,7 @@ def test_a_lost_node_is_replaced_by_another_of_the_cluster(in_ray, cluster):
 def test_an_actor_that_hangs_is_replaced_by_one_in_the_same_place(in_ray, cluster):
     words = ["--num-procs", "2", "-o", "strategy=strict-pack", "--max-restarts", "1", "--lost-after", "5"]
     job = in_ray(cluster.address, *words, PROGRAM, "wait")
-    job.wait_for(lambda: job.stdout.count("waits") == 2, "two workers that wait", timeout=PATIENCE_S)
+    job.wait_said("waits", 2, timeout=PATIENCE_S)
     worker = job.wait_workers(2)[0]
     agent = parent_of(parent_of(worker))  # the spawner is between them
     actor = parent_of(agent)
@@ -203,7 +203,7 @@ def test_an_actor_that_hangs_is_replaced_by_one_in_the_same_place(in_ray, cluste
 
 def test_workers_save_though_rays_driver_is_told_to_end_with_the_launcher(in_ray, cluster):
     job = in_ray(cluster.address, "--num-procs", "2", "--grace", "25", PROGRAM, "save")
-    job.wait_for(lambda: job.stdout.count("waits") == 2, "two workers that wait", timeout=PATIENCE_S)
+    job.wait_said("waits", 2, timeout=PATIENCE_S)
     os.kill(driver_of(job), signal.SIGTERM)
     job.send_signal(signal.SIGTERM)
     result = job.wait(PATIENCE_S)
@@ -234,7 +234,7 @@ def test_a_ray_that_was_interrupted_while_it_started_here_leaves_nothing(in_ray,
 
 def test_a_killed_launcher_leaves_neither_workers_nor_bundles(distlaunch, in_ray, cluster):
     job = in_ray(cluster.address, "--num-procs", "6", PROGRAM, "wait")
-    job.wait_for(lambda: job.stdout.count("waits") == 6, "six workers that wait", timeout=PATIENCE_S)
+    job.wait_said("waits", 6, timeout=PATIENCE_S)
     job.send_signal(signal.SIGKILL)
     distlaunch.assert_no_survivors(within_s=60)
     again = in_ray(cluster.address, "--num-procs", "6", PROGRAM).wait(PATIENCE_S)
@@ -252,7 +252,7 @@ def test_local_starts_ray_here_and_leaves_nothing_of_it(distlaunch, in_ray, fold
 
 def test_rays_driver_killed_costs_the_job_its_nodes_and_leaves_nothing(distlaunch, in_ray, folder):
     job = in_ray("local", "--num-procs", "2", PROGRAM, "wait", env={"RAY_TMPDIR": folder})
-    job.wait_for(lambda: job.stdout.count("waits") == 2, "two workers that wait", timeout=PATIENCE_S)
+    job.wait_said("waits", 2, timeout=PATIENCE_S)
     os.kill(driver_of(job), signal.SIGKILL)
     result = job.wait(PATIENCE_S)
     assert result.returncode == 69

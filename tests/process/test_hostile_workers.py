@@ -71,7 +71,7 @@ def waiting(distlaunch, program):
     running = distlaunch.start(
         ["train", "--num-procs", "2", "--failure-grace", "1", program("print('up', flush=True)\ntime.sleep(600)")]
     )
-    running.wait_for(lambda: "[0-1] up" in running.stdout or running.stdout.count("up") == 2, "both up")
+    running.wait_said("up", 2)
     return running
 
 

@@ -170,7 +170,7 @@ def test_secrets_are_in_no_plan_no_event_no_table_and_no_argument_list(distlaunc
     (distlaunch.work / "fail").touch()
     running = distlaunch.start(["train", *given, "--format", "jsonl", name], env=env)
     running.wait_workers(2)
-    running.wait_for(lambda: running.stdout.count("up") == 2, "both workers")
+    running.wait_said("up", 2)
     pids = [running.pid, *distlaunch.survivors()]
     assert len(pids) >= 4, "launcher, spawner, two workers"
     for pid in pids:
