@@ -16,6 +16,7 @@ from distlaunch.resolve.location import locate
 from distlaunch.resolve.members import Composer
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.resolve.topology import build_topology
+from tests.unit.resolve.joiners import by_hand, from_source  # noqa: F401 - fixtures
 
 
 def facts(*, environ=None, gpus=None, paths=None, texts=None, programs=None, **changed) -> Facts:

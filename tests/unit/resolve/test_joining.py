@@ -1,94 +1,16 @@
-"""Launchers that are one job: where they meet, who coordinates, what each plans of its own workers."""
+"""Launchers that are one job: where they meet, in what they agree, and what their coordinator plans."""
 
 from __future__ import annotations
 
 import pytest
 
-from distlaunch.backends.base import Backend
-from distlaunch.core.errors import ConfigError, NodesError, ProtocolError
-from distlaunch.core.model.gpus import GpuInventory
-from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.record import replace
-from distlaunch.core.wire import peers as p
-from distlaunch.core.wire.remote import Interface, Reached, Route, Surveyed
+from distlaunch.core.wire.remote import Reached, Route
 from distlaunch.resolve.agreement import NodesDiffer
-from distlaunch.resolve.allocation import Allocation, Host
-from distlaunch.resolve.facts import Surroundings
-from distlaunch.resolve.identity import Identity
-from distlaunch.resolve.joining import Joiner, Member, interfaces_of
-from distlaunch.resolve.location import Location, locate
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.joining import Member
 from distlaunch.resolve.rendezvous import settle_unplanned
-from distlaunch.resolve.topology import build_topology
-
-
-class Plain(Backend):
-    """A backend that adds nothing."""
-
-    name = "plain"
-
-
-@pytest.fixture
-def by_hand(make_facts):
-    """Make a launcher that the user has started with these options."""
-
-    def make(hostname: str = "n0", **options) -> Joiner:
-        identity = Identity(hostname=hostname, addresses=("10.0.0.7",))
-        facts = replace(
-            make_facts(surroundings=Surroundings(texts={}, discovered=None, identity=identity)), hostname=hostname
-        )
-        wanted = TrainOptions(**{"module": True, "script": "t", "procs_per_node": 2, "num_nodes": 3, **options})
-        location, _ = locate(wanted, facts)
-        assert location is not None
-        topology = build_topology(location.allocation, wanted, facts, here=location.here)
-        joiner = Joiner(wanted, facts, topology, location, Plain({}, {}))
-        joiner.named("j", "/jobs/j")
-        return joiner
-
-    return make
-
-
-@pytest.fixture
-def from_source(make_facts):
-    """Make a launcher that a system has started as one of several."""
-
-    def make(allocation: Allocation, **options) -> Joiner:
-        facts = make_facts()
-        wanted = TrainOptions(**{"module": True, "script": "t", "device": "cpu", **options})
-        location = Location(
-            allocation=allocation, who=allocation.source, here=allocation.node_rank, by="", name="x"
-        )  # fmt: skip
-        topology = build_topology(allocation, wanted, facts, here=location.here)
-        joiner = Joiner(wanted, facts, topology, location, Plain({}, {}))
-        joiner.named("j", "/jobs/j")
-        return joiner
-
-    return make
-
-
-def slurm(**more) -> Allocation:
-    hosts = tuple(Host(name=name, slots=more.pop("slots", None)) for name in ("a", "b"))
-    return Allocation(**{"source": "slurm", "hosts": hosts, "part": "node", "node_rank": 0, "job_id": "1234", **more})
-
-
-def tasks(node_rank: int, local_rank: int) -> Allocation:
-    hosts = (Host(name="a", slots=2), Host(name="b", slots=3))
-    return Allocation(source="slurm", hosts=hosts, part="worker", node_rank=node_rank, local_rank=local_rank)
-
-
-def surveyed(name: str, **more) -> Surveyed:
-    values = {
-        "serial": 1, "hostname": name, "environ": {}, "named": (), "gpus": GpuInventory(), "granted_cpus": None,
-        "cpus": CpuInventory(allowed=(0,), online=1), "python": "/python", "script_sha256": None, "problem": None,
-        "hint": None, "shares_run_dir": False,
-        "interfaces": (Interface(name="eth0", address="10.0.0.1", prefix=24),),
-    }  # fmt: skip
-    return Surveyed(**{**values, **more})
-
-
-def told(joiner: Joiner, **more) -> p.Apply:
-    return replace(joiner.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0), **more)
-
+from tests.unit.resolve.joiners import slurm, surveyed, tasks, told
 
 # --- where launchers meet
 
@@ -304,109 +226,6 @@ def test_launchers_of_workers_make_the_plan_of_their_nodes(from_source):
     route = Route(address="10.0.0.1", local="10.0.0.1", interface="eth0")
     reached = {rank: Reached(attempt=0, routes=(route,), problem=None) for rank in range(1, 5)}
     assert set(joiner.meet([surveyed("x", named=("127.0.1.1",))] * 5, reached).env) == {0, 1}
-
-
-# --- a peer's plan
-
-
-def commence(**more) -> p.Commence:
-    values = {
-        "attempt": 1, "restarts": 1, "node_rank": 1, "local_ranks": (0, 1), "hosts": ("n0", "n1", "n2"),
-        "slots": (1, 2, 4), "master_addr": "10.0.0.1", "master_port": 5555, "interface": "eth0",
-        "nccl_interface": "",
-    }  # fmt: skip
-    return p.Commence(**{**values, **more})
-
-
-def test_a_peer_plans_its_own_workers_only(by_hand):
-    plan = by_hand("n1", rendezvous="h:5", node_rank=1).commenced(commence(), ["lo", "eth0"])
-    assert [(worker.rank, worker.local_rank, worker.node_rank) for worker in plan.workers] == [(1, 0, 1), (2, 1, 1)]
-    assert {name: plan.env[name] for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")} == {
-        "WORLD_SIZE": "7", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5555", "TORCHELASTIC_RESTART_COUNT": "1",
-    }  # fmt: skip
-    assert plan.workers[0].env["TORCHELASTIC_ERROR_FILE"] == "/jobs/j/attempt-1/rank-1.error.json"
-    assert interfaces_of(plan, 1) == ("eth0", "")
-
-
-def test_a_peer_takes_no_interface_that_it_has_not(by_hand):
-    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
-    told_of = commence(interface="eth0; rm", nccl_interface="eth9")
-    assert interfaces_of(joiner.commenced(told_of, ["lo", "eth0"]), 1) == ("", "")
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"node_rank": 3}, {"node_rank": -1}, {"hosts": ()}, {"slots": (1, 2)}, {"slots": (1, 3, 4)}, {"slots": (0, 2, 4)},
-        {"local_ranks": (0,)}, {"local_ranks": (0, 1, 2)}, {"master_port": 0}, {"master_port": 70000}, {"attempt": -1},
-        {"master_addr": "a b"}, {"master_addr": "x" * 300}, {"master_addr": "$(id)"}, {"slots": (1, 2, 1 << 40)},
-        {"master_addr": ""}, {"master_addr": "-h"}, {"attempt": 1 << 40}, {"attempt": 1 << 40, "restarts": 1 << 40},
-        {"restarts": -1}, {"restarts": 2}, {"hosts": ("n0", "n1"), "slots": (1, 2)}, {"hosts": ("n0", "n1", "n\x1b2")},
-        {"hosts": ("n0", "n1", "n" * 300)}, {"local_ranks": ()}, {"local_ranks": (-1, 0)},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_peer_refuses_a_start_that_makes_no_sense(by_hand, more):
-    with pytest.raises(ProtocolError):
-        by_hand("n1", rendezvous="h:5", node_rank=1).commenced(commence(**more), ["eth0"])
-
-
-def test_a_launcher_of_one_worker_starts_that_one(from_source):
-    told_of = commence(hosts=("a", "b"), slots=(2, 3), node_rank=1, local_ranks=(2,))
-    plan = from_source(tasks(1, 2)).commenced(told_of, ["eth0"])
-    assert [(worker.rank, worker.env["LOCAL_RANK"]) for worker in plan.workers] == [(4, "2")]
-
-
-@pytest.mark.parametrize("local_ranks", [(), (1,), (0, 2), (3,)], ids=str)
-def test_a_launcher_of_one_worker_starts_no_other(from_source, local_ranks):
-    told_of = commence(hosts=("a", "b"), slots=(2, 3), node_rank=1, local_ranks=local_ranks)
-    with pytest.raises(ProtocolError):
-        from_source(tasks(1, 2)).commenced(told_of, ["eth0"])
-
-
-def test_what_a_coordinator_that_came_back_calls_the_job_is_what_new_workers_hear(by_hand):
-    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
-    joiner.renamed("j-2")
-    plan = joiner.commenced(commence(), [])
-    assert (plan.env["DISTLAUNCH_JOB_ID"], plan.env["TORCHELASTIC_RUN_ID"]) == ("j-2", "j-2")
-    assert plan.env["DISTLAUNCH_RUN_DIR"] == "/jobs/j"
-
-
-# --- where workers listen
-
-
-class Listening(Plain):
-    """A backend whose workers have a port each."""
-
-    worker_ports = 1
-
-    def cluster_variables(self, cluster, rank):
-        return {"CLUSTER": " ".join((str(rank), *cluster))}
-
-
-CLUSTER = (*(f"10.0.0.{rank}:{rank + 1}" for rank in range(6)), "[fd00::1]:65535")
-
-
-def test_a_peers_workers_are_told_where_all_listen(by_hand):
-    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
-    joiner._backend = Listening({}, {})
-    plan = joiner.commenced(commence(cluster=CLUSTER), ["eth0"])
-    assert [worker.env["CLUSTER"] for worker in plan.workers] == [" ".join((str(rank), *CLUSTER)) for rank in (1, 2)]
-
-
-@pytest.mark.parametrize("cluster", [
-    CLUSTER[1:], (*CLUSTER, "a:1"), (), *((*CLUSTER[1:], odd) for odd in ("a", ":1", "a:0", "a:65536", "a b:1", "[a:1")),
-], ids=str)  # fmt: skip
-def test_a_cluster_that_makes_no_sense_is_refused(by_hand, cluster):
-    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
-    joiner._backend = Listening({}, {})
-    with pytest.raises(ProtocolError):
-        joiner.commenced(commence(cluster=cluster), ["eth0"])
-
-
-def test_a_peer_whose_backend_knows_of_no_ports_refuses_them(by_hand):
-    with pytest.raises(ProtocolError, match="7 ports of workers, which --backend plain has no use for"):
-        by_hand("n1", rendezvous="h:5", node_rank=1).commenced(commence(cluster=CLUSTER), ["eth0"])
 
 
 def test_launchers_of_workers_tell_one_address_for_each_node(from_source):

@@ -1,0 +1,87 @@
+"""Launchers that are one job, each as its user or a system has started it, and what they tell each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.backends.base import Backend
+from distlaunch.core.model.gpus import GpuInventory
+from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.record import replace
+from distlaunch.core.wire import peers as p
+from distlaunch.core.wire.remote import Interface, Surveyed
+from distlaunch.resolve.allocation import Allocation, Host
+from distlaunch.resolve.facts import Surroundings
+from distlaunch.resolve.identity import Identity
+from distlaunch.resolve.joining import Joiner
+from distlaunch.resolve.location import Location, locate
+from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.topology import build_topology
+
+
+class Plain(Backend):
+    """A backend that adds nothing."""
+
+    name = "plain"
+
+
+@pytest.fixture
+def by_hand(make_facts):
+    """Make a launcher that the user has started with these options."""
+
+    def make(hostname: str = "n0", **options) -> Joiner:
+        identity = Identity(hostname=hostname, addresses=("10.0.0.7",))
+        facts = replace(
+            make_facts(surroundings=Surroundings(texts={}, discovered=None, identity=identity)), hostname=hostname
+        )
+        wanted = TrainOptions(**{"module": True, "script": "t", "procs_per_node": 2, "num_nodes": 3, **options})
+        location, _ = locate(wanted, facts)
+        assert location is not None
+        topology = build_topology(location.allocation, wanted, facts, here=location.here)
+        joiner = Joiner(wanted, facts, topology, location, Plain({}, {}))
+        joiner.named("j", "/jobs/j")
+        return joiner
+
+    return make
+
+
+@pytest.fixture
+def from_source(make_facts):
+    """Make a launcher that a system has started as one of several."""
+
+    def make(allocation: Allocation, **options) -> Joiner:
+        facts = make_facts()
+        wanted = TrainOptions(**{"module": True, "script": "t", "device": "cpu", **options})
+        location = Location(
+            allocation=allocation, who=allocation.source, here=allocation.node_rank, by="", name="x"
+        )  # fmt: skip
+        topology = build_topology(allocation, wanted, facts, here=location.here)
+        joiner = Joiner(wanted, facts, topology, location, Plain({}, {}))
+        joiner.named("j", "/jobs/j")
+        return joiner
+
+    return make
+
+
+def slurm(**more) -> Allocation:
+    hosts = tuple(Host(name=name, slots=more.pop("slots", None)) for name in ("a", "b"))
+    return Allocation(**{"source": "slurm", "hosts": hosts, "part": "node", "node_rank": 0, "job_id": "1234", **more})
+
+
+def tasks(node_rank: int, local_rank: int) -> Allocation:
+    hosts = (Host(name="a", slots=2), Host(name="b", slots=3))
+    return Allocation(source="slurm", hosts=hosts, part="worker", node_rank=node_rank, local_rank=local_rank)
+
+
+def surveyed(name: str, **more) -> Surveyed:
+    values = {
+        "serial": 1, "hostname": name, "environ": {}, "named": (), "gpus": GpuInventory(), "granted_cpus": None,
+        "cpus": CpuInventory(allowed=(0,), online=1), "python": "/python", "script_sha256": None, "problem": None,
+        "hint": None, "shares_run_dir": False,
+        "interfaces": (Interface(name="eth0", address="10.0.0.1", prefix=24),),
+    }  # fmt: skip
+    return Surveyed(**{**values, **more})
+
+
+def told(joiner: Joiner, **more) -> p.Apply:
+    return replace(joiner.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0), **more)

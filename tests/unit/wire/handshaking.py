@@ -1,0 +1,69 @@
+"""A caller and a listener on the rendezvous port, and all that goes between them."""
+
+from __future__ import annotations
+
+from distlaunch.core.model.record import replace
+from distlaunch.core.wire import peers as p
+from distlaunch.core.wire.codec import Decoder
+from distlaunch.core.wire.handshake import CallerSide, ListenerSide, Party
+
+OPEN = Party(release="1.2.3", job_key="77")
+SECRET = replace(OPEN, token=b"secret")
+CALL = p.Call(version=p.PEER_VERSION, release="1.2.3", job_key="77", rank=3, host="n3", instance="i", nonce="ab" * 32)
+WELCOME = p.Welcome(job_id="job", rank=3)
+WRONG_TOKEN = "the token is not the same"
+
+
+class Meeting:
+    """A caller and a listener, and all that went between them."""
+
+    def __init__(self, caller: Party, listener: Party, *, answer=WELCOME, nonces=("c" * 64, "1" * 64)) -> None:
+        self.admitted = []
+        self.sent = []
+        self.said = []
+
+        def admit(call):
+            self.admitted.append(call)
+            return answer
+
+        self.caller = CallerSide(caller, nonce=nonces[0], rank=3, host="n3", instance="i")
+        self.listener = ListenerSide(listener, nonce=nonces[1], admit=admit)
+
+    def run(self, size: int = 1 << 20) -> Meeting:
+        out = self.caller.begin()
+        while out:
+            self.sent.append(out)
+            answer = b"".join([self.listener.feed(out[at : at + size]) for at in range(0, len(out), size)])
+            self.said.append(answer)
+            out = b""
+            while answer and not self.caller.outcome:
+                part, answer = answer[: min(size, self.caller.missing)], answer[min(size, self.caller.missing) :]
+                out += self.caller.feed(part)
+            assert not answer or self.caller.outcome
+        return self
+
+
+def messages(data: bytes) -> list:
+    return list(Decoder((p.Call, p.Challenge, p.Proof, p.Welcome, p.Turned)).feed(data))
+
+
+def answered(caller: CallerSide, data: bytes) -> bytes:
+    out = b""
+    while data:
+        taken = caller.missing
+        out += caller.feed(data[:taken])
+        data = data[taken:]
+    return out
+
+
+def listener(party: Party = OPEN, nonce: str = "1" * 64, admitted: list | None = None) -> ListenerSide:
+    def admit(call):
+        if admitted is not None:
+            admitted.append(call)
+        return WELCOME
+
+    return ListenerSide(party, nonce=nonce, admit=admit)
+
+
+def caller(party: Party = OPEN) -> CallerSide:
+    return CallerSide(party, nonce="c" * 64, rank=None, host="n1", instance="i")
