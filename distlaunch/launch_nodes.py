@@ -116,6 +116,7 @@ class Nodes:
                 targets,
                 open_link=self._places.open,
                 end_opening=self._places.give_up,
+                cut_off=self._places.cut_off,
                 fanout=len(targets),
                 connect_s=connect_s,
                 intake=intake,

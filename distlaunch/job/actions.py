@@ -64,6 +64,8 @@ class Lost(Record):
     node: int
     why: str
     """As a clause: ``the connection was closed``."""
+    final: bool = False
+    """With it went what led to all nodes: none can be reached any more."""
 
 
 class Discovered(Record):

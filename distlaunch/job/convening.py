@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from distlaunch.core.errors import EXIT_UNAVAILABLE
 from distlaunch.core.model.text import counted
 from distlaunch.core.wire.remote import Reached, Surveyed
 from distlaunch.job.actions import Action, Disconnect, Discovered, Entry, Joined, Lost, Say, Unreachable
 from distlaunch.job.cast import Cast
 from distlaunch.job.gathering import Gatherer, Refusal
-from distlaunch.job.losses import Loss, who_left
+from distlaunch.job.losses import Loss, of_transport, who_left
 from distlaunch.job.membership import shown
 from distlaunch.job.preparing import Preparation
 from distlaunch.job.settings import Gathering, PolicySettings
@@ -35,6 +36,8 @@ class Convening:
         self._preparation: Preparation | None = None
         self._before: Cast | None = None
         self._said: set[str] = set()
+        self.is_cut_off = False
+        """No node can be reached any more."""
 
     # --- gathering
 
@@ -75,9 +78,9 @@ class Convening:
     def replaces(self) -> bool:
         """Tell whether the job goes on without a node that it has lost: that is no restart."""
         fewest, most = self._gathering.bounds
-        if fewest < most:
-            return True
-        return self._gathering.flexible and self._gatherer.here() >= fewest
+        if fewest == most:
+            return self._gathering.flexible and self._gatherer.here() >= fewest
+        return not self.is_cut_off
 
     def joined(self, event: Joined, now: float) -> list[Action]:
         """Take in that a node's agent has come up."""
@@ -99,6 +102,7 @@ class Convening:
 
     def lost(self, event: Lost, run: tuple[int, Sequence[int]] | None, now: float, *, wanted: bool) -> list[Action]:
         """Take in that a node is gone; empty if that is no news. ``run``: the attempt it took part in, its ranks."""
+        self.is_cut_off = self.is_cut_off or event.final
         member, why = self._gatherer.nodes[event.node], shown(event.why)
         if member.state != "joined":
             return []
@@ -107,8 +111,14 @@ class Convening:
             fields |= {"attempt": run[0], "ranks": list(run[1][:_RECORDED])}
         return [
             Entry(type="node_lost", fields=fields),
-            *self._gatherer.lost(event.node, why, now, wanted=wanted),
+            *self._gatherer.lost(event.node, why, now, wanted=wanted and not self.is_cut_off),
         ]
+
+    @staticmethod
+    def refuse(why: str) -> Refusal:
+        """Say that there is no attempt as no node can be reached any more."""
+        hint = of_transport(why)
+        return Refusal(exit_code=EXIT_UNAVAILABLE, text=f"error: {shown(why)}" + (f"\n  hint: {hint}" if hint else ""))
 
     @staticmethod
     def leave(node: int) -> Action:

@@ -60,8 +60,12 @@ class Fleet(Links[r.FromRemote]):
         find: Callable[[], str] | None = None,
         read: Callable[[str], Sequence[Target]] = lambda _: (),
         end_opening: Callable[[], None] | None = None,
+        cut_off: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """``end_opening`` ends what ``open_link`` has started and is not done with; it is called once, and last."""
+        """``end_opening`` ends what ``open_link`` has started and is not done with; it is called once, and last.
+
+        ``cut_off`` says why no node can be reached any more, once that is so; no link ends by that before.
+        """
         super().__init__(clock)
         self.targets = list(targets)
         self._open = open_link
@@ -72,6 +76,7 @@ class Fleet(Links[r.FromRemote]):
         self._feeder = feeder
         self._find = find
         self._end_opening = end_opening
+        self._cut_off = cut_off
         self._read_found = read
         self._finding = False
         self._found: deque[str | LaunchError] = deque()
@@ -301,8 +306,9 @@ class Fleet(Links[r.FromRemote]):
         self._peers.pop(peer.node, None)
         greeted = peer.greeted
         self._drop(peer)
+        cut_off = self._cut_off()
         if greeted:
-            self._events.append(a.Lost(node=peer.node, why=why))
+            self._events.append(a.Lost(node=peer.node, why=cut_off or why, final=cut_off is not None))
         else:
             failure = ConnectFailure(host=self.targets[peer.node].host, step="agent", text=why)
             self._events.append(a.Unreachable(node=peer.node, failure=failure))

@@ -89,9 +89,13 @@ def diagnosis_of(
         message=message,
     )
     unheard = all(loss.why.startswith(_UNHEARD) for loss in losses)
-    of_ray = next((hint for begin, hint in _OF_RAY.items() if first.why.startswith(begin)), None)
-    hint = of_ray or (_STOOD_STILL if unheard else _CRASHED)
+    hint = of_transport(first.why) or (_STOOD_STILL if unheard else _CRASHED)
     return Diagnosis(cause=cause, exit_code=first.exit_code, others=tuple(others), hint=hint)
+
+
+def of_transport(why: str) -> str | None:
+    """Give the hint for what a transport of its own kind has lost."""
+    return next((hint for begin, hint in _OF_RAY.items() if why.startswith(begin)), None)
 
 
 def who_left(losses: Sequence[Loss]) -> str:

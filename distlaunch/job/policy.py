@@ -218,6 +218,8 @@ class JobPolicy(Supervision):
         about = (self.attempt, run.cast.ranks(node)) if took_part else None
         wanted = self.told is None and self._fault is None
         actions = convening.lost(event, about, now, wanted=wanted)
+        if event.final and self.phase in ("gathering", "preparing"):
+            return actions + self._refuse(convening.refuse(event.why))
         if not actions or not took_part:
             return self._convened(convening, actions, now)
         if self.phase == "preparing":
@@ -380,6 +382,9 @@ class JobPolicy(Supervision):
         window = self.settings.restart_window_s
         while window is not None and self._restart_times and now - self._restart_times[0] > window:
             self._restart_times.popleft()
-        return restarts.why_final(
+        why = restarts.why_final(
             outcome, self._previous, used=len(self._restart_times), allowed=self.settings.max_restarts, window_s=window
         )
+        if why is None and self._convening is not None and self._convening.is_cut_off:
+            return "not restarted: no node can be reached any more"
+        return why

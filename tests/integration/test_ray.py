@@ -251,12 +251,15 @@ def test_local_starts_ray_here_and_leaves_nothing_of_it(distlaunch, in_ray, fold
 
 
 def test_rays_driver_killed_costs_the_job_its_nodes_and_leaves_nothing(distlaunch, in_ray, folder):
-    job = in_ray("local", "--num-procs", "2", PROGRAM, "wait", env={"RAY_TMPDIR": folder})
+    words = ["--num-procs", "2", "--max-restarts", "1", PROGRAM, "wait"]
+    job = in_ray("local", *words, env={"RAY_TMPDIR": folder})
     job.wait_said("waits", 2, timeout=PATIENCE_S)
     os.kill(driver_of(job), signal.SIGKILL)
     result = job.wait(PATIENCE_S)
     assert result.returncode == 69
-    assert "Ray's driver has ended with -9" in result.stderr
+    assert "Ray's driver was killed by signal 9" in result.stderr
+    assert "not restarted: no node can be reached any more" in result.stderr
+    assert not result.of_type("restarting")
     distlaunch.assert_no_survivors(within_s=60)
     assert not list(Path(folder).glob("dl-ray-*"))
 

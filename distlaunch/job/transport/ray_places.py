@@ -17,7 +17,7 @@ from typing import Any
 
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.record import Record
-from distlaunch.core.model.text import printable
+from distlaunch.core.model.text import ended_how, printable
 from distlaunch.core.wire.remote import GREETING
 from distlaunch.job.failures import ConnectFailure
 from distlaunch.job.transport import ray_local
@@ -150,9 +150,14 @@ class RayPlaces:
         ours.close()
         with self._lock:
             self._answers.pop(call, None)
+        answer.finish("")
         if told is None:
             told = {"problem": "Ray has not started the agent in time", "hint": None, "passing": True}
         raise Unconnected(_failure(told, target.host))
+
+    def cut_off(self) -> str | None:
+        """Say how the driver has ended, and with it the job's share of the cluster; None: it is there."""
+        return self._end
 
     def give_up(self) -> None:
         """Have nobody wait any more for an answer."""
@@ -178,8 +183,8 @@ class RayPlaces:
     # --- the driver
 
     def _ask(self, asked: dict[str, Any], link: socket.socket | None) -> tuple[int, _Answer]:
-        """Have the driver do something; it gets the link, which is closed here."""
-        answer = _Answer()
+        """Have the driver do something; it gets the link, whose end the answer has as well until that is finished."""
+        answer = _Answer(link)
         with self._lock:
             call = next(self._calls)
             self._answers[call] = answer
@@ -192,9 +197,6 @@ class RayPlaces:
                 is_gone = False
             except OSError:  # it has ended, or hangs
                 is_gone = True
-            finally:
-                if link is not None:
-                    link.close()
         if is_gone:
             self._ended.wait(_TERM_S + _LATER_S)
             answer.give(self._gone())
@@ -210,7 +212,7 @@ class RayPlaces:
             self._read_all()
         finally:
             code = self._child.returncode(_TERM_S)
-            how = "has closed its output" if code is None else f"has ended with {code}"
+            how = "has closed its output" if code is None else ended_how(code)
             with self._lock:
                 self._end = f"Ray's driver {how}{quoted_lines(without_stamps(self._child.said()))}"
                 answers = list(self._answers.values())
@@ -265,9 +267,14 @@ def _failure(told: Mapping[str, Any], host: str) -> ConnectFailure:
 
 
 class _Answer:
-    """What the driver says of one call."""
+    """What the driver says of one call.
 
-    def __init__(self) -> None:
+    ``link``: what the driver has been given. It is held here until the end is known: so the link of a driver that is
+    killed ends when that has been seen, not before.
+    """
+
+    def __init__(self, link: socket.socket | None) -> None:
+        self._link = link
         self.say: Callable[[str], None] = _nothing
         self.connected = threading.Event()
         """The driver has reached the cluster, or there will be no more of it."""
@@ -300,6 +307,8 @@ class _Answer:
         """Take in how the agent has ended."""
         self._ended = self._ended or how
         self._finished.set()
+        if self._link is not None:
+            self._link.close()
 
     def how_ended(self, within_s: float) -> str:
         """Say how the agent has ended, as far as that is known."""

@@ -81,6 +81,22 @@ def test_a_closed_channel_is_a_lost_node_at_once(nodes):
     assert fleet.links["n1"].closed
 
 
+def test_a_node_that_is_lost_with_the_way_to_all_says_so(nodes):
+    ended = []
+    fleet = nodes(2, cut_off=lambda: ended[0] if ended else None)
+    for node in range(2):
+        fleet.join(node)
+    fleet.links["n1"].theirs.close()
+    fleet.pump(lambda: len(fleet.of(a.Lost)) == 1)
+    ended.append("it has ended")
+    fleet.links["n0"].theirs.close()
+    fleet.pump(lambda: len(fleet.of(a.Lost)) == 2)
+    assert fleet.of(a.Lost) == [
+        a.Lost(node=1, why="the connection was closed"),
+        a.Lost(node=0, why="it has ended", final=True),
+    ]
+
+
 def test_what_is_no_message_loses_the_node_and_no_other(nodes):
     fleet = nodes(2)
     fleet.join(0)

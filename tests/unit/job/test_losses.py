@@ -60,7 +60,7 @@ def test_a_report_of_thousands_of_lost_nodes_stays_short(make_nodes):
 @pytest.mark.parametrize(
     ("why", "hint"),
     [
-        ("Ray's driver has ended with -9", "start the job again"),
+        ("Ray's driver was killed by signal 9", "start the job again"),
         ("Ray has lost the actor there: it died", "ray list nodes"),
     ],
 )

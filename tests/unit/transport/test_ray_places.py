@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 
 import pytest
@@ -57,20 +58,20 @@ def test_nodes_of_one_name_are_told_apart_by_their_ids(driver):
 
 def test_a_cluster_that_is_lost_while_it_places_is_a_matter_of_nodes(driver):
     places = driver("import sys; tell(call=call, connected=True); sys.exit('[2026-01-31 1 E 1 2] a.cc:1: it is gone')")
-    with pytest.raises(NodesError, match=r"Ray's driver has ended with 1: it is gone"):
+    with pytest.raises(NodesError, match=r"Ray's driver ended with 1: it is gone"):
         place(places)
 
 
 def test_a_driver_that_never_reached_a_cluster_is_a_matter_of_what_was_asked(driver):
     places = driver("raise SystemExit('no Ray here')")
-    with pytest.raises(ConfigError, match=r"Ray's driver has ended with 1: no Ray here"):
+    with pytest.raises(ConfigError, match=r"Ray's driver ended with 1: no Ray here"):
         place(places)
 
 
 def test_a_driver_that_has_ended_tells_its_last_words_to_whoever_asks_then(driver):
     places = driver("tell(call=call, places=hosts('a')); raise SystemExit('it is gone')")
     place(places)
-    with pytest.raises(Unconnected, match="Ray's driver has ended with 1: it is gone"):
+    with pytest.raises(Unconnected, match="Ray's driver ended with 1: it is gone"):
         places.open(Target(host="a"), 20.0)
 
 
@@ -84,6 +85,23 @@ def test_a_problem_after_the_agent_has_started_is_how_it_ended(driver):
     while places._answers:
         pass
     assert link.why_closed() == "worse"
+    link.close()
+
+
+def test_a_link_ends_no_sooner_than_it_is_known_how_its_driver_has_ended(driver):
+    places = driver(
+        "tell(call=call, places=hosts('a')); _, [link], _, _ = socket.recv_fds(control, 1 << 16, 1);"
+        " tell(call=1, opened='0bcdef0', address='10.0.0.1'); os.read(link, 1); os.kill(os.getpid(), 9)"
+    )
+    place(places)
+    link = places.open(Target(host="a"), 20.0)
+    with places._lock:  # whoever waits for the driver's end cannot tell of it now
+        link.send(b"x")
+        assert places._child.returncode(20.0) == -9
+        assert link.receive() == b""
+    select.select([link], [], [], 20.0)
+    assert link.receive() is None
+    assert places.cut_off() == link.why_closed() == "Ray's driver was killed by signal 9"
     link.close()
 
 

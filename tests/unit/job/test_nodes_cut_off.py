@@ -1,0 +1,69 @@
+"""Jobs of whose nodes none can be reached any more: what led to them has ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.job import actions as p
+
+WHY = "Ray's driver was killed by signal 9"
+
+
+def cut_off(job, *nodes: int) -> list[p.Action]:
+    return [action for node in nodes for action in job.step(p.Lost(node=node, why=WHY, final=True))]
+
+
+def test_a_job_ends_at_once_and_counts_no_restart(make_nodes):
+    job = make_nodes(2, max_restarts=3).run()
+    actions = cut_off(job, 0, 1)
+    assert job.exit_code == 69
+    assert not job.of(p.Connect, actions)
+    assert not job.entries("restarting")
+    [failed] = job.of(p.Failed)
+    assert failed.final
+    assert failed.why_final == "not restarted: no node can be reached any more"
+    assert failed.diagnosis.cause.summary == f"2 nodes are lost: {WHY}"
+    assert failed.diagnosis.hint.startswith("start the job again")
+
+
+def test_nothing_is_said_of_restarts_that_nobody_wanted(make_nodes):
+    job = make_nodes(2).run()
+    cut_off(job, 0, 1)
+    [failed] = job.of(p.Failed)
+    assert (failed.final, failed.why_final, job.exit_code) == (True, "", 69)
+
+
+def test_a_failure_that_came_before_is_what_the_job_ends_by(make_nodes):
+    job = make_nodes(2, max_restarts=3).run()
+    job.exited(0, 7, tail=job.RAISED)
+    cut_off(job, 0, 1)
+    [failed] = job.of(p.Failed)
+    assert failed.why_final == "not restarted: no node can be reached any more"
+    assert job.exit_code == 7
+
+
+def test_a_job_that_may_go_on_with_fewer_nodes_does_not(make_nodes):
+    job = make_nodes(2, bounds=(1, 2)).run()
+    cut_off(job, 0, 1)
+    assert job.exit_code == 69
+    assert not job.entries("reforming")
+
+
+def test_workers_that_had_all_ended_well_are_a_job_that_went_well(make_nodes):
+    job = make_nodes(2).run()
+    for rank in job.ranks:
+        job.exited(rank)
+    cut_off(job, 0, 1)
+    assert job.exit_code == 0
+
+
+@pytest.mark.parametrize("come", ["some are here", "all prepare"])
+def test_a_job_that_has_not_started_its_workers_ends_at_once(make_nodes, come):
+    job = make_nodes(2, max_restarts=3)
+    job.step(p.Begin())
+    job.gather(*([0] if come == "some are here" else [0, 1]))
+    assert job.phase == ("gathering" if come == "some are here" else "preparing")
+    actions = cut_off(job, 0)
+    assert job.exit_code == 69
+    assert not job.of(p.Connect, actions)
+    assert f"error: {WHY}\n  hint: start the job again" in job.said
