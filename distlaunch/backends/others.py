@@ -5,6 +5,7 @@ Ours are held to the same by their tests (``tests/contract/test_backends.py``), 
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
@@ -134,9 +135,18 @@ def _count(value: Any) -> str | None:
     return None if type(value) is int and 0 <= value <= _MOST_PORTS else f"a number from 0 to {_MOST_PORTS} is needed"
 
 
+def _shared_memory(names: Any) -> str | None:
+    if not isinstance(names, tuple):
+        return f"a tuple of texts is needed, not {quoted(repr(names))}"
+    strange = (name for name in names if not (_is_word(name) and _OWN_NAME.fullmatch(name)))
+    return next((f"{quoted(repr(name))} is no name with {{address}} and {{port}} in it" for name in strange), None)
+
+
+_OWN_NAME = re.compile(r"(?=.*\{address\})(?=.*\{port\})(?:[^{}/]|\{(?:uid|address|port|rank)\})+")
 _MOST_PORTS = 16
 _ATTRIBUTES: Mapping[str, _Check] = {
     "name": _text, "about": _text, "requires": _requirements, "store": _switch, "worker_ports": _count,
+    "shared_memory": _shared_memory,
     "ipv4_only": lambda value: None if value == "" else _text(value),
 }  # fmt: skip
 _METHODS: Mapping[str, _Check] = {

@@ -58,6 +58,7 @@ def start_of(
         node_logs=streams.node_logs,
         orphan_grace_s=streams.orphan_grace_s,
         store=plan.store and node_rank == 0,
+        shared_memory=plan.shared_memory,
         takes_feed=streams.travelled and node_rank == 0 and streams.stdin,
     )
 

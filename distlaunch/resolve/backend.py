@@ -23,6 +23,12 @@ class PlannedBackend:
     """Workers find each other by a store of ours on the master's port, as Horovod's do."""
     worker_ports: ClassVar[int] = 0
     """How many ports its node holds for each worker, to listen on; see ``cluster_variables``."""
+    shared_memory: ClassVar[tuple[str, ...]] = ()
+    """Names of the files that each worker may leave in /dev/shm: its node removes them after every attempt.
+
+    {uid}, {address}, {port} and {rank} in them stand for the user's id, MASTER_ADDR, MASTER_PORT and RANK; the second
+    and third have to be there, or the file could be another job's.
+    """
     ipv4_only: ClassVar[str] = ""
     """Why nodes cannot meet by IPv6, in a sentence; empty: they can."""
     chosen: Mapping[str, Value] = {}

@@ -130,6 +130,7 @@ def build_plan(
         store=backend.store,
         worker_ports=backend.worker_ports,
         attempt_files=_unclaimed(backend.attempt_files(topology), base, given),
+        shared_memory=backend.shared_memory,
         notes=tuple(map(dialect.spelt, filter(None, notes))),
     )
     # With what belongs to the first attempt at once: 131,072 workers are better made once than twice.

@@ -201,6 +201,15 @@ def test_files_of_an_attempt_are_names_within_its_folder(backend, topology):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_files_in_shared_memory_are_of_one_job_alone(name):
+    jobs = [("10.0.0.1", 1), ("10.0.0.1", 2), ("10.0.0.2", 1)]
+    for each in kind_of(name).shared_memory:
+        found = {each.format(uid=0, address=address, port=port, rank=0) for address, port in jobs}
+        assert len(found) == len(jobs)
+        assert not any("/" in one or "{" in one for one in found)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_options_are_described_and_take_what_they_say(name):
     kind = kind_of(name)
     options = kind.options()

@@ -29,13 +29,15 @@ def python(deepspeed_python) -> str:
     return deepspeed_python
 
 
-@pytest.fixture(scope="module", autouse=True)
-def what_deepspeed_leaves():
-    """Remove the buffers, 69 MB for each worker, that its CPU collectives leave in shared memory."""
-    before = {*BUFFERS.glob("deepspeed_allreduce_buffer_*")}
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """Hold every job to leave none of the buffers, 69 MB for each worker, of DeepSpeed's collectives on CPUs."""
+    before = {*BUFFERS.glob("deepspeed_*")}
     yield
-    for left in {*BUFFERS.glob("deepspeed_allreduce_buffer_*")} - before:
-        left.unlink(missing_ok=True)
+    left = {*BUFFERS.glob("deepspeed_*")} - before
+    for path in left:
+        path.unlink(missing_ok=True)
+    assert not left
 
 
 @pytest.fixture(scope="module")

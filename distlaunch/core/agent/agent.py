@@ -18,6 +18,7 @@ from contextlib import suppress
 from distlaunch.core.agent import table as t
 from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.evidence import oom_kills
+from distlaunch.core.agent.leavings import Leavings, names_of
 from distlaunch.core.agent.output import Posted, Pump, PumpFailed, Taker
 from distlaunch.core.agent.ports import HeldPort
 from distlaunch.core.agent.preloading import Preloading
@@ -81,6 +82,7 @@ class Agent:
         self._up: dict[int, int] = {}  # rank -> pid of workers that have come up and were not reported yet
         self._broken: str | None = None  # why the spawner said that it cannot go on
         self._remains = Remains(spawner_pid)
+        self._leavings = Leavings(owner=os.getuid())
         self._preloading = Preloading(send, clock)
         self._is_init = os.getpid() == 1
 
@@ -185,7 +187,7 @@ class Agent:
         if not self._lost:
             self._tell_spawner(w.Dismiss())
             if not self._spawner_has_ended(time.monotonic() + SWEEP_S + 1.0):
-                self._remains.kill(bound_s=t.KILL_S)
+                self._end_all()
         self._pump.finish()  # there is something left only after a fault
         self._pump.stop()
         if self._pump.is_alive():
@@ -250,6 +252,8 @@ class Agent:
             return
         bootstrap = bootstrap_environment(message, self._nofile, self._ground.boot)
         env = {**message.env, "DISTLAUNCH_COOKIE": self._cookie, **bootstrap}
+        left = names_of(message, owner=os.getuid())
+        self._leavings.expect(left)
         setup = w.Setup(
             env=env,
             cwd=message.cwd,
@@ -259,6 +263,7 @@ class Agent:
             job_id=self.job_id,
             orphan_grace_s=message.orphan_grace_s,
             lodging=self._ground.lodging,
+            shared_memory=left,
         )
         self._tell_spawner(setup)
         if message.preload and message.attempt == 0:
@@ -286,6 +291,7 @@ class Agent:
                     self._tell_started()
                     if isinstance(action, m.Gone):
                         self._close_terminal()
+                        self._leavings.expect(())  # the spawner has removed them
                         self._preparing.release()
                         self._stacks.clear()
                     self._send(action)
@@ -366,7 +372,13 @@ class Agent:
             return
         self._lost = True
         self._channel.close()
-        status = self._remains.kill(bound_s=t.KILL_S)
+        status = self._end_all()
         ended = "has vanished" if status is None else ended_how(os.waitstatus_to_exitcode(status))
         because = f"\n{self._broken}" if self._broken else ""
         self._send(m.Fault(text=f"the spawner, the workers' parent, {ended}{because}"))
+
+    def _end_all(self) -> int | None:
+        """Do the last of the spawner's work in its place; give its wait status if it was seen."""
+        status = self._remains.kill(bound_s=t.KILL_S)
+        self._leavings.remove()
+        return status

@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from distlaunch.core.agent import tree
+from distlaunch.core.agent import leavings, tree
 from distlaunch.core.agent.become import NO_WORKER, become
 from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.kernel import become_subreaper, close_all_but, die_with_parent, rename_process
@@ -127,6 +127,7 @@ class Spawner:
         self._paused = False  # the agent had all trees stopped: that one is now, is no news
         self._failed: dict[int, tuple[str, int]] = {}  # pid -> step and errno of what could not become a worker
         self._warm = WarmStart(fork=self._fork, cold=self._spawn, came_up=self._register, report=self._report)
+        self._leavings = leavings.Leavings(owner=os.getuid())
         self._failures, self._failure_end = os.pipe()
         self._wake, wake_end = os.pipe()
         for descriptor in (self._wake, wake_end, self._failures):
@@ -226,6 +227,7 @@ class Spawner:
 
     def _set_up(self, setup: w.Setup) -> None:
         self._setup = setup
+        self._leavings.expect(setup.shared_memory)
         if setup.orphan_grace_s is not None:
             self._orphan_grace_s = setup.orphan_grace_s
         if setup.job_id != self._job_id:
@@ -352,7 +354,7 @@ class Spawner:
                     tree.signal_tree(pid, order.signum, include_root=True)
 
     def _kill_all(self, *, spared: int = 0, bound_s: float = SWEEP_S) -> tuple[int, ...]:
-        """KILL every descendant until none is left, or until the bound; give the pids that stay.
+        """KILL every descendant until none is left, or until the bound; remove their files; give the pids that stay.
 
         ``spared``: a child that is left alone, with all that descends from it.
         """
@@ -364,9 +366,8 @@ class Spawner:
             tree.kill_each_tree(pid for pid in self._children(spared) if not (patient and tree.is_cleaner(pid)))
             self._reap()
             left = self._children(spared)
-            if not left:
-                return ()
-            if time.monotonic() > deadline:
+            if not left or time.monotonic() > deadline:
+                self._leavings.remove()
                 return tuple(pid for child in left for pid in (child, *tree.descendants_of(child)))
             select.select([self._wake], [], [], _SWEEP_STEP_S)
             self._drain_wake()

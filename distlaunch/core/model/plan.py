@@ -79,6 +79,8 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     """``HOST:PORT`` of each of them, by rank, once that is settled."""
     attempt_files: Mapping[str, str] = {}
     """By variable: a file in the attempt's folder that it is to name."""
+    shared_memory: tuple[str, ...] = ()
+    """Names of the files that each worker may leave in /dev/shm, with {uid}, {address}, {port} and {rank} in them."""
 
     @property
     def world_size(self) -> int | None:

@@ -92,6 +92,8 @@ class Start(Record):
     """The master's node serves Horovod's store on the port that it holds."""
     orphan_grace_s: float | None = None
     """How long the workers may take to end by TERM if agent or coordinator vanish; None: as the agent has it."""
+    shared_memory: tuple[str, ...] = ()
+    """Names of the files that each worker may leave in /dev/shm, with {uid}, {address}, {port} and {rank} in them."""
 
 
 class Stop(Record):

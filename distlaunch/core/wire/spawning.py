@@ -27,6 +27,8 @@ class Setup(Record):
     """How long they may take to end by TERM if the agent vanishes; None: what the spawner was started with."""
     lodging: str = ""
     """The agent's own folder, to be removed after all if it vanishes."""
+    shared_memory: tuple[str, ...] = ()
+    """Names of the files in /dev/shm that they may leave there, to be removed when the last of them is gone."""
 
 
 class Preload(Record):

@@ -149,6 +149,22 @@ def test_an_agent_that_is_killed_leaves_nothing(make_agent, count_marked):
     until(lambda: not lodging.exists())
 
 
+def test_an_agent_that_is_killed_leaves_nothing_in_shared_memory(agent, tmp_path):
+    name = f"distlaunch-test-{os.urandom(8).hex()}_127.0.0.1_29500_0"
+    path = f"/dev/shm/{name}"
+    started(
+        agent,
+        f"open({path!r}, 'x').close()\n" + DISOBEYS,
+        env={**agent.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+        shared_memory=(name.replace("127.0.0.1_29500", "{address}_{port}"),),
+        **AT_ONCE,
+    )
+    assert os.path.exists(path)
+    agent.process.kill()
+    agent.until_end()
+    until(lambda: not os.path.exists(path))
+
+
 def test_a_killed_agents_workers_have_their_grace(agent, tmp_path, count_marked):
     path = str(tmp_path / "checkpoint")
     script = SAVES.format(path=path).replace("os.write(1,", "len(")  # nobody reads any more

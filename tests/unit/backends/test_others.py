@@ -101,6 +101,13 @@ def test_what_a_method_gives_is_looked_at(method, value, said):
         ({"name": "otherone"}, "Theirs calls itself 'otherone'"),
         ({"requires": ("torch",)}, "Theirs.requires: "),
         ({"worker_ports": -1}, "Theirs.worker_ports: "),
+        ({"shared_memory": "a_{address}_{port}"}, "Theirs.shared_memory: a tuple of texts is needed"),
+        ({"shared_memory": ("a_{port}_{rank}",)}, "is no name with {address} and {port} in it"),
+        ({"shared_memory": ("a_{address}_{uid}",)}, "is no name with {address} and {port} in it"),
+        ({"shared_memory": ("a/{address}_{port}",)}, "is no name with {address} and {port} in it"),
+        ({"shared_memory": ("a_{address}_{port}_{pid}",)}, "is no name with {address} and {port} in it"),
+        ({"shared_memory": ("a_{address}_{port}_{",)}, "is no name with {address} and {port} in it"),
+        ({"shared_memory": ("a_{address}_{port!r}_{port}",)}, "is no name with {address} and {port} in it"),
     ],
 )
 def test_a_class_that_is_no_whole_backend_is_refused(body, said):
@@ -110,7 +117,9 @@ def test_a_class_that_is_no_whole_backend_is_refused(body, said):
 
 
 def test_a_good_one_is_left_as_it_is():
-    kind = made(job_variables=lambda self, topology: {"A": "b"})
+    names = ("a_{uid}_{address}:{port}.{rank}", "{port}{address}")
+    kind = made(job_variables=lambda self, topology: {"A": "b"}, shared_memory=names)
+    assert kind.shared_memory == names
     assert kind({}, {}).job_variables(ONE) == {"A": "b"}
     assert kind.options() == ()
     assert issubclass(kind, Good)
