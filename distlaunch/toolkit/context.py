@@ -45,8 +45,14 @@ _LOCAL = {
 _SETTLE_S = 0.1
 """So long a group that is left as it is has to let go of its last tensor: its threads abort a Python that has ended."""
 
+
+class _Default(int):
+    """A number that nobody gave: it is told by its identity from the same one that somebody gives."""
+
+
+_SEED = _Default(0)
 _current: Context | None = None
-_asked: tuple[object, ...] = ()
+_asked: Mapping[str, object] = {}
 """What ``init`` was called with."""
 _owner = 0
 """The process that called ``init``; a forked one does not end its group."""
@@ -84,29 +90,33 @@ class Context(Record):
 
 def init(
     *,
-    seed: int | None = 0,
+    seed: int | None = _SEED,
     device: str | torch.device | None = None,
     backend: str | None = None,
     collective_timeout: float | None = None,
 ) -> Context:
     """Choose and set the device, form the process group and seed the random generators. Again: the same context.
 
+    What is given again has to be what it was; all may be left out, or be None (``seed`` not: that is a choice).
+
     ``device``: ``cpu``, ``cuda``, …; by default what is there, an accelerator before the CPU. ``backend``: by default
     the device's own (nccl, gloo), with gloo for tensors on the CPU. ``collective_timeout``: seconds after which a
-    collective is given up; the launcher's ``-o collective-timeout`` wins. ``seed``: ``random``, numpy and torch get it
-    on rank 0, and on every other rank one made of it and the rank; None leaves them alone.
+    collective is given up; the launcher's ``-o collective-timeout`` wins. ``seed`` (0): ``random``, numpy and torch get
+    it on rank 0, and on every other rank one made of it and the rank; None leaves them alone.
 
     At Python's end the group is ended when all workers have come so far, which each waits for at most 10 s, and after
     an exception not at all. Raises ToolkitError for an environment that is not whole, a device that is not there, and
     other arguments than before.
     """
     global _current, _owner, _asked  # noqa: PLW0603 - one group a process, as in torch
-    asked = (seed, device, backend, collective_timeout)
+    asked: dict[str, object] = {
+        "seed": seed,
+        "device": None if device is None else str(device),
+        "backend": backend,
+        "collective_timeout": collective_timeout,
+    }
     if _current is not None and _owner == os.getpid():
-        if asked != _asked and asked != (0, None, None, None):  # noqa: PLR1714 - not all that may be given has a hash
-            raise ToolkitError(
-                "init() was called before, with other arguments", hint="end that one first: close(), or a with block"
-            )
+        _check_again(asked)
         return _current
     if _current is not None:
         raise ToolkitError(
@@ -129,7 +139,7 @@ def init(
     seconds = collective_timeout_s(collective_timeout)
     strategy = launched_strategy()
     _form(place, backend, None if seconds is None else timedelta(seconds=seconds), strategy)
-    seed = None if seed is None else _of_rank(seed, place["RANK"])
+    seed = None if seed is None else _of_rank(int(seed), place["RANK"])
     if seed is not None:
         _sow(seed)
     if _owner != os.getpid():
@@ -154,6 +164,16 @@ def current(caller: str) -> Context:
     if _current is None or _owner != os.getpid():
         raise ToolkitError(f"{caller}() needs a process group", hint="call distlaunch.toolkit.init() before it")
     return _current
+
+
+def _check_again(asked: Mapping[str, object]) -> None:
+    for name, value in asked.items():
+        is_given = value is not (_SEED if name == "seed" else None)
+        if is_given and value != _asked[name]:
+            raise ToolkitError(
+                f"init({name}={value!r}): it was called before, with {name}={_asked[name]!r}",
+                hint="end that one first: close(), or a with block",
+            )
 
 
 def _check(seed: object, backend: str | None) -> None:

@@ -54,8 +54,11 @@ refused(init, DISTLAUNCH_BACKEND="horovod")
 
 os.environ.update(fsdp)
 context = init(device="cpu:0", seed=3)
-assert context is init() is init(device="cpu:0", seed=3)
+assert context is init() is init(device="cpu:0", seed=3) is init(device=torch.device("cpu", 0)) is init(seed=3)
 refused(lambda: init(seed=4))
+refused(lambda: init(seed=0))
+refused(lambda: init(seed=None))
+refused(lambda: init(seed=3, backend="gloo"))
 if os.fork() == 0:
     refused(init)
     sys.stdout.flush()
@@ -91,6 +94,10 @@ try:
         raise KeyError("a cell of a notebook that fails")
 except KeyError:
     init(seed=6).close()
+with init() as context:
+    assert context is init(seed=0)
+    assert type(context.seed) is int
+    refused(lambda: init(seed=1))
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 refused(init)
 torch.distributed.destroy_process_group()

@@ -38,7 +38,10 @@ SAID = [
     "DISTLAUNCH_BACKEND_OPTIONS: colective-timeout: no such option (hint: did you mean collective-timeout?)",
     "DISTLAUNCH_BACKEND_OPTIONS: collective-timeout is '0' (hint: it takes seconds, above 0)",
     "--backend horovod: No module named 'horovod' (hint: HOROVOD_WITH_PYTORCH=1 pip install --no-build-isolation horovod)",
-    "init() was called before, with other arguments (hint: end that one first: close(), or a with block)",
+    "init(seed=4): it was called before, with seed=3 (hint: end that one first: close(), or a with block)",
+    "init(seed=0): it was called before, with seed=3 (hint: end that one first: close(), or a with block)",
+    "init(seed=None): it was called before, with seed=3 (hint: end that one first: close(), or a with block)",
+    "init(backend='gloo'): it was called before, with backend=None (hint: end that one first: close(), or a with block)",
     "init() in a forked process: the process group is its parent's (hint: call it in workers of the launcher)",
     "wrap() takes no 'wrap_class' (hint: did you mean wrap_classes?)",
     "wrap() takes no 'collective_timeout' (hint: there are find_unused_parameters, bucket_mb, static_graph, sharding, precision, cpu_offload, wrap_min_params, wrap_classes, activation_checkpointing, compression)",
@@ -58,6 +61,7 @@ SAID = [
     "FSDPLinear is wrapped already",
     "wrap() does not wrap models for --backend deepspeed (hint: deepspeed.initialize(model=model, optimizer=optimizer), or --backend pytorch-ddp or fsdp)",
     "wrap() needs a process group (hint: call distlaunch.toolkit.init() before it)",
+    "init(seed=1): it was called before, with seed=0 (hint: end that one first: close(), or a with block)",
     "init() comes too late: there is a process group (hint: init() makes it: drop the other one)",
 ]
 
