@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -149,7 +150,7 @@ def test_an_agent_that_is_killed_leaves_nothing(make_agent, count_marked):
     until(lambda: not lodging.exists())
 
 
-def test_an_agent_that_is_killed_leaves_nothing_in_shared_memory(agent, tmp_path):
+def test_an_agent_that_is_killed_leaves_nothing_in_shared_memory(agent):
     name = f"distlaunch-test-{os.urandom(8).hex()}_127.0.0.1_29500_0"
     path = f"/dev/shm/{name}"
     started(
@@ -162,7 +163,11 @@ def test_an_agent_that_is_killed_leaves_nothing_in_shared_memory(agent, tmp_path
     assert os.path.exists(path)
     agent.process.kill()
     agent.until_end()
-    until(lambda: not os.path.exists(path))
+    try:
+        until(lambda: not os.path.exists(path))
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def test_a_killed_agents_workers_have_their_grace(agent, tmp_path, count_marked):
