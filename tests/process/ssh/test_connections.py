@@ -1,0 +1,187 @@
+"""Connections that fail on the way to a server, and those through jump hosts and proxies."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from distlaunch.job.transport.hostkeys import HostKeyCheck
+from distlaunch.job.transport.link import Target
+from distlaunch.job.transport.ssh import Ssh
+from distlaunch.job.transport.sshconfig import Asked
+from tests.contract.test_links import End
+from tests.process.ssh.conftest import BOUND_S, failure, works
+from tests.sshd import stand_in
+
+
+def test_a_closed_port_is_refused(sshd, way):
+    config = sshd.config()
+    sshd.close()
+    failed = failure(config, way=way)
+    assert (failed.step, failed.passing) == ("connect", True)
+    assert "onnection refused" in failed.text
+    sshd.start()
+
+
+def test_a_server_that_never_says_a_word_ends_at_the_deadline(sshd, way):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = sshd.config()
+        config.write_text(config.read_text().replace(str(sshd.port), str(silent.getsockname()[1])))
+        failed = failure(config, way=way, within_s=2.0)
+    assert failed.passing
+    if way == "paramiko":
+        assert failed.step == "connect"
+        assert failed.text == "connected, but it has not said that it is an SSH server in time"
+
+
+@pytest.mark.parametrize(
+    "said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x1b[2J" * 1000, b"x" * 100_000, b"", b"SSH-2.0-x\r\n"]
+)
+def test_what_is_no_ssh_server_is_said(sshd, said):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            peer, _ = server.accept()
+            with peer:
+                try:
+                    peer.sendall(said)
+                    time.sleep(0.2)
+                except OSError:
+                    pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        config = sshd.config()
+        config.write_text(config.read_text().replace(str(sshd.port), str(server.getsockname()[1])))
+        failed = failure(config)
+        thread.join()
+    assert failed.step == "connect"
+    assert failed.text.isprintable()
+
+
+def test_a_name_that_cannot_be_resolved_is_said(sshd, way):
+    config = sshd.config()
+    config.write_text(config.read_text().replace("HostName 127.0.0.1", "HostName no-such-host.invalid"))
+    failed = failure(config, way=way)
+    assert failed.step == "resolve"
+
+
+def test_a_server_that_drops_what_is_too_much_at_once_is_said_to(serve):
+    server = serve("MaxStartups 1:100:1", "LoginGraceTime 20")
+    with socket.create_connection(("127.0.0.1", server.port)) as first:
+        assert first.recv(4) == b"SSH-"
+        failed = failure(server.config())
+    assert (failed.step, failed.passing) == ("connect", True)
+    assert "MaxStartups" in failed.hint or "MaxStartups" in failed.text
+
+
+def test_a_connection_that_is_cut_in_the_middle_of_the_code_is_said(serve, tmp_path, way):
+    # The code is larger than what pipe and window hold, and nobody reads it before the server is killed.
+    server = serve(f"ForceCommand touch {tmp_path}/here; sleep 20")
+    cut = threading.Thread(target=lambda: (wait_for(tmp_path / "here"), server.close()))
+    cut.start()
+    failed = failure(server.config(), way=way, code=os.urandom(8 << 20))
+    cut.join()
+    assert failed.passing
+    server.start()
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_a_broken_configuration_is_said(tmp_path, sshd, way):
+    config = sshd.config()
+    config.write_text("NoSuchKeyword yes\n")
+    failed = failure(config, way=way)
+    assert not failed.passing
+    assert "NoSuchKeyword" in failed.text.lower() or "bad configuration" in failed.text
+
+
+def test_a_configuration_that_is_not_there_is_said(tmp_path):
+    assert "--ssh-config" in failure(tmp_path / "absent").text
+
+
+# --- proxies
+
+
+def test_a_jump_host_is_checked_by_its_own_settings(sshd, serve):
+    jump = serve(name="jump")
+    config = sshd.config("ProxyJump jump")
+    jump.known_hosts.write_text("")
+    config.write_text(config.read_text() + jump.config(host="jump").read_text())
+    failed = failure(config)
+    assert failed.step == "host key"
+    assert failed.text.startswith("jump host jump: its key is not known")
+
+
+def test_a_chain_of_jump_hosts_is_followed(sshd, serve):
+    first, second = serve(name="first"), serve(name="second")
+    config = sshd.config("ProxyJump first,second")
+    config.write_text(
+        config.read_text() + first.config(host="first").read_text() + second.config(host="second").read_text()
+    )
+    works(config)
+    assert b"Accepted publickey" in first.log.read_bytes()
+    assert b"Accepted publickey" in second.log.read_bytes()
+
+
+def test_jump_hosts_in_a_circle_are_said(sshd, serve):
+    config = sshd.config("ProxyJump node")
+    failed = failure(config)
+    assert "leads round in a circle" in failed.text
+
+
+def test_a_jump_host_that_reaches_nothing_says_why(sshd, serve):
+    jump = serve(name="jump")
+    config = sshd.config("ProxyJump jump")
+    config.write_text(config.read_text() + jump.config(host="jump").read_text())
+    sshd.close()
+    failed = failure(config)
+    assert failed.step == "connect"
+    assert failed.text == "jump host jump does not connect to it: connect failed"
+    sshd.start()
+
+
+def test_one_login_at_a_jump_host_serves_all_nodes_behind_it(sshd, serve):
+    jump = serve(name="jump")
+    config = sshd.config("ProxyJump jump")
+    config.write_text(config.read_text() + jump.config(host="jump").read_text())
+    opener = Ssh(
+        asked=Asked(config=str(config)), check=HostKeyCheck("strict"), code=stand_in(), pythons=[sys.executable],
+        environ=dict(os.environ),
+    )  # fmt: skip
+    links = []
+    threads = [
+        threading.Thread(target=lambda: links.append(opener.open(Target(host="node"), BOUND_S))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(links) == 4
+    for link in links[:3]:
+        link.close()
+    links[3].send(b"echo 5\nhello")
+    assert End(links[3]).read(5) == b"hello"
+    links[3].close()
+    assert jump.log.read_bytes().count(b"Accepted publickey") == 1
+
+
+def test_a_proxy_command_that_fails_says_its_last_words(sshd):
+    failed = failure(sshd.config("ProxyCommand echo no way to %h >&2; exit 1"))
+    assert failed.step == "connect"
+    assert failed.text == "ProxyCommand said: no way to 127.0.0.1"
+
+
+def test_a_proxy_command_that_hangs_is_ended(sshd):
+    failed = failure(sshd.config("ProxyCommand sleep 3600"), within_s=2.0)
+    assert failed.step == "connect"

@@ -1,0 +1,145 @@
+"""Calling a series of ports, of which some are of other jobs or releases, or of nobody who answers."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, closing
+
+import pytest
+
+from distlaunch.core.agent import trying
+from distlaunch.core.agent.calling import TurnedAwayError
+from distlaunch.core.errors import NodesError
+from distlaunch.core.model.record import replace
+from tests.process.reception import (
+    PARTY,
+    Reception,
+    call,
+    own_locks,  # noqa: F401 - for every test here
+    server,
+    stopping_at,
+)
+from tests.process.team import free_port
+
+# --- other jobs
+
+
+def test_of_a_series_of_ports_the_one_of_our_job_is_found():
+    with closing(Reception(party=replace(PARTY, job_key="76"))) as other, closing(Reception()) as ours:
+        connection, _ = call("127.0.0.1", [other.port, free_port(), ours.port])
+        connection.close()
+        assert len(ours.calls) == 1
+        assert not other.calls
+
+
+def test_of_a_series_of_ports_that_others_have_each_is_told_of():
+    with closing(Reception(party=replace(PARTY, job_key="76"))) as other, stopping_at("another job") as call_until:
+        ports = [other.port, free_port()]
+        why = call_until("127.0.0.1", ports)[-1]
+    assert f"127.0.0.1:{ports[0]}: the port belongs to another job: it is of job '76'" in why
+    assert f"127.0.0.1:{ports[1]}: connection refused" in why
+
+
+def test_of_a_series_of_ports_all_are_named_at_the_deadline():
+    ports = [free_port(), free_port()]
+    with pytest.raises(NodesError, match=f"at 127.0.0.1, ports {ports[0]}, {ports[1]} within 0 s: connection refused"):
+        call("127.0.0.1", ports, within_s=0.3)
+
+
+def test_another_job_on_the_one_port_that_was_named_is_no_reason_to_wait():
+    with (
+        closing(Reception(party=replace(PARTY, job_key="76"))) as other,
+        pytest.raises(
+            TurnedAwayError, match="the port belongs to another job: it is of job '76', and n3 called for job '77'"
+        ),
+    ):
+        call("127.0.0.1", [other.port])
+
+
+# --- listeners that say nothing
+
+
+def silent(count):
+    """Ports on which somebody listens who never says a word."""
+    stack = ExitStack()
+    return stack, [stack.enter_context(server(lambda _: None)) for _ in range(count)]
+
+
+def test_listeners_that_say_nothing_hide_no_later_port():
+    stack, ports = silent(3)
+    with stack, closing(Reception()) as reception:
+        began = time.monotonic()
+        connection, _ = call("127.0.0.1", [*ports, reception.port])
+        connection.close()
+        assert time.monotonic() - began < trying.ANSWER_S
+        assert len(reception.calls) == 1
+
+
+def test_listeners_that_say_nothing_do_not_keep_others_from_being_tried_again():
+    stack, ports = silent(1)
+    port = free_port()
+    receptions = []
+
+    def progress(_, why):
+        if not receptions and "connection refused" in why:
+            receptions.append(Reception(ports=[port]))
+
+    try:
+        with stack:
+            began = time.monotonic()
+            connection, _ = call("127.0.0.1", [*ports, port], progress=progress)
+            connection.close()
+            assert time.monotonic() - began < trying.ANSWER_S
+    finally:
+        for one in receptions:
+            one.close()
+
+
+def test_listeners_that_say_nothing_are_named_at_the_deadline():
+    stack, ports = silent(2)
+    free = free_port()
+    with stack, pytest.raises(NodesError) as error:
+        call("127.0.0.1", [free, *ports], within_s=3.0)
+    assert f"127.0.0.1:{free}: connection refused" in error.value.message
+    places = ", ".join(f"127.0.0.1:{port}" for port in ports)
+    assert f"{places}: what listens there is no launcher of distlaunch, or it hangs" in error.value.message
+
+
+# --- other releases
+
+
+def old_listener(connection):
+    """Answer as a launcher of another release of distlaunch does that has other messages."""
+    connection.recv(1)
+    connection.sendall(b"\x02whatever")
+
+
+def test_of_a_series_of_ports_one_of_another_release_is_not_ours():
+    port, receptions = free_port(), []
+
+    def progress(_, why):
+        if not receptions and "another release" in why:
+            receptions.append(Reception(ports=[port]))
+
+    try:
+        with server(old_listener) as other:
+            connection, _ = call("127.0.0.1", [other, port], progress=progress)
+            connection.close()
+        assert len(receptions[0].calls) == 1
+    finally:
+        for one in receptions:
+            one.close()
+
+
+def test_another_release_on_the_one_port_that_was_named_is_no_reason_to_wait():
+    with server(old_listener) as port, pytest.raises(TurnedAwayError, match="another release of distlaunch"):
+        call("127.0.0.1", [port])
+
+
+def test_another_release_of_our_own_job_in_a_series_of_ports_is_no_reason_to_wait():
+    text = r"the launcher that was called is distlaunch 2\.0"
+    with (
+        closing(Reception(party=replace(PARTY, release="2.0"))) as reception,
+        pytest.raises(TurnedAwayError, match=text),
+    ):
+        call("127.0.0.1", [reception.port, free_port()])

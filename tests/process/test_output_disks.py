@@ -1,0 +1,145 @@
+"""Log files on disks that are full, read-only, or not to be written at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launcher import PROGRAMS
+from tests.process.outputs import DISK, LINES, numbered, script, unfolded
+
+IN_A_SMALL_DISK = """
+mkdir -p "$1" && mount -t tmpfs -o size=512k tmpfs "$1" || exit 99
+head -c 65536 /dev/zero > "$1/filler"
+shift
+exec "$@"
+"""
+
+
+def in_a_small_disk(distlaunch, disk: Path, *words: str):
+    """Run ``train`` in a mount namespace of its own, with ``disk`` a file system of 512 kB, gone with its last process."""
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    command = [
+        *unshare,
+        "sh",
+        "-c",
+        IN_A_SMALL_DISK,
+        "sh",
+        str(disk),
+        sys.executable,
+        "-m",
+        "distlaunch",
+        "train",
+        *words,
+    ]
+    return subprocess.run(
+        command, env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_full_disk_stops_the_files_once_said_and_not_the_workers(distlaunch, tmp_path):
+    disk = tmp_path / "disk"
+    words = ["--num-procs", "2", "--log-dir", str(disk), str(DISK), str(disk / "filler"), "stay"]
+    result = in_a_small_disk(distlaunch, disk, *words)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("log files have stopped") == 1
+    assert "the disk is full" in result.stderr
+    shown = unfolded(result.stdout.encode())
+    assert all(shown[rank][-1] == b"the last line of %d" % rank and len(shown[rank]) == 3001 for rank in (0, 1))
+    assert not list(disk.iterdir()), "nothing is left of the file system"
+
+
+def test_files_go_on_behind_a_gap_marker_when_the_disk_has_room_again(distlaunch, tmp_path):
+    disk = tmp_path / "disk"
+    keep = script(distlaunch, f"import runpy\nsys.path.insert(0, {str(PROGRAMS)!r})\nsys.argv = ['x', {str(disk / 'filler')!r}, 'free']\nrunpy.run_path({str(DISK)!r}, run_name='__main__')")  # fmt: skip
+    keeper = distlaunch.work / "keep.py"
+    keeper.write_text(
+        "import os, shutil, subprocess, sys\n"
+        "code = subprocess.run(sys.argv[3:]).returncode\n"
+        "shutil.copytree(sys.argv[1], sys.argv[2], symlinks=True)\n"
+        "sys.exit(code)\n"
+    )
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    job = [
+        sys.executable,
+        "-m",
+        "distlaunch",
+        "train",
+        "--num-procs",
+        "2",
+        "--job-id",
+        "j",
+        "--log-dir",
+        str(disk),
+        str(keep),
+    ]
+    kept = tmp_path / "kept"
+    command = [
+        *unshare,
+        "sh",
+        "-c",
+        IN_A_SMALL_DISK,
+        "sh",
+        str(disk),
+        sys.executable,
+        str(keeper),
+        str(disk),
+        str(kept),
+        *job,
+    ]
+    result = subprocess.run(
+        command, env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("log files have stopped") == 1
+    filed = (kept / "j" / "attempt-0" / "rank-0.log").read_bytes()
+    before, marker, after = filed.partition(b"\n[distlaunch: ")
+    assert marker, "the gap is marked"
+    missing, _, rest = after.partition(b" bytes are missing here]\n")
+    shown = b"".join(line + b"\n" for line in unfolded(result.stdout.encode())[0])
+    assert before == shown[: len(before)]
+    assert rest == shown[len(before) + int(missing) :]
+    assert rest.endswith(b"the last line of 0\n")
+
+
+@pytest.mark.parametrize("below_a_file", ["file", "file/below"])
+def test_a_log_directory_that_cannot_be_made_is_refused_before_anything_starts(distlaunch, below_a_file):
+    (distlaunch.work / "file").touch()
+    result = distlaunch.train("--log-dir", below_a_file, "--num-procs", "1", script(distlaunch, "open('ran', 'w')"))
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"distlaunch: error: --log-dir {below_a_file}: ")
+    assert len(result.stderr.splitlines()) <= 2
+    assert not (distlaunch.work / "ran").exists()
+
+
+def test_a_read_only_log_directory_is_refused_before_anything_starts(distlaunch, tmp_path):
+    disk = tmp_path / "disk"
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    mount = 'mkdir "$1" && mount -t tmpfs -o ro tmpfs "$1" || exit 99; shift; exec "$@"'
+    job = [sys.executable, "-m", "distlaunch", "train", "--num-procs", "1", "--log-dir", str(disk)]
+    path = script(distlaunch, "open('ran', 'w')")
+    command = [*unshare, "sh", "-c", mount, "sh", str(disk), *job, str(path)]
+    result = subprocess.run(
+        command, env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"distlaunch: error: --log-dir {disk}: Read-only file system\n")
+    assert not (distlaunch.work / "ran").exists()
+
+
+def test_where_the_default_directory_cannot_be_written_a_temporary_one_is_used_and_said_once(distlaunch, tmp_path):
+    blocked, temporary = tmp_path / "blocked", tmp_path / "tmp"
+    blocked.touch()
+    temporary.mkdir()
+    env = {"XDG_STATE_HOME": str(blocked), "TMPDIR": str(temporary)}
+    result = distlaunch.train("--num-procs", "2", LINES, "10", "10", env=env)
+    assert result.returncode == 0
+    [line] = [line for line in result.stderr.splitlines() if "cannot be written" in line]
+    [log] = [path for path in temporary.glob("*/*/attempt-0/rank-1.log") if not path.parents[1].is_symlink()]
+    assert str(log.parents[1]) in line
+    assert log.parents[1].stat().st_mode & 0o777 == 0o700
+    assert log.read_bytes().splitlines() == numbered(1, 10, 10)

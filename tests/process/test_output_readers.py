@@ -1,0 +1,154 @@
+"""Where workers' output goes whose readers are slow, gone, or never there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.process.outputs import FLOOD, LINES, PEAK_KB, log_of, numbered, script, unfolded
+
+
+@pytest.fixture
+def pipe():
+    """Give a pipe's ends; what the test has not closed is closed after it."""
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        try:
+            os.close(end)
+        except OSError:
+            continue
+
+
+def read_all(descriptor: int) -> bytes:
+    parts = []
+    while part := os.read(descriptor, 1 << 16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("stream", ["1", "2"], ids=["stdout", "stderr"])
+@pytest.mark.parametrize("words", [[], ["--format", "jsonl"]], ids=["plain", "jsonl"])
+def test_a_failure_ends_the_job_though_nobody_reads_the_pipe(distlaunch, pipe, stream, words):
+    streams = {"stdout": pipe[1], "stderr": pipe[1]}
+    args = ["--num-procs", "2", "--failure-grace", "1", *words, FLOOD, "9", stream]
+    result = distlaunch.train(*args, timeout=30, **streams)
+    assert result.returncode == 9
+    distlaunch.assert_no_survivors()
+    assert "exit code 9" in (result.run_dir / "report.txt").read_text()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_signal_ends_the_job_though_nobody_reads_the_pipe(distlaunch, pipe, number, code):
+    running = distlaunch.start(
+        ["train", "--num-procs", "2", "--grace", "2", "--failure-grace", "1", FLOOD, "wait"],
+        stdout=pipe[1],
+        stderr=pipe[1],
+    )
+    running.wait_for(lambda: running.run_dir and (running.run_dir / "full").exists(), "full pipe")
+    running.send_signal(number)
+    assert running.wait(30).returncode == code
+    distlaunch.assert_no_survivors()
+
+
+def test_kill_9_leaves_nothing_though_nobody_reads_the_pipe(distlaunch, pipe):
+    running = distlaunch.start(
+        ["train", "--num-procs", "2", "--failure-grace", "1", FLOOD, "wait"],
+        stdout=pipe[1],
+        stderr=pipe[1],
+    )
+    running.wait_for(lambda: running.run_dir and (running.run_dir / "full").exists(), "full pipe")
+    running.send_signal(signal.SIGKILL)
+    running.wait(10)
+    distlaunch.assert_no_survivors(8)
+
+
+def test_a_pipe_that_is_read_late_slows_the_workers_and_loses_nothing(distlaunch, pipe):
+    count, width = 40_000, 300  # 12 MB for each of two ranks: more than all buffers together
+    running = distlaunch.start(["train", "--num-procs", "2", LINES, str(count), str(width)], stdout=pipe[1])
+    os.close(pipe[1])
+    logs = lambda: [path.stat().st_size for path in running.run_dir.glob("attempt-0/*.log")] if running.run_dir else []  # noqa: E731
+    running.wait_for(lambda: sum(logs()) > 4 << 20, "filled buffers")
+    assert running.process.poll() is None
+    assert sum(logs()) < count * width * 2, "the workers wait for the reader"
+    lines = unfolded(read_all(pipe[0]))
+    assert running.wait().returncode == 0
+    for rank in (0, 1):
+        assert lines[rank] == numbered(rank, count, width)
+        assert len(log_of(running, rank).splitlines()) == count
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_launcher_that_waits_for_its_reader_alone_can_be_ended(distlaunch, pipe, number, code):
+    running = distlaunch.start(["train", "--num-procs", "2", LINES, "9000", "100"], stdout=pipe[1])
+    running.wait_event("job_ended")
+    assert running.process.poll() is None, "what is not read yet keeps it"
+    running.send_signal(number)
+    returncode = running.wait(20).returncode
+    assert (returncode if returncode >= 0 else 128 - returncode) == code, "as a shell shows it"
+
+
+def test_200_000_lines_through_a_slow_reader_are_all_there_and_memory_stays_flat(distlaunch, pipe):
+    count, width = 100_000, 20
+    running = distlaunch.start(["train", "--num-procs", "2", LINES, str(count), str(width)], stdout=pipe[1])
+    os.close(pipe[1])
+    parts, peak_kb = [], 0
+    while part := os.read(pipe[0], 2048):  # a reader with small bites
+        parts.append(part)
+        if len(parts) % 64 == 0 and running.process.poll() is None:
+            status = Path(f"/proc/{running.pid}/status").read_text()
+            peak_kb = max([peak_kb, *(int(kb) for kb in re.findall(r"VmHWM:\s+(\d+)", status))])
+    assert running.wait().returncode == 0
+    lines = unfolded(b"".join(parts))
+    assert {rank: lines[rank] == numbered(rank, count, width) for rank in lines} == {0: True, 1: True}
+    assert 0 < peak_kb < PEAK_KB
+
+
+def test_a_reader_that_goes_away_does_not_end_the_job(distlaunch, pipe):
+    running = distlaunch.start(["train", "--num-procs", "2", LINES, "50000", "100"], stdout=pipe[1])
+    os.close(pipe[1])
+    assert os.read(pipe[0], 64)  # | head -1
+    os.close(pipe[0])
+    result = running.wait()
+    assert result.returncode == 0
+    assert "Traceback" not in result.stderr
+    for rank in (0, 1):
+        assert log_of(result, rank).splitlines() == numbered(rank, 50_000, 100)
+
+
+def test_a_job_runs_with_all_its_own_streams_closed(distlaunch):
+    def close() -> None:
+        for descriptor in range(3):
+            os.close(descriptor)
+
+    result = distlaunch.train("--num-procs", "2", LINES, "1000", "100", preexec_fn=close)
+    assert result.returncode == 0
+    for rank in (0, 1):
+        assert log_of(result, rank).splitlines() == numbered(rank, 1000, 100)
+    assert all(json.loads(line) for line in (result.run_dir / "events.jsonl").read_text().splitlines())
+
+
+def test_a_failing_job_keeps_its_exit_code_with_streams_closed(distlaunch):
+    def close() -> None:
+        os.close(1)
+        os.close(2)
+
+    result = distlaunch.train("--num-procs", "2", LINES, "10", "10", "6", preexec_fn=close)
+    assert result.returncode == 6
+    assert "exit code 6" in (result.run_dir / "report.txt").read_text()
+
+
+def test_our_descriptors_are_never_made_non_blocking(distlaunch, pipe):
+    watcher = script(distlaunch, "print(RANK, flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)")
+    running = distlaunch.start(["train", "--num-procs", "2", watcher], stdout=pipe[1], stderr=pipe[1], stdin=pipe[0])
+    running.wait_workers(2)
+    select.select([pipe[0]], [], [], 20)
+    assert [os.get_blocking(end) for end in pipe] == [True, True]
+    (distlaunch.work / "go").touch()
+    assert running.wait().returncode == 0
