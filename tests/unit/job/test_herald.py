@@ -32,7 +32,11 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("wrapped", [Passing, lambda sink: Herald(sink, print), LocalRanks], ids=str)
+@pytest.mark.parametrize(
+    "wrapped",
+    [Passing, lambda sink: Herald(sink, print), LocalRanks],
+    ids=["passing", "herald", "local ranks"],
+)
 def test_everything_is_passed_on_and_what_comes_back_too(name, wrapped):
     shown = Shown()
     keywords = {"timeout_s": 1.0} if name == "close" else {}
