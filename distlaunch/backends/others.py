@@ -153,6 +153,7 @@ _METHODS: Mapping[str, _Check] = {
     "__init__": _anything, "sized": _sized, "location": _anything, "needed": _requirements, "agreed": _anything,
     "notes_on": _texts, "check": _anything, "check_meeting": _anything, "script_words": _texts, "worker_words": _texts,
     "job_variables": _variables, "default_variables": _variables, "unwanted": _texts, "node_variables": _variables,
-    "worker_variables": _variables, "repeated": _variables, "cluster_variables": _variables, "attempt_files": _files,
+    "worker_variables": _variables, "repeated": _variables, "cluster_variables": _variables,
+    "task_variables": _variables, "attempt_files": _files,
 }  # fmt: skip
 _OF_CLASS: Mapping[str, _Check] = {"options": _options, "env_files": _texts}

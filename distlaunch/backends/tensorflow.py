@@ -1,8 +1,8 @@
 """Layer backends: TensorFlow's MultiWorkerMirroredStrategy, whose workers find each other by ``TF_CONFIG``.
 
 Each worker has a server on a port of its own, which all others have to know before they start: the nodes hold these
-ports. The cluster is the same text for all; only the task differs. A worker computes on every GPU that it sees, so it
-gets to see its own alone, or (``-o per=node``) there is one worker a node, with all of them.
+ports. The cluster is the same text for all; the task, behind it, is each one's own. A worker computes on every GPU that
+it sees, so it gets to see its own alone, or (``-o per=node``) there is one worker a node, with all of them.
 """
 
 from __future__ import annotations
@@ -86,16 +86,24 @@ class TensorFlow(Backend):
                 "-o evaluator=on: there is one worker, and nobody to train", hint="ask for one worker more"
             )
 
-    def cluster_variables(self, cluster: tuple[str, ...], rank: int) -> Mapping[str, str]:
-        """Name the cluster, and the worker's task in it."""
-        training = cluster[:-1] if self.chosen.get("evaluator") else cluster
-        chiefs = 1 if self.chosen.get("chief") else 0
-        parts = {"chief": training[:chiefs], "worker": training[chiefs:]}
-        if rank >= len(training):
+    def cluster_variables(self, cluster: tuple[str, ...]) -> Mapping[str, str]:
+        """Name the cluster: the JSON up to the worker's task in it."""
+        chiefs, training = self._parts(len(cluster))
+        parts = {"chief": cluster[:chiefs], "worker": cluster[chiefs:training]}
+        named = json.dumps({part: who for part, who in parts.items() if who}, separators=(",", ":"))
+        return {_CONFIG: f'{{"cluster":{named},"task":'}
+
+    def task_variables(self, workers: int, rank: int) -> Mapping[str, str]:
+        """Name the worker's task, which ends the JSON."""
+        chiefs, training = self._parts(workers)
+        if rank >= training:
             kind, index = "evaluator", 0
         elif rank < chiefs:
             kind, index = "chief", 0
         else:
             kind, index = "worker", rank - chiefs
-        config = {"cluster": {part: who for part, who in parts.items() if who}, "task": {"type": kind, "index": index}}
-        return {_CONFIG: json.dumps(config, separators=(",", ":"))}
+        return {_CONFIG: f'{{"type":"{kind}","index":{index}}}}}'}
+
+    def _parts(self, workers: int) -> tuple[int, int]:
+        """Give the rank after the last chief's, and that after the last one's who trains."""
+        return (1 if self.chosen.get("chief") else 0), workers - (1 if self.chosen.get("evaluator") else 0)

@@ -59,6 +59,7 @@ def start_of(
         orphan_grace_s=streams.orphan_grace_s,
         store=plan.store and node_rank == 0,
         shared_memory=plan.shared_memory,
+        env_starts=plan.env_starts,
         takes_feed=streams.travelled and node_rank == 0 and streams.stdin,
     )
 

@@ -87,12 +87,19 @@ class PlannedBackend:
         """Give by variable which of ours has its value: of MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME."""
         return {}
 
-    def cluster_variables(self, cluster: tuple[str, ...], rank: int) -> Mapping[str, str]:
-        """Give what only this worker has, once it is settled where all listen. ``--env`` may not name these.
+    def cluster_variables(self, cluster: tuple[str, ...]) -> Mapping[str, str]:
+        """Tell where all workers listen, once that is settled, the same for all. ``--env`` may not name these.
 
-        ``cluster``: ``HOST:PORT``, ``worker_ports`` of them for each worker, by rank. New for every attempt.
+        ``cluster``: ``HOST:PORT``, ``worker_ports`` of them for each worker, by rank. New for every attempt. A value
+        goes on with what ``task_variables`` has under the same name: where one value tells a worker of thousands, and
+        of its place among them, the thousands are put together, and sent to its node, once.
         """
-        del cluster, rank
+        del cluster
+        return {}
+
+    def task_variables(self, workers: int, rank: int) -> Mapping[str, str]:
+        """Give what only this one of the workers has beside ``cluster_variables``, or as the end of their values."""
+        del workers, rank
         return {}
 
     def attempt_files(self, topology: Topology) -> Mapping[str, str]:

@@ -26,12 +26,18 @@ def cluster_of(plan: LaunchPlan, ports: Sequence[int], meeting: Meeting | None) 
     )
 
 
+def cluster_names(backend: PlannedBackend, workers: int) -> set[str]:
+    """Name the variables that are to tell so many workers where all listen."""
+    places = ("127.0.0.1:1",) * (backend.worker_ports * workers)
+    return {*backend.cluster_variables(places), *backend.task_variables(workers, 0)}
+
+
 def with_cluster(plan: LaunchPlan, cluster: tuple[str, ...], backend: PlannedBackend) -> LaunchPlan:
     """Tell each worker of the plan where all of them listen, in the words of the backend."""
     if not cluster:
         return plan
+    count = len(cluster) // plan.worker_ports
     workers = tuple(
-        replace(worker, env={**worker.env, **backend.cluster_variables(cluster, worker.rank)})
-        for worker in plan.workers
+        replace(worker, env={**worker.env, **backend.task_variables(count, worker.rank)}) for worker in plan.workers
     )
-    return replace(plan, cluster=cluster, workers=workers)
+    return replace(plan, cluster=cluster, env_starts=backend.cluster_variables(cluster), workers=workers)

@@ -157,9 +157,12 @@ def _own_names(topology: Topology, backend: PlannedBackend) -> set[str]:
     """Name the variables that a backend sets otherwise for each node or worker, as far as there are any yet."""
     if not topology.nodes or not topology.nodes[0].slots:
         return set()
-    places = ("127.0.0.1:1",) * (backend.worker_ports * (topology.world_size or topology.nodes[0].slots))
-    told = backend.cluster_variables(places, 0) if places else {}
-    return {*backend.node_variables(topology, 0), *backend.worker_variables(topology, 0, 0, 0), *told}
+    names = {*backend.node_variables(topology, 0), *backend.worker_variables(topology, 0, 0, 0)}
+    if backend.worker_ports:
+        from distlaunch.resolve.cluster import cluster_names
+
+        names |= cluster_names(backend, topology.world_size or topology.nodes[0].slots)
+    return names
 
 
 def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: Meeting | None = None) -> LaunchPlan:

@@ -75,8 +75,9 @@ def plan(options: TrainOptions, fmt: Literal["table", "json"], *, expand: bool =
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding does not have
     explanation, shown = planned.explanation, planned.plan
     if shown.worker_ports:
-        ports = ("HOST:PORT",) * shown.worker_ports * (planned.topology.world_size or 2)
-        names = ", ".join(planned.backend.cluster_variables(ports, 0))
+        from distlaunch.resolve.cluster import cluster_names
+
+        names = ", ".join(sorted(cluster_names(planned.backend, planned.topology.world_size or 2)))
         note = f"settled at the start: the ports that workers listen on, and so {names}"
         shown = replace(shown, notes=(*shown.notes, note))
     if fmt == "json":

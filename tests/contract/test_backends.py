@@ -93,7 +93,8 @@ def asked(backend: Backend, topology: Topology) -> dict[str, list[dict[str, str]
         for local_rank in range(node.slots):
             workers.append(backend.worker_variables(topology, node_rank, local_rank, len(workers)))
     cluster = tuple(f"10.0.0.1:{port}" for port in range(1, 1 + backend.worker_ports * len(workers)))
-    found["cluster_variables"] = [backend.cluster_variables(cluster, rank) for rank in range(len(workers)) if cluster]
+    found["cluster_variables"] = [backend.cluster_variables(cluster)] if cluster else []
+    found["task_variables"] = [backend.task_variables(len(workers), rank) for rank in range(len(workers)) if cluster]
     return found
 
 
@@ -121,14 +122,18 @@ def test_variables_are_text_and_the_same_for_the_same_topology(backend, topology
 def test_all_nodes_and_all_workers_get_variables_of_the_same_names(backend, topology):
     found = asked(backend, topology)
     assert len({frozenset(each) for each in found["worker_variables"]}) <= 1
-    assert len({frozenset(each) for each in found["cluster_variables"]}) <= 1
+    assert len({frozenset(each) for each in found["task_variables"]}) <= 1
     known = [each for each, node in zip(found["node_variables"], topology.nodes, strict=True) if node.slots is not None]
     assert len({frozenset(each) for each in known}) <= 1
 
 
 def test_what_is_of_each_worker_is_not_set_for_all_as_well(backend, topology):
     found = asked(backend, topology)
-    own = [name for part in ("node_variables", "worker_variables", "cluster_variables") for name in found[part][:1]]
+    own = [
+        name
+        for part in ("node_variables", "worker_variables", "cluster_variables", "task_variables")
+        for name in found[part][:1]
+    ]
     names = {name for each in own for name in each}
     shared = {name for part in ("job_variables", "attempt_files", "repeated") for name in found[part][0]}
     assert not names & shared

@@ -316,8 +316,8 @@ class Agent:
         if streams.stacks >= 0:
             self._stacks.add(spec.rank, streams.stacks, streams.numbers[-1])
         order = w.Spawn(
-            rank=spec.rank, descriptors=streams.numbers, argv=spec.argv or start.argv, env=spec.env, cpus=spec.cpus,
-            terminal=start.terminal,
+            rank=spec.rank, descriptors=streams.numbers, argv=spec.argv or start.argv, env=start.env_of(spec),
+            cpus=spec.cpus, terminal=start.terminal,
         )  # fmt: skip
         self._tell_spawner(order, streams.theirs)
 

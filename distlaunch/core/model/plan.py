@@ -77,6 +77,8 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     """How many ports its node holds for each worker."""
     cluster: tuple[str, ...] = ()
     """``HOST:PORT`` of each of them, by rank, once that is settled."""
+    env_starts: Mapping[str, str] = {}
+    """How variables begin that tell of these, the same for all workers: a worker's own value goes on there."""
     attempt_files: Mapping[str, str] = {}
     """By variable: a file in the attempt's folder that it is to name."""
     shared_memory: tuple[str, ...] = ()
@@ -101,7 +103,8 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     def record(self, *, expand: bool = False) -> dict[str, object]:
         """Give the plan as data for people and files: no inherited and no user-given values.
 
-        A worker's ``env`` holds what the others do not have; with ``expand`` also what they share. Secrets are masked.
+        A worker's ``env`` holds what the others do not have, of a variable in ``env_starts`` how it goes on there; with
+        ``expand`` also what all share. Secrets are masked.
         """
         return {**self._head(), "nodes": list(self._node_records(expand=expand))}
 
@@ -148,6 +151,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
             "hang_timeout_s": self.hang_timeout_s,
             "preload": list(self.preload),
             "env": {**_Mask()(self.env)},
+            **({"env_starts": {**_Mask()(self.env_starts)}} if self.env_starts else {}),
             "env_given": sorted(self.given_env),
             "notes": list(self.notes),
         }

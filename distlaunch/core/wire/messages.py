@@ -94,6 +94,12 @@ class Start(Record):
     """How long the workers may take to end by TERM if agent or coordinator vanish; None: as the agent has it."""
     shared_memory: tuple[str, ...] = ()
     """Names of the files that each worker may leave in /dev/shm, with {uid}, {address}, {port} and {rank} in them."""
+    env_starts: Mapping[str, str] = {}
+    """How variables begin that are as long as the job is large; what a worker has under the same name goes on there."""
+
+    def env_of(self, spec: WorkerSpec) -> Mapping[str, str]:
+        """Give what one of the workers has beside ``env``."""
+        return {**spec.env, **{name: start + spec.env.get(name, "") for name, start in self.env_starts.items()}}
 
 
 class Stop(Record):

@@ -15,7 +15,7 @@ ARGUMENTS = {
     "__init__": ({}, {}), "env_files": ({}, "/"), "sized": (None,), "location": (None, "a"), "needed": ({},),
     "notes_on": (ONE,), "check": (ONE,), "check_meeting": ((), ()), "job_variables": (ONE,),
     "default_variables": (ONE,), "node_variables": (ONE, 0), "worker_variables": (ONE, 0, 0, 0),
-    "cluster_variables": ((), 0), "attempt_files": (ONE,), "worker_words": (0,),
+    "cluster_variables": ((),), "task_variables": (1, 0), "attempt_files": (ONE,), "worker_words": (0,),
     "options": (), "repeated": (), "script_words": (), "agreed": (), "notes": (),
     "unwanted": (),
 }  # fmt: skip

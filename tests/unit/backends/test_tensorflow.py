@@ -26,9 +26,10 @@ def backend(*words: str) -> TensorFlow:
 def configs(*words: str, cluster: tuple[str, ...] = CLUSTER) -> list[dict]:
     """Give what each worker is told, by rank."""
     made = backend(*words)
-    found = [made.cluster_variables(cluster, rank) for rank in range(len(cluster))]
-    assert all(list(each) == ["TF_CONFIG"] for each in found)
-    return [json.loads(each["TF_CONFIG"]) for each in found]
+    told = made.cluster_variables(cluster)
+    found = [made.task_variables(len(cluster), rank) for rank in range(len(cluster))]
+    assert all(list(each) == ["TF_CONFIG"] for each in (told, *found))
+    return [json.loads(told["TF_CONFIG"] + each["TF_CONFIG"]) for each in found]
 
 
 def tasks(found: list[dict]) -> list[tuple[str, int]]:

@@ -81,8 +81,11 @@ class Listening(Plain):
 
     worker_ports = 1
 
-    def cluster_variables(self, cluster, rank):
-        return {"CLUSTER": " ".join((str(rank), *cluster))}
+    def cluster_variables(self, cluster):
+        return {"CLUSTER": " ".join(cluster)}
+
+    def task_variables(self, workers, rank):
+        return {"CLUSTER": f" {rank} of {workers}"}
 
 
 CLUSTER = (*(f"10.0.0.{rank}:{rank + 1}" for rank in range(6)), "[fd00::1]:65535")
@@ -92,7 +95,8 @@ def test_a_peers_workers_are_told_where_all_listen(by_hand):
     joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
     joiner._backend = Listening({}, {})
     plan = joiner.commenced(commence(cluster=CLUSTER), ["eth0"])
-    assert [worker.env["CLUSTER"] for worker in plan.workers] == [" ".join((str(rank), *CLUSTER)) for rank in (1, 2)]
+    assert plan.env_starts == {"CLUSTER": " ".join(CLUSTER)}
+    assert [worker.env["CLUSTER"] for worker in plan.workers] == [" 1 of 7", " 2 of 7"]
 
 
 @pytest.mark.parametrize("cluster", [
