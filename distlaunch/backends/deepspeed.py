@@ -21,6 +21,7 @@ from distlaunch.core.model.topology import Topology
 _ENV_FILE = ".deepspeed_env"
 _ENV_FILE_NAME = "DS_ENV_FILE"
 _CONFIG_WORDS = {"deepspeed": "--deepspeed_config", "transformers": "--deepspeed"}
+_BUFFER = "deepspeed_allreduce_buffer_{uid}_{address}_{port}"
 _PRECISIONS = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}
 
 
@@ -55,8 +56,9 @@ class DeepSpeed(TorchBackend):
         Requirement(module="torch", package="torch"),
         Requirement(module="deepspeed", package="deepspeed", at_least="0.10"),
     )
-    # Of its collectives on CPUs, 69 MB each, made where all workers are on one node (csrc/cpu/comm/shm.cpp).
-    shared_memory = ("deepspeed_allreduce_buffer_{uid}_{address}_{port}_{rank}",)
+    # Of its collectives on CPUs, made where all workers are on one node: 69 MB for each (csrc/cpu/comm/shm.cpp of
+    # 0.19), or one file for all of them (ccl.cpp beside it, as it was until 0.14.0 at least).
+    shared_memory = (f"{_BUFFER}_{{rank}}", _BUFFER)
 
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         super().__init__(chosen, texts)

@@ -185,6 +185,7 @@ def test_a_link_of_its_name_stands_for_the_command(distlaunch, tmp_path):
 BUFFER = (
     "import os, pathlib, sys\n"
     "ends = [str(os.getuid()), *(os.environ[name] for name in ('MASTER_ADDR', 'MASTER_PORT', 'RANK'))]\n"
+    "ends = ends[:-1] if sys.argv[1:] == ['old'] else ends\n"
     "noted = pathlib.Path('buffers')\n"
     "before = noted.read_text().splitlines() if noted.exists() else []\n"
     "left = [path for path in before if os.path.exists(path)]\n"
@@ -193,14 +194,16 @@ BUFFER = (
     "buffer.touch()\n"
     "sys.exit('left: ' + ' '.join(left) if left else 0 if before else 'once more')\n"
 )
-"""Makes a file as DeepSpeed's csrc/cpu/comm/shm.cpp names it; fails at first, and where it finds that of before."""
+"""Makes a file as DeepSpeed names it (csrc/cpu/comm); fails at first, and where it finds that of before."""
 
 
-def test_the_buffers_of_its_collectives_on_cpus_are_gone_after_every_attempt(distlaunch):
+@pytest.mark.parametrize("words", [(), ("old",)], ids=["one each", "one for all"])
+def test_the_buffers_of_its_collectives_on_cpus_are_gone_after_every_attempt(distlaunch, words):
     (distlaunch.work / "buffer.py").write_text(BUFFER)
     result = distlaunch.train(
-        "--backend", "deepspeed", "--num-procs", "1", "--python", sys.executable, "--max-restarts", "1", "buffer.py"
-    )
+        "--backend", "deepspeed", "--num-procs", "1", "--python", sys.executable, "--max-restarts", "1", "buffer.py",
+        *words,
+    )  # fmt: skip
     buffers = [Path(line) for line in (distlaunch.work / "buffers").read_text().splitlines()]
     left = [path for path in buffers if path.exists()]
     for path in left:
