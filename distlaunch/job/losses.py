@@ -22,7 +22,7 @@ _CRASHED = (
 )
 _OF_RAY = {
     "Ray's driver ": "start the job again: without its driver a launcher has nothing of Ray's cluster",
-    "Ray has lost ": "ray list nodes tells of it; with --max-restarts N Ray gives another node in its place",
+    "Ray has lost ": "ray list nodes, or actors, tells of it; with --max-restarts N Ray gives another in its place",
 }
 """By how ``transport.ray_places`` begins to say why: the number of nodes is fixed there."""
 _STOOD_STILL = "this launcher, its machine or the network stood still: nodes wait 10 s, or --lost-after, and no longer"

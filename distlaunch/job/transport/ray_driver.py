@@ -27,7 +27,7 @@ from typing import Any
 
 from distlaunch.job.transport import ray_local, ray_seat
 from distlaunch.job.transport.limits import allow
-from distlaunch.job.transport.ray_words import Bundle, Problem, lacking, one_for_each_gpu, said
+from distlaunch.job.transport.ray_words import Bundle, Problem, lacking, one_for_each_gpu, said, without_room
 
 _CHUNK = 1 << 20
 _TURN_S = 20.0
@@ -136,6 +136,8 @@ class Driver:
         ray.cloudpickle.register_pickle_by_value(ray_seat)  # nodes need not have us
         self._bundles = asked["bundles"] or one_for_each_gpu(list(self._nodes().values()), asked["each"])
         allow(_FILES + _FILES_EACH * len(self._bundles))
+        if asked["address"] == "local" and without_room(self._bundles, asked["strategy"], list(self._nodes().values())):
+            raise Problem(self._lacking(asked["strategy"]))  # nobody adds nodes to it
         self._code = ray.put(base64.b64decode(asked["code"]))
         self._group = placement_group(self._bundles, strategy=asked["strategy"])
         until = time.monotonic() + asked["within_s"]

@@ -8,6 +8,8 @@ from typing import Any
 
 _SHOWN = 8
 _LONGEST = 600
+_GRAIN = 1e-4
+"""What Ray counts resources in."""
 _STAMP = re.compile(
     rb"^(?:\x1b\[\d*m)*"
     rb"(?:\[\d{4}-\d\d-\d\d [^\]\n]*\] (?:\([^)\n]*\) )?\S+:\d+:|\d{4}-\d\d-\d\d \S+\s+[A-Z]+ \S+:\d+ --) *",
@@ -15,6 +17,8 @@ _STAMP = re.compile(
 )
 """How lines of its logs begin: ``[2026-01-31 10:00:00,000 E 7 9] (driver) a.cc:12:`` and, of Python's,
 ``2026-01-31 10:00:00,000 ERROR a.py:12 --``."""
+
+_OF_ACTOR = re.compile(r"(?:class_name|actor_id|pid|name|namespace|ip): \S*")
 
 Bundle = Mapping[str, float]
 
@@ -39,7 +43,7 @@ def one_for_each_gpu(nodes: Sequence[Mapping[str, Any]], each: Bundle) -> list[B
 
 def lacking(bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Mapping[str, Any]], free: Bundle) -> str:
     """Say which bundles are not to be placed; ``free``: what nobody has of the whole cluster."""
-    without = _without_room(bundles, strategy, nodes)
+    without = without_room(bundles, strategy, nodes)
     which = without or range(len(bundles))
     names = {name for bundle in bundles for name in bundle}
     there = "; ".join(
@@ -59,12 +63,12 @@ def lacking(bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Mapping[st
     )
 
 
-def _without_room(bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Mapping[str, Any]]) -> list[int]:
+def without_room(bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Mapping[str, Any]]) -> list[int]:
     """Give the numbers of bundles that would not fit into the nodes if nobody else had anything of them."""
     left = [dict(node["Resources"]) for node in nodes]
     without = []
     for number, bundle in enumerate(bundles):
-        room = next((each for each in left if all(each.get(name, 0) >= need for name, need in bundle.items())), None)
+        room = next((each for each in left if _has(each, bundle)), None)
         if room is None:
             without.append(number)
         elif strategy == "STRICT_SPREAD":
@@ -75,14 +79,21 @@ def _without_room(bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Mapp
     return without
 
 
+def _has(room: Bundle, bundle: Bundle) -> bool:
+    return all(room.get(name, 0) > need - _GRAIN / 2 for name, need in bundle.items())
+
+
 def _amounts(resources: Bundle, names: Mapping[str, float] | set[str]) -> str:
     return ", ".join(f"{name} {resources.get(name, 0):g}" for name in sorted(names))
 
 
 def said(exc: BaseException) -> str:
-    """Give what an error says, in one line."""
-    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    return " ".join(lines)[:_LONGEST] or type(exc).__name__
+    """Give what an error says, in one line, without the numbers by which only Ray knows an actor."""
+    lines = [line.strip() for line in str(exc).splitlines()]
+    text = " ".join(line for line in lines if line and not _OF_ACTOR.fullmatch(line))
+    if len(text) > _LONGEST:
+        text = text[:_LONGEST].rpartition(" ")[0] + " ..."
+    return text or type(exc).__name__
 
 
 def without_stamps(words: bytes) -> bytes:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.job.transport.ray_words import Problem, lacking, one_for_each_gpu, without_stamps
+from distlaunch.job.transport.ray_words import Problem, lacking, one_for_each_gpu, said, without_room, without_stamps
 
 
 def node(name: str, **resources: float):
@@ -38,6 +38,12 @@ def test_many_nodes_and_bundles_are_cut_off():
     assert "and 12 more" in text
 
 
+def test_bundles_that_fill_a_node_to_the_last_fraction_have_room():
+    assert without_room([{"CPU": 0.01}] * 100, "PACK", [node("a", CPU=1)]) == []
+    assert without_room([{"CPU": 0.01}] * 101, "PACK", [node("a", CPU=1)]) == [100]
+    assert without_room([{"CPU": 0.0001}] * 2, "PACK", [node("a", CPU=0.0001)]) == [1]
+
+
 def test_a_cluster_without_nodes_says_so():
     assert "no node is there" in lacking([ONE], "PACK", [], {})
 
@@ -46,6 +52,15 @@ def test_there_is_a_bundle_for_each_gpu_or_an_error_with_the_way_out():
     assert one_for_each_gpu([node("a", GPU=2), node("b", CPU=1), node("c", GPU=1)], ONE) == [ONE] * 3
     with pytest.raises(Problem, match="no node of the Ray cluster has a GPU"):
         one_for_each_gpu([node("b", CPU=1)], ONE)
+
+
+def test_what_ray_says_of_a_dead_actor_is_one_line_without_its_numbers():
+    died = "The actor died before.\n\tclass_name: Seat\n\tactor_id: 37\n\tpid: 24\n\tip: 10.0.0.1\nIt was killed. Exit type: E"
+    assert said(RuntimeError(died)) == "The actor died before. It was killed. Exit type: E"
+    assert said(RuntimeError()) == "RuntimeError"
+    long = said(RuntimeError("word " * 1000))
+    assert long.endswith("word ...")
+    assert len(long) < 620
 
 
 @pytest.mark.parametrize(
