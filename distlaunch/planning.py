@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.backends.base import Backend, Requirement
+from distlaunch.backends.configuring import check_files, configured_backend, read_users_text
 from distlaunch.backends.registry import find_backend
-from distlaunch.backends.usual import NEITHER, usual_files, without
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.layout import STDOUT
@@ -21,7 +21,6 @@ from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.core.model.topology import Topology
 from distlaunch.core.probe.cpus import probe_cpus
-from distlaunch.core.probe.files import read_bounded
 from distlaunch.job.rundir import LATEST, folder_name, log_base, new_job_id
 from distlaunch.resolve import select as systems
 from distlaunch.resolve.environment import check_total
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 
 _DESCRIPTORS_PER_WORKER = 9  # at most, while one is being started; then 4, or 5 while stacks are taken
 _DESCRIPTORS_OF_OUR_OWN = 64
-_TEXT_BYTES = 4 << 20
-_TEXT_S = 60.0
 _JOB_ID_BYTES = 100
 
 
@@ -135,17 +132,6 @@ def _find_program(name: str, workdir: str, environ: Mapping[str, str]) -> str | 
     return shutil.which(name, path=environ.get("PATH"))
 
 
-def read_users_text(path: str, named: str, *, hint: str | None = None) -> str:
-    """Read a file that the user names, in bounds, since it may be a pipe. Raises ConfigError, begun by ``named``."""
-    try:
-        data = read_bounded(path, most=_TEXT_BYTES, patience_s=_TEXT_S)
-    except OSError as exc:
-        raise ConfigError(f"{named}: {exc.strerror}", hint=hint) from exc
-    except ValueError as exc:
-        raise ConfigError(f"{named}: a name of a file has no NUL") from exc
-    return data.decode(errors="surrogateescape").replace("\r\n", "\n").replace("\r", "\n")
-
-
 def _job_id(options: TrainOptions, location: Location | None, topology: Topology) -> str:
     if isinstance(options, TorchrunOptions):
         run_id = options.dialect.run_id or new_job_id(time.time(), os.urandom(3))
@@ -224,6 +210,7 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
     plan = build_plan(options, facts, topology, backend, job_id=job_id, run_dir=run_dir, local=local)
     if local:
         check_total(plan.shared_env, plan.argv, os.sysconf("SC_ARG_MAX"))
+    check_files(backend, plan.shared_env, plan.workdir, local=local, unasked=told)
     told += tuple(f"the workers get the variables of {printable(path)}" for path in found)
     if told:
         plan = replace(plan, notes=(*plan.notes, *told))
@@ -259,44 +246,6 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
         join=join,
         explanation=explanation,
     )
-
-
-def configured_backend(
-    kind: type[Backend], options: TrainOptions, environ: Mapping[str, str], cwd: str
-) -> tuple[Backend, tuple[str, ...]]:
-    """Have a backend take its options, and tell which files are read unasked; those named are below ``cwd``.
-
-    Raises ConfigError.
-    """
-    usual = usual_files(kind.usual, environ, cwd)
-    if not options.opt and options.address is None and not usual:
-        return kind({}, {}), ()
-    from distlaunch.backends.choosing import chosen_options, given_words
-
-    known = kind.options()
-    chosen = chosen_options(given_words(options, known, kind.name), known, kind.name)
-    texts: dict[str, str] = {}
-    unasked: list[str] = []
-    for option in (option for option in known if option.kind == "file"):
-        name, there = option.name, usual.get(option.name)
-        if name in kind.usual and chosen.get(name) == NEITHER:
-            del chosen[name]
-        elif name in chosen:
-            path = os.path.join(cwd, str(chosen[name]))
-            hint = f"the usual one is {printable(there)}, which is read without -o {name}" if there else None
-            texts[name] = read_users_text(path, f"-o {name}={chosen[name]}", hint=hint)
-            chosen[name] = path  # workers may have another directory
-        elif there:
-            texts[name] = read_users_text(there, printable(there), hint=without(name))
-            chosen[name] = there
-            unasked.append(name)
-    try:
-        backend = kind(chosen, texts)
-    except ConfigError as error:
-        if any(printable(str(chosen[name])) in error.message for name in unasked):
-            error.hint = "; ".join(filter(None, (error.hint, *map(without, unasked))))
-        raise
-    return backend, tuple(f"{printable(str(chosen[name]))} is read ({without(name)})" for name in unasked)
 
 
 def is_alone(location: Location, topology: Topology) -> bool:

@@ -6,13 +6,13 @@ which machines and devices, is what distlaunch is told, whatever the file says o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from distlaunch.backends import accelerate_config as c
 from distlaunch.backends.base import BackendOption, Requirement, Value
 from distlaunch.backends.config_text import read_document
-from distlaunch.backends.deepspeed import DeepSpeed
+from distlaunch.backends.deepspeed import DeepSpeed, read_config
 from distlaunch.backends.pytorch_ddp import TorchBackend
 from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Topology
@@ -67,6 +67,17 @@ class Accelerate(TorchBackend):
             BackendOption(name="debug", about="compare the shapes of tensors before each collective", kind="flag"),
             *super().options(),
         )
+
+    def check_files(self, variables: Mapping[str, str], read: Callable[[str, str], str | None]) -> None:
+        """Look at the file of DeepSpeed that the configuration names, unless a user's variable names another."""
+        path = None if self._config is None else self._config.deepspeed_file
+        if self._config is None or path is None or variables.get(c.DEEPSPEED_FILE) != path:
+            return
+        where = self._config.document.where("deepspeed_config", "deepspeed_config_file")
+        named = f"{where}: deepspeed_config_file: {printable(path)}"
+        text = read(path, named)
+        if text is not None:
+            read_config(text, named, hint="Accelerate reads JSON alone, and no Hjson")
 
     def needed(self, variables: Mapping[str, str]) -> tuple[Requirement, ...]:
         """Add DeepSpeed where the configuration has Accelerate use it."""

@@ -7,7 +7,10 @@ workers of a node on the same cores.
 
 from __future__ import annotations
 
+import json
+from base64 import urlsafe_b64decode
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
@@ -87,6 +90,7 @@ _DEEPSPEED = {
     "zero3_init_flag": _Row(variable="ACCELERATE_DEEPSPEED_ZERO3_INIT", small=True),
     "deepspeed_moe_layer_cls_names": _Row(variable="ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"),
 }
+DEEPSPEED_FILE = _DEEPSPEED["deepspeed_config_file"].variable
 NODE_LISTS = ("deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter")
 """Keys of ``deepspeed_config`` that say which nodes take part."""
 _DYNAMO = {
@@ -167,6 +171,13 @@ class Config(Record):
     def uses_cpu(self) -> bool:
         """Tell whether it is for CPUs."""
         return bool(self.document.values.get("use_cpu")) or self.kind == "MULTI_CPU"
+
+    @property
+    def deepspeed_file(self) -> str | None:
+        """Give the file with DeepSpeed's own configuration; None without one, and where that itself stands here."""
+        value = self.section("deepspeed_config").get("deepspeed_config_file")
+        has_one = self.kind == "DEEPSPEED" and value is not None and str(value) != "none"
+        return str(value) if has_one and not _is_inline(str(value)) else None
 
     def variables(self, precision: str | None) -> dict[str, str]:
         """Give what all workers get; ``precision`` instead of the file's. Raises ConfigError."""
@@ -289,6 +300,14 @@ def read_config(document: Document) -> Config:
     return Config(
         document=document, kind=kind, precision=None if precision is None else str(precision).lower(), notes=notes
     )
+
+
+def _is_inline(text: str) -> bool:
+    """Tell whether a text is JSON, or base64 of it: Accelerate takes that where there is no file of this name."""
+    for decoded in (bytes, urlsafe_b64decode):
+        with suppress(ValueError, RecursionError):
+            return isinstance(json.loads(decoded(text.encode())), dict)
+    return False
 
 
 def _settings(given: Mapping[str, Any], rows: Mapping[str, _Row]) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ own; ``distlaunch.backends`` is the entry-point group for those of other package
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from distlaunch.core.model.record import Record
@@ -95,6 +95,14 @@ class Backend(PlannedBackend):
         """
         del options, machine
         return None
+
+    def check_files(self, variables: Mapping[str, str], read: Callable[[str, str], str | None]) -> None:
+        """Look at files that workers with these variables are to read, named by those that were given.
+
+        ``read(path, named)``: what a file holds whose path is taken from the workers' directory; None where that is on
+        other machines alone. It raises ConfigError, begun by ``named``. Raises ConfigError for one that is not right.
+        """
+        del variables, read
 
     def needed(self, variables: Mapping[str, str]) -> tuple[Requirement, ...]:
         """Give of ``requires``, and beside it, what workers with these variables and options import."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os.path
+import re
 from collections.abc import Mapping, Sequence
 
 from distlaunch.backends.base import BackendOption, Requirement, Value
@@ -182,18 +183,7 @@ class DeepSpeed(TorchBackend):
         if path.endswith(".hjson"):
             return
         shown = printable(path)
-        try:
-            config = json.loads(text)
-        except ValueError as exc:
-            raise ConfigError(
-                f"{shown}: no JSON: {exc}", hint="DeepSpeed alone reads Hjson too: call such a file NAME.hjson"
-            ) from exc
-        except RecursionError as exc:
-            raise ConfigError(f"{shown}: no configuration of DeepSpeed, it is nested too deeply") from exc
-        if not isinstance(config, dict):
-            raise ConfigError(
-                f"{shown}: no configuration of DeepSpeed", hint='it looks like {"train_batch_size": 32, ...}'
-            )
+        config = read_config(text, shown, hint="DeepSpeed alone reads Hjson too: call such a file NAME.hjson")
         for name, setting in _SETTINGS.items():
             if name not in self.chosen:
                 continue
@@ -204,6 +194,21 @@ class DeepSpeed(TorchBackend):
                     + (f"which does not have {place}" if said is None else f"where {place} is {said}"),
                     hint=f'leave the option out, or write "auto" for {place} there',
                 )
+
+
+def read_config(text: str, named: str, *, hint: str) -> dict[str, object]:
+    """Read a configuration. Raises ConfigError, begun by ``named``, with ``hint`` for what is no JSON."""
+    if re.search("[\ud800-\udfff]", text) is not None:
+        raise ConfigError(f"{named}: not UTF-8 text", hint="is it the right file?")
+    try:
+        config = json.loads(text)
+    except ValueError as exc:
+        raise ConfigError(f"{named}: no JSON: {exc}", hint=hint) from exc
+    except RecursionError as exc:
+        raise ConfigError(f"{named}: no configuration of DeepSpeed, it is nested too deeply") from exc
+    if not isinstance(config, dict):
+        raise ConfigError(f"{named}: no configuration of DeepSpeed", hint='it looks like {"train_batch_size": 32, ...}')
+    return config
 
 
 def _looked_up(config: object, place: Sequence[str]) -> object:

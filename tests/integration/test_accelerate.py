@@ -81,3 +81,17 @@ def test_a_configuration_that_is_not_right_ends_it_before_anything_starts(distla
     assert result.stderr.startswith("distlaunch: error: ")
     assert why in result.stderr
     assert result.run_dir is None
+
+
+def test_a_configuration_of_deepspeed_that_it_names_is_looked_at_before_anything_starts(distlaunch):
+    text = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: conf/ds.json\n"
+    (distlaunch.work / "conf.yaml").write_text(text)
+    named = f"{distlaunch.work}/conf.yaml:3: deepspeed_config_file: conf/ds.json: "
+    missing = train(distlaunch, "-o", "config=conf.yaml")
+    assert (missing.returncode, missing.run_dir) == (2, None)
+    assert missing.stderr.startswith(f"distlaunch: error: {named}there is no such file")
+    (distlaunch.work / "conf").mkdir()
+    (distlaunch.work / "conf" / "ds.json").write_text("{")
+    malformed = train(distlaunch, "-o", "config=conf.yaml")
+    assert (malformed.returncode, malformed.run_dir) == (2, None)
+    assert malformed.stderr.startswith(f"distlaunch: error: {named}no JSON: ")

@@ -10,11 +10,11 @@ from typing import Any
 
 from distlaunch.backends.choosing import option_name
 from distlaunch.backends.config_text import Document, read_document
+from distlaunch.backends.configuring import read_users_text
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.layout import horovodruns
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
-from distlaunch.planning import read_users_text
 from distlaunch.resolve.allocation import Host
 from distlaunch.resolve.dialect import Dialect
 from distlaunch.resolve.location import check_lists

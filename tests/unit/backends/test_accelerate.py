@@ -228,3 +228,65 @@ def test_a_file_leaves_no_room_for_what_another_launch_has_said():
 
 def test_without_a_file_the_environment_is_the_configuration():
     assert made(None, "mixed-precision=bf16").unwanted() == ()
+
+
+# --- the file that it names of DeepSpeed's
+
+WITH_FILE = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: {file}\n"
+
+
+def looked_for(file: str, **variables: str) -> list[tuple[str, str]]:
+    """Give which files are looked for, and how they are named."""
+    backend = made(WITH_FILE.format(file=file))
+    wanted: list[tuple[str, str]] = []
+    backend.check_files(
+        {**backend.job_variables(GPUS), **variables}, lambda path, named: wanted.append((path, named)) or "{}"
+    )
+    return wanted
+
+
+def test_deepspeeds_own_configuration_is_looked_for_and_named_with_where_it_is_said():
+    assert looked_for("conf/ds.json") == [("conf/ds.json", "conf/a.yaml:3: deepspeed_config_file: conf/ds.json")]
+
+
+@pytest.mark.parametrize(
+    ("file", "variables"),
+    [
+        ("none", {}),
+        ("", {}),
+        ("""'{"zero_optimization": {"stage": 3}}'""", {}),
+        ("eyJ6ZXJvX29wdGltaXphdGlvbiI6IHsic3RhZ2UiOiAzfX0=", {}),
+        ("ds.json", {"ACCELERATE_DEEPSPEED_CONFIG_FILE": "other.json"}),
+    ],
+    ids=["as accelerate config has it for none", "nothing", "JSON", "base64", "another by the user's variable"],
+)
+def test_where_accelerate_reads_no_file_none_is_looked_for(file, variables):
+    assert looked_for(file, **variables) == []
+
+
+def test_a_section_for_another_way_of_training_is_not_looked_at():
+    backend = made(WITH_FILE.format(file="ds.json").replace("DEEPSPEED", "FSDP"))
+    backend.check_files(backend.job_variables(GPUS), lambda *_: pytest.fail("it is not read"))
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "hint"),
+    [
+        ("{\n", "no JSON: Expecting", "Accelerate reads JSON alone"),
+        ("{\n  # Hjson\n  train_batch_size: 8\n}\n", "no JSON: Expecting", "no Hjson"),
+        ("[]", "no configuration of DeepSpeed", "train_batch_size"),
+        ("[" * 100_000, "nested too deeply", None),
+        ('{"a": "\udcff"}', "not UTF-8", None),
+    ],
+)
+def test_deepspeeds_own_configuration_has_to_be_json(text, why, hint):
+    backend = made(WITH_FILE.format(file="ds.json"))
+    with pytest.raises(ConfigError, match=r"^conf/a\.yaml:3: deepspeed_config_file: ds\.json: ") as caught:
+        backend.check_files(backend.job_variables(GPUS), lambda *_: text)
+    assert why in caught.value.message
+    assert hint is None or hint in str(caught.value.hint)
+
+
+def test_a_file_that_is_on_other_machines_alone_is_theirs_to_read():
+    backend = made(WITH_FILE.format(file="ds.json"))
+    backend.check_files(backend.job_variables(GPUS), lambda *_: None)

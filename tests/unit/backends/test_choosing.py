@@ -6,13 +6,13 @@ import pytest
 
 from distlaunch.backends.accelerate import Accelerate
 from distlaunch.backends.choosing import chosen_options, given_words
+from distlaunch.backends.configuring import configured_backend
 from distlaunch.backends.deepspeed import DeepSpeed
 from distlaunch.backends.horovod import Horovod
 from distlaunch.backends.pytorch_ddp import PytorchDdp
 from distlaunch.backends.ray import Ray
 from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError
-from distlaunch.planning import configured_backend
 from distlaunch.ui.quick import parse_plan, parse_train
 
 

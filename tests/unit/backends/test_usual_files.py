@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.backends.accelerate import Accelerate
+from distlaunch.backends.configuring import configured_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
-from distlaunch.planning import configured_backend
 from distlaunch.resolve.options import TrainOptions
 
 CPUS = Topology(nodes=(Node(host="a", slots=1),), device="cpu")

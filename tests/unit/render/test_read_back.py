@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.backends.configuring import configured_backend
 from distlaunch.backends.registry import find_backend
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import replace
-from distlaunch.planning import configured_backend
 from distlaunch.resolve.facts import Facts, Surroundings
 from distlaunch.resolve.identity import Identity
 from distlaunch.resolve.location import locate
