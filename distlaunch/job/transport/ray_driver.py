@@ -294,7 +294,7 @@ class Driver:
             how = f"Ray has lost the actor there: {said(exc)}"
         self._tell(call=call, ended=how)
         with suppress(OSError):
-            link.shutdown(socket.SHUT_RDWR)
+            link.shutdown(socket.SHUT_RD)  # for ``up``; its other end sees the end once the launcher has heard how
         up.join(_STOPS_S)
 
     def _send(self, seat: Any, link: socket.socket) -> None:

@@ -25,7 +25,6 @@ from distlaunch.job.transport.agentzip import agent_zip
 from distlaunch.job.transport.bootstrap import FLAGS, STUB, quoted_lines
 from distlaunch.job.transport.child import Child
 from distlaunch.job.transport.link import Link, Target, Unconnected
-from distlaunch.job.transport.patience import patience
 from distlaunch.job.transport.ray_words import without_stamps
 from distlaunch.job.transport.tcp_link import TcpLink
 from distlaunch.job.transport.trouble import Trouble
@@ -269,8 +268,8 @@ def _failure(told: Mapping[str, Any], host: str) -> ConnectFailure:
 class _Answer:
     """What the driver says of one call.
 
-    ``link``: what the driver has been given. It is held here until the end is known: so the link of a driver that is
-    killed ends when that has been seen, not before.
+    ``link``: what the driver has been given. It is held here, and ended once it is known how the agent, or the driver,
+    has ended, not before.
     """
 
     def __init__(self, link: socket.socket | None) -> None:
@@ -281,8 +280,8 @@ class _Answer:
         self.reached = False
         self._told: dict[str, Any] | None = None
         self._given = threading.Event()
-        self._ended = ""
-        self._finished = threading.Event()
+        self.how_ended = ""
+        """The agent, as far as that is known."""
 
     @property
     def is_given(self) -> bool:
@@ -304,16 +303,12 @@ class _Answer:
             self.finish(told["problem"])
 
     def finish(self, how: str) -> None:
-        """Take in how the agent has ended."""
-        self._ended = self._ended or how
-        self._finished.set()
+        """Take in how the agent has ended, and end the link."""
+        self.how_ended = self.how_ended or how
         if self._link is not None:
+            with suppress(OSError):  # it has been closed
+                self._link.shutdown(socket.SHUT_RDWR)
             self._link.close()
-
-    def how_ended(self, within_s: float) -> str:
-        """Say how the agent has ended, as far as that is known."""
-        self._finished.wait(within_s)
-        return self._ended
 
 
 class _RayLink(TcpLink):
@@ -325,7 +320,7 @@ class _RayLink(TcpLink):
 
     def why_closed(self) -> str:
         """Say how it ended; see ``Link``."""
-        return patience.spend(self._answer.how_ended) or super().why_closed()
+        return self._answer.how_ended or super().why_closed()
 
 
 def _path() -> list[str]:

@@ -88,6 +88,23 @@ def test_a_problem_after_the_agent_has_started_is_how_it_ended(driver):
     link.close()
 
 
+def test_a_link_ends_when_it_is_known_how_the_agent_has_though_the_driver_holds_it(driver):
+    places = driver(
+        "tell(call=call, places=hosts('a')); _, [link], _, _ = socket.recv_fds(control, 1 << 16, 1);"
+        " tell(call=1, opened='0bcdef0', address='10.0.0.1'); os.write(link, b'last');"
+        " tell(call=1, ended='it ended with status 3'); ask()"
+    )
+    place(places)
+    link = places.open(Target(host="a"), 20.0)
+    said = b""
+    while (data := link.receive()) is not None:
+        said += data
+        select.select([link], [], [], 20.0)
+    assert said == b"last"
+    assert link.why_closed() == "it ended with status 3"
+    link.close()
+
+
 def test_a_link_ends_no_sooner_than_it_is_known_how_its_driver_has_ended(driver):
     places = driver(
         "tell(call=call, places=hosts('a')); _, [link], _, _ = socket.recv_fds(control, 1 << 16, 1);"
