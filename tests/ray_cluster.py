@@ -10,17 +10,27 @@ import sys
 
 from ray.cluster_utils import Cluster
 
+PATIENCE_S = 200
+
+
+def add(count: int) -> None:
+    """Add so many nodes, and wait for them, where Ray itself would for 30 s: a busy machine may take more."""
+    new = [cluster.add_node(wait=False, num_cpus=cpus, num_gpus=gpus) for _ in range(count)]
+    for node in new:
+        cluster._wait_for_node(node, PATIENCE_S)
+    nodes.extend(new)
+
+
 port, count, cpus, gpus = map(int, sys.argv[1:])
 head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "ray_client_server_port": port}
 cluster = Cluster(initialize_head=True, head_node_args=head)
-nodes = [cluster.add_node(num_cpus=cpus, num_gpus=gpus) for _ in range(count)]
-cluster.wait_for_nodes()
+nodes = []
+add(count)
 print("cluster", cluster.address, flush=True)
 for line in sys.stdin:
     word, _, start = line.strip().partition(" ")
     if word == "add":
-        nodes.append(cluster.add_node(num_cpus=cpus, num_gpus=gpus))
-        cluster.wait_for_nodes()
+        add(1)
     else:
         gone = next(node for node in nodes if node.node_id.startswith(start))
         nodes.remove(gone)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,6 +24,14 @@ pytestmark = pytest.mark.timeout(600)
 PROGRAM = PROGRAMS / "frameworks" / "in_ray.py"
 PATIENCE_S = 200
 NODES, CPUS, GPUS = 3, 2, 2
+KILLED = {
+    "spawner": (70, "internal error: the spawner, the workers' parent, was killed by signal 9"),
+    "agent": (69, "its agent was killed by signal 9"),
+    "actor": (69, "Ray has lost the actor there"),
+}
+"""What there is on a node, from a worker upwards: the job's exit code if it is killed, and what is said."""
+SOON = ["--failure-grace", "1"]
+"""So long are workers waited for where their agent is lost, before their node is used again."""
 # Places bundles with GPUs and asks each node's agent; there are no such devices here, so that no job can use them.
 MASKS = """
 import json, os, select, sys
@@ -117,8 +126,12 @@ def driver_of(job) -> int:
     return next(int(pid) for pid in children if b"ray_driver" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def above(worker: int, what: str) -> int:
+    """Give what there is above a worker."""
+    pid = worker
+    for _ in range(1 + list(KILLED).index(what)):
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
 
 
 def words_of(cmdline: Path) -> bytes:
@@ -128,20 +141,20 @@ def words_of(cmdline: Path) -> bytes:
 
 
 def told(output: str) -> list[list[str]]:
-    """Give what the workers have told, by rank: rank, attempt, sum, sizes and ranks, mask."""
+    """Give what the workers have told, by rank: rank, attempt, sum of ranks if they reduce, sizes and ranks, mask."""
     return sorted(line.partition("told ")[2].split() for line in output.splitlines() if "told " in line)
 
 
 def test_workers_of_each_node_are_together_and_reduce_over_all_nodes(in_ray, cluster):
-    result = in_ray(cluster.address, "--num-nodes", "3", "--procs-per-node", "2", PROGRAM).wait(PATIENCE_S)
+    result = in_ray(cluster.address, "--num-nodes", "2", "--procs-per-node", "2", PROGRAM, "reduce").wait(PATIENCE_S)
     assert result.returncode == 0, result.stderr
-    assert told(result.stdout) == [[str(r), "0", "15", "6", str(r // 2), str(r % 2), "2", "-"] for r in range(6)]
+    assert told(result.stdout) == [[str(r), "0", "6", "4", str(r // 2), str(r % 2), "2", "-"] for r in range(4)]
 
 
 def test_a_launcher_outside_of_the_cluster_needs_no_way_but_rays_client(in_ray, cluster):
     result = in_ray(cluster.client, "--num-procs", "4", PROGRAM).wait(PATIENCE_S)
     assert result.returncode == 0, result.stderr
-    assert told(result.stdout) == [[str(r), "0", "6", "4", str(r // 2), str(r % 2), "2", "-"] for r in range(4)]
+    assert told(result.stdout) == [[str(r), "0", "-", "4", str(r // 2), str(r % 2), "2", "-"] for r in range(4)]
 
 
 def test_an_agent_sees_the_gpus_of_all_bundles_on_its_node(distlaunch, python, cluster):
@@ -155,40 +168,39 @@ def test_an_agent_sees_the_gpus_of_all_bundles_on_its_node(distlaunch, python, c
 
 
 def test_bundles_without_a_place_are_named(in_ray, cluster):
-    words = ["--num-nodes", "4", "--procs-per-node", "2", "--join-timeout", "3"]
+    words = ["--num-nodes", "4", "--procs-per-node", "2", "--join-timeout", "1"]
     result = in_ray(cluster.address, *words, PROGRAM).wait(PATIENCE_S)
     assert result.returncode == 69
-    assert "within 3 s Ray has no place for 1 of 4 bundles (3) of CPU 2" in result.stderr
+    assert "within 1 s Ray has no place for 1 of 4 bundles (3) of CPU 2" in result.stderr
     assert "no node of its own" in result.stderr
 
 
 def test_a_failed_attempt_is_run_again_in_the_same_places(in_ray, cluster):
     result = in_ray(cluster.address, "--num-procs", "3", "--max-restarts", "1", PROGRAM, "fail").wait(PATIENCE_S)
     assert result.returncode == 0, result.stderr
-    assert [line[:3] for line in told(result.stdout)] == [[str(r), a, "3"] for r in range(3) for a in "01"]
+    assert [line[:2] for line in told(result.stdout)] == [[str(r), a] for r in range(3) for a in "01"]
     assert "this rank fails" in result.stderr
 
 
 def test_a_lost_node_is_replaced_by_another_of_the_cluster(in_ray, cluster):
-    words = ["--num-nodes", "2", "--procs-per-node", "1", "--max-restarts", "1"]
-    job = in_ray(cluster.address, *words, PROGRAM, "wait")
+    words = ["--num-nodes", "2", "--procs-per-node", "1", "--max-restarts", "1", *SOON]
+    job = in_ray(cluster.address, *words, PROGRAM, "reduce", "wait")
     job.wait_said("waits", 2, timeout=PATIENCE_S)
     lost = job.wait_event("composed")["hosts"].rpartition("-")[2].strip("[]")
     cluster.do(f"kill {lost}")
+    cluster.do("add")  # for the other tests
     result = job.wait(PATIENCE_S)
-    cluster.do("add")
     assert result.returncode == 0, result.stderr
     assert [line[:3] for line in told(result.stdout)] == [[str(r), a, "1"] for r in range(2) for a in "01"]
     assert "Ray has another node for" in result.stderr
 
 
 def test_an_actor_that_hangs_is_replaced_by_one_in_the_same_place(in_ray, cluster):
-    words = ["--num-procs", "2", "-o", "strategy=strict-pack", "--max-restarts", "1", "--lost-after", "5"]
-    job = in_ray(cluster.address, *words, PROGRAM, "wait")
+    placing = ["--num-procs", "2", "-o", "strategy=strict-pack", "--join-timeout", "20"]  # a quarter of it may it hang
+    job = in_ray(cluster.address, *placing, "--lost-after", "5", "--max-restarts", "1", *SOON, PROGRAM, "wait")
     job.wait_said("waits", 2, timeout=PATIENCE_S)
     worker = job.wait_workers(2)[0]
-    agent = parent_of(parent_of(worker))  # the spawner is between them
-    actor = parent_of(agent)
+    actor, agent = above(worker, "actor"), above(worker, "agent")
     for pid in (actor, agent):
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -198,11 +210,28 @@ def test_an_actor_that_hangs_is_replaced_by_one_in_the_same_place(in_ray, cluste
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
     assert result.returncode == 0, result.stderr
-    assert [line[:3] for line in told(result.stdout)] == [[str(r), a, "1"] for r in range(2) for a in "01"]
+    assert [line[:2] for line in told(result.stdout)] == [[str(r), a] for r in range(2) for a in "01"]
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("what", KILLED)
+def test_what_is_killed_on_a_node_costs_an_attempt(distlaunch, in_ray, cluster, what, restarts):
+    code, why = KILLED[what]
+    words = ["--num-nodes", "2", "--procs-per-node", "1", "--max-restarts", str(restarts), *SOON]
+    job = in_ray(cluster.address, *words, PROGRAM, "wait")
+    job.wait_said("waits", 2, timeout=PATIENCE_S)
+    os.kill(above(job.wait_workers(2)[0], what), signal.SIGKILL)
+    result = job.wait(PATIENCE_S)
+    assert result.returncode == (0 if restarts else code), result.stderr
+    [lost] = result.of_type("node_lost")
+    said = " ".join(result.stderr.split())
+    assert re.search(rf"\b{lost['host']}\b[^:]*: the node is lost: {re.escape(why)}", said), said
+    assert len(told(result.stdout)) == 2 * (1 + restarts)
+    distlaunch.assert_no_survivors(within_s=60)
 
 
 def test_workers_save_though_rays_driver_is_told_to_end_with_the_launcher(in_ray, cluster):
-    job = in_ray(cluster.address, "--num-procs", "2", "--grace", "25", PROGRAM, "save")
+    job = in_ray(cluster.address, "--num-procs", "2", "--grace", "25", *SOON, PROGRAM, "save")
     job.wait_said("waits", 2, timeout=PATIENCE_S)
     os.kill(driver_of(job), signal.SIGTERM)
     job.send_signal(signal.SIGTERM)
@@ -211,14 +240,16 @@ def test_workers_save_though_rays_driver_is_told_to_end_with_the_launcher(in_ray
     assert result.stdout.count("saved") == 2, result.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_while_ray_places_is_told_and_ends_the_job(in_ray, cluster, number, code):
-    job = in_ray(cluster.address, "--num-nodes", "4", "--procs-per-node", "2", PROGRAM)
-    job.wait_stderr("waiting for Ray", timeout=PATIENCE_S)
-    job.send_signal(number)
-    result = job.wait(PATIENCE_S)
-    assert result.returncode == code
-    assert f"ended by {number.name} while Ray placed the workers: none has been started" in result.stderr
+def test_a_signal_while_ray_places_is_told_and_ends_the_job(in_ray, cluster):
+    words = ["--num-nodes", "4", "--procs-per-node", "2", PROGRAM]
+    jobs = {number: in_ray(cluster.address, *words) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number, job in jobs.items():
+        job.wait_stderr("waiting for Ray", timeout=PATIENCE_S)
+        job.send_signal(number)
+    for number, job in jobs.items():
+        result = job.wait(PATIENCE_S)
+        assert result.returncode == 128 + number
+        assert f"ended by {number.name} while Ray placed the workers: none has been started" in result.stderr
 
 
 def test_a_ray_that_was_interrupted_while_it_started_here_leaves_nothing(in_ray, folder):
@@ -233,11 +264,12 @@ def test_a_ray_that_was_interrupted_while_it_started_here_leaves_nothing(in_ray,
 
 
 def test_a_killed_launcher_leaves_neither_workers_nor_bundles(distlaunch, in_ray, cluster):
-    job = in_ray(cluster.address, "--num-procs", "6", PROGRAM, "wait")
-    job.wait_said("waits", 6, timeout=PATIENCE_S)
+    all_of_it = ["--num-nodes", str(NODES), "--procs-per-node", str(CPUS)]
+    job = in_ray(cluster.address, *all_of_it, PROGRAM, "wait")
+    job.wait_said("waits", NODES * CPUS, timeout=PATIENCE_S)
     job.send_signal(signal.SIGKILL)
     distlaunch.assert_no_survivors(within_s=60)
-    again = in_ray(cluster.address, "--num-procs", "6", PROGRAM).wait(PATIENCE_S)
+    again = in_ray(cluster.address, *all_of_it, PROGRAM).wait(PATIENCE_S)
     assert again.returncode == 0, again.stderr
 
 
@@ -245,7 +277,7 @@ def test_local_starts_ray_here_and_leaves_nothing_of_it(distlaunch, in_ray, fold
     words = ["--num-procs", "3", "-o", "resources=seat=0.5,memory=100000000", PROGRAM]
     result = in_ray("local", *words, env={"RAY_TMPDIR": folder}).wait(PATIENCE_S)
     assert result.returncode == 0, result.stderr
-    assert [line[:3] for line in told(result.stdout)] == [[str(rank), "0", "3"] for rank in range(3)]
+    assert [line[:2] for line in told(result.stdout)] == [[str(rank), "0"] for rank in range(3)]
     distlaunch.assert_no_survivors()
     assert not list(Path(folder).glob("dl-ray-*"))
 
@@ -268,7 +300,7 @@ def test_what_local_ray_cannot_place_is_told_soon_and_leaves_nothing(in_ray, fol
     words = ["--num-nodes", "2", "--procs-per-node", "1", PROGRAM]
     result = in_ray("local", *words, env={"RAY_TMPDIR": folder}).wait(PATIENCE_S)
     assert result.returncode == 69
-    assert "Ray has no place for 1 of 2 bundles (1)" in result.stderr
+    assert "error: --backend ray: Ray has no place for 1 of 2 bundles (1)" in result.stderr, "nobody waits for nodes"
     assert not list(Path(folder).glob("dl-ray-*"))
 
 
