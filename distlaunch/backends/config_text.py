@@ -1,8 +1,8 @@
 r"""Layer backends: a strict reader of configuration files: JSON, and of YAML what ``accelerate config`` writes.
 
 PyYAML need not be where a job is launched from, and does not tell on which line a key stands. What is read means what
-PyYAML makes of it (YAML 1.1: ``no`` is false); anchors, tags, block scalars and nested flow collections are refused,
-and so are times, dates and keys that are no text there.
+PyYAML makes of it (YAML 1.1: ``no`` is false); anchors, tags, block scalars and nested flow collections, or those of
+several lines, are refused, and so are times, dates and keys that are no text there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable, quoted
 
-_KEY = re.compile(r"""(?P<key>[A-Za-z_][\w.\-]*|'[^'"\\]+'|"[^'"\\]+") *:(?= |$) *""")
+_NAME = r"""(?P<key>[A-Za-z_][\w.\-]*|'[^'"\\]+'|"[^'"\\]+")"""
+_KEY = re.compile(rf"{_NAME} *:(?= |$) *")
+_PLAIN = r"""[^\[\]{},?'"\t:# ](?:[^\[\]{},?'"\t:#]|(?<! )\#|:(?![ ,\]}]|$))*"""
+_ITEM = re.compile(rf""" *(?:{_NAME} *: +)?(?P<word>'(?:[^']|'')*' *|"(?:[^"\\]|\\.)*" *|{_PLAIN}|)(?P<end>[,\]}}])""")
+"""One of a list or mapping in one line, with what ends it."""
+_EACH = "a line for each value"
 _WORDS: Mapping[str, bool | None] = {
     **{form: True for word in ("yes", "true", "on") for form in (word, word.title(), word.upper())},
     **{form: False for word in ("no", "false", "off") for form in (word, word.title(), word.upper())},
@@ -136,48 +141,53 @@ class _Reader:
                 if line.rstrip(_BLANK) in ("...", "---"):
                     break
                 raise self._error("expected 'name: value'")
-            key = match["key"].strip("'\"")
-            if key == match["key"] and key in _WORDS:
-                raise self._error(f"{key} is no text in YAML, but a value", hint=f'"{key}": if that is its name')
-            keys = (*above, key)
-            if key in values:
-                raise self._error(f"{quoted(key)} is given twice, first on line {self._found[keys]}")
-            self._found[keys] = self._at + 1
-            values[key] = self._value(match.end(), indent, keys)
+            key = self._key(match["key"], above, values)
+            values[key] = self._value(match.end(), indent, (*above, key))
         indent_now = self._next()
         if indent_now is not None and indent_now > indent:
             raise self._error("more indented than what it follows")
         return values
 
+    def _key(self, written: str, above: tuple[str, ...], there: Mapping[str, Any]) -> str:
+        """Give a key as text, and keep where it stands."""
+        key = written.strip("'\"")
+        if key == written and key in _WORDS:
+            raise self._error(f"{key} is no text in YAML, but a value", hint=f'"{key}": if that is its name')
+        keys = (*above, key)
+        if key in there:
+            raise self._error(f"{quoted(key)} is given twice, first on line {self._found[keys]}")
+        self._found[keys] = self._at + 1
+        return key
+
     def _value(self, start: int, indent: int, keys: tuple[str, ...]) -> Any:
         rest = self._lines[self._at][start:]
         if rest.strip(_BLANK) and not rest.startswith("#"):
-            return self._scalar(start, indent)
+            return self._scalar(start, indent, keys)
         self._at += 1
         below = self._next()
         if below is not None and below >= indent and re.match(r"-(\s|$)", self._lines[self._at][below:]):
-            return self._sequence(below)
+            return self._sequence(below, keys)
         return self._mapping(below, keys) if below is not None and below > indent else None
 
-    def _sequence(self, indent: int) -> list[Any]:
-        values = []
+    def _sequence(self, indent: int, above: tuple[str, ...]) -> list[Any]:
+        values: list[Any] = []
         while self._next() == indent and re.match(r"- +(?=\S)", self._lines[self._at][indent:]):
             start = len(self._lines[self._at]) - len(self._lines[self._at][indent + 1 :].lstrip(" "))
             if _KEY.match(self._lines[self._at], start):
                 raise self._error("a list of mappings is not read here")
             if self._lines[self._at][start] == "#":
                 raise self._error("nothing stands in this line of the list", hint="- null, if that is meant")
-            values.append(self._scalar(start, indent))
+            values.append(self._scalar(start, indent, (*above, str(len(values)))))
         return values
 
-    def _scalar(self, start: int, indent: int) -> Any:
+    def _scalar(self, start: int, indent: int, keys: tuple[str, ...]) -> Any:
         """Read a value that begins here, and go on behind it: it may be folded over several lines."""
         rest = self._lines[self._at][start:]
         first = rest[0]
         if first in _CLOSING:
             return self._quoted(start, first)
         if first in "[{":
-            return self._flow(self._uncommented(rest))
+            return self._flow(start, keys)
         words = self._uncommented(rest)
         self._check_start(words)
         if _has_colon(words):
@@ -212,10 +222,11 @@ class _Reader:
                 raise self._error(f"the quote {quote} is not closed")
             line, at = self._lines[self._at], 0
         text = "\n".join((*parts, end[1]))
-        behind = line[end.end() :].strip(_BLANK)
-        if behind and not (behind.startswith("#") and line[end.end()] == " "):
-            raise self._error(f"{quoted(behind)} stands behind a quoted value")
+        self._check_behind(line, end.end())
         self._at += 1
+        return self._unquoted(text, quote)
+
+    def _unquoted(self, text: str, quote: str) -> str:
         if quote == "'":
             return _folded(text).replace("''", "'")
         joined = re.sub(r"\\(\n[ \t]*|.)", lambda found: "" if found[1][0] == "\n" else found[0], text)
@@ -229,21 +240,34 @@ class _Reader:
             raise self._error(f"{match[0]} is no escape of YAML")
         return _ESCAPES[code]
 
-    def _flow(self, text: str) -> Any:
-        if text == "{}":
-            value: Any = {}
-        elif text.startswith("[") and text.endswith("]") and not re.search(r"[\[\]{}'\"]|: ", text[1:-1]):
-            *words, last = (word.strip(_BLANK) for word in text[1:-1].split(","))
-            if not all(words):
+    def _flow(self, start: int, above: tuple[str, ...]) -> Any:
+        """Read a list or a mapping that begins here and ends on this line, of single values."""
+        line = self._lines[self._at]
+        at, end, closing = start + 1, ",", "]" if line[start] == "[" else "}"
+        values: dict[Any, Any] = {}
+        while end == ",":
+            match = _ITEM.match(line, at)
+            if match is None:
+                raise self._error("only {A: B} and [A, B] of single values are read in one line", hint=_EACH)
+            at, end, key, word = match.end(), match["end"], match["key"], match["word"].strip(_BLANK)
+            if end == closing and key is None and not word:
+                break  # nothing at all, or a comma before it
+            if end not in (",", closing) or (key is None) is (closing == "}"):
+                raise self._error(f"a list is [A, B], a mapping {{A: B}}, not {quoted(line[start:at])}", hint=_EACH)
+            if key is None and not word:
                 raise self._error("nothing stands between two commas", hint="null, if that is meant")
-            values = [word for word in (*words, last) if word]
-            for word in values:
-                self._check_start(word)
-            value = [self._resolved(word) for word in values]
-        else:
-            raise self._error("only {} and [A, B] without quotes are read in one line", hint="a line for each value")
+            place = len(values) if key is None else self._key(key, above, values)
+            values[place] = self._within(word)
+        self._check_behind(line, at)
         self._at += 1
-        return value
+        return list(values.values()) if closing == "]" else values
+
+    def _within(self, word: str) -> Any:
+        if word[:1] in _CLOSING:
+            return self._unquoted(word[1:-1], word[0])
+        if word:
+            self._check_start(word)
+        return self._resolved(word)
 
     def _resolved(self, text: str) -> Any:
         """Give a plain scalar its type, as YAML 1.1 has it."""
@@ -255,6 +279,11 @@ class _Reader:
             return _number(text)
         except ValueError as exc:  # 0x_, or thousands of digits
             raise self._error(f"{quoted(text)} is no number", hint="quote the value") from exc
+
+    def _check_behind(self, line: str, end: int) -> None:
+        behind = line[end:].strip(_BLANK)
+        if behind and not (behind.startswith("#") and line[end] == " "):
+            raise self._error(f"{quoted(behind)} stands behind a value that has ended")
 
     def _check_start(self, words: str) -> None:
         if words[0] in "|>&*!%@`,]}" or words in ("-", "?") or words.startswith(("? ", "- ")):

@@ -88,6 +88,16 @@ def test_what_pyyaml_writes_is_read_back(values, unicode):
         "?",
         "[a, b,]",
         "[a]",
+        "[ 'a, b' , \"c\\t]\" , no, 1.5 ]  # d",
+        "{a: 1}",
+        "{ a: 1, 'b c': no , \"d\": 'it''s', e: , f: x # y }",
+        "{a: b:c, d: http://x#y,}",
+        "{a: x y, b: '{', c: \"\\x41\"} # d",
+        "[a?b]",
+        "[:a]",
+        "{a: -1, b: ~}",
+        "{ }",
+        "{a: b: c}",
     ],
 )
 def test_a_word_means_what_pyyaml_makes_of_it(value):
@@ -120,6 +130,10 @@ commands:
 - one
 -   "two: 2"
 hosts: [a, 1, no]
+dynamo_config: {dynamo_backend: INDUCTOR, 'dynamo_mode': "default"}
+pairs:
+- {a: 1}
+- {a: 2}
 none: []
 last: 'a # b'  # c
 """
@@ -129,6 +143,7 @@ def test_what_people_write_by_hand_is_read():
     document = read_document("---\n" + BY_HAND + "...\n", "c.yaml")
     assert document.values == yaml.safe_load(BY_HAND)
     assert document.where("fsdp_config", "fsdp_version") == "c.yaml:6"
+    assert document.where("dynamo_config", "dynamo_mode") == "c.yaml:17"
     assert document.where("nothing") == "c.yaml"
 
 
@@ -148,7 +163,21 @@ def test_nothing_at_all_is_an_empty_document():
         ("a: &x 1\n", 1, "'&' begins what is not read"),
         ("a: |\n  text\n", 1, "'|' begins what is not read"),
         ("a: !!str 1\n", 1, "'!' begins"),
-        ("x: 1\na: {b: 1}\n", 2, "only {} and [A, B]"),
+        ("x: 1\na: {b: {c: 1}}\n", 2, "only {A: B} and [A, B]"),
+        ("a: [[1], 2]\n", 1, "only {A: B} and [A, B]"),
+        ("a: [1,\n  2]\n", 1, "only {A: B} and [A, B]"),
+        ("a: {b: 'c\n  d'}\n", 1, "only {A: B} and [A, B]"),
+        ("a: [b, c # d]\n", 1, "only {A: B} and [A, B]"),
+        ("a: {b: 1, c}\n", 1, "a mapping {A: B}, not '{b: 1, c}'"),
+        ("a: {b:1}\n", 1, "a mapping {A: B}, not '{b:1}'"),
+        ("a: [?b]\n", 1, "only {A: B} and [A, B]"),
+        ("a: [-]\n", 1, "'-' begins what is not read"),
+        ("a: [b: 1]\n", 1, "a list is [A, B]"),
+        ("a: [b}\n", 1, "a list is [A, B]"),
+        ("a: {b: 1, b: 2}\n", 1, "'b' is given twice, first on line 1"),
+        ("a: {no: 1}\n", 1, "no is no text in YAML"),
+        ("a: {b: 12:30}\n", 1, "'12:30' is no text"),
+        ("a: {b: 1} c\n", 1, "'c' stands behind"),
         ("a: b: c\n", 1, "a second ':'"),
         ("a: 'open\nb: 1\n", 1, "quote ' is not closed"),
         ("a: 'x' y\n", 1, "'y' stands behind"),
@@ -191,6 +220,7 @@ def test_what_is_not_understood_is_named_with_its_line(text, line, why):
 PIECES = st.sampled_from([
     *'abk,:-#?|[]{}"&*!@%<=', "no", "on", "~", "12:30", "1:30.5", "2024-01-01", "<<", "0x_", "0o7", "1_0", "1.0e+3", " ", "  ",
     "\n", "\n  ", "\n- ", "\nk2: ", "'", " #", "\t", "\x85", "\u2028", "[a,b,]", "[a,,b]", "{}", "---", "...", "\\n",
+    "{a: ", ", b: ", "'c'",
 ])  # fmt: skip
 
 
@@ -232,8 +262,23 @@ def test_json_is_read_too(values):
         'a: "x\n' + ("\\\\" * 2_000 + "\n") * 1_500,
         "a: x\n" + "  y\n" * 800_000,
         "a: '" + "''" * 1_000_000 + "\n",
+        "a: {b: x" + " " * 300_000 + "x\n",
+        "a: ['" + "''" * 300_000 + "\n",
+        "a: {" + "b: 'x' " * 100_000 + "}\n",
+        "a: [" + "b, " * 300_000 + "\n",
     ],
-    ids=["blanks", "blanks in quotes", "open quote", "open quote with escapes", "many lines", "quotes in quotes"],
+    ids=[
+        "blanks",
+        "blanks in quotes",
+        "open quote",
+        "open quote with escapes",
+        "many lines",
+        "quotes in quotes",
+        "blanks in one line",
+        "open quote in one line",
+        "no commas in one line",
+        "open list in one line",
+    ],
 )
 def test_large_files_are_read_or_refused_in_time(text):
     begun = time.process_time()

@@ -290,6 +290,13 @@ def test_a_configuration_file_sets_what_the_command_line_does_not(tmp_path):
     )
 
 
+def test_a_section_of_the_configuration_may_stand_in_one_line(tmp_path):
+    file = tmp_path / "conf.yaml"
+    file.write_text("params: {fusion_threshold_mb: 32, cycle_time_ms: 0.5}  # ours\ntimeline: {filename: 'a, b'}\n")
+    found = meaning("-np", "2", "--config-file", str(file))
+    assert found.options.opt == ("fusion-threshold-mb=32", "cycle-time-ms=0.5", "timeline-filename=a, b")
+
+
 def test_the_command_line_has_the_last_word_on_settings(tmp_path):
     (tmp_path / "c").write_text("params:\n  cycle_time_ms: 2\n  cache_capacity: 3\n")
     found = options("-np", "2", "--config-file", str(tmp_path / "c"), "-o", "CYCLE_TIME_MS=5")
@@ -306,6 +313,7 @@ def test_the_command_line_has_the_last_word_on_settings(tmp_path):
         ("params:\n  fusion_threshold_mb: much\n", ":2: fusion_threshold_mb takes a whole number >= 0, not 'much'"),
         ("stall_check:\n  enabled: 7\n", ":2: enabled takes true or false, not '7'"),
         ("controller: mpi\n", ":1: workers are controlled by gloo here, not by 'mpi'"),
+        ("# ours\nparams: {cycle_tme_ms: 1}\n", ":2: horovodrun has no 'cycle_tme_ms'"),
         ("params: 7\n", ":1: params takes a mapping"),
     ],
 )
