@@ -29,7 +29,9 @@ class Held:
             self.keeper.communicate(timeout=60)
             pytest.skip(f"Slurm cannot run here: {answer['error']}")
         self.directory, self.enter = answer["directory"], answer["enter"]
-        self.namespace = os.readlink(f"/proc/{self.enter[1].removeprefix('--target=')}/ns/pid")
+        # Held open, as a namespace that is gone leaves its number to the next one, which may be another test's.
+        self.held = os.open(f"/proc/{self.enter[1].removeprefix('--target=')}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self.namespace = os.readlink(f"/proc/self/fd/{self.held}")
         self.env = {"PATH": os.environ["PATH"], "HOME": "/", **answer["environment"]}
 
     def leave_a_daemon(self) -> int:
@@ -77,6 +79,7 @@ class Held:
         self.keeper.wait()
         self.keeper.stdin.close()
         self.keeper.stdout.close()
+        os.close(self.held)
         if os.path.exists(self.directory):
             down(self.directory)
 

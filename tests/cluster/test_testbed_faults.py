@@ -34,8 +34,13 @@ def connect(hosts, host, to, within_s=PATIENTLY_S):
     return hosts.run(host, sys.executable, "-c", CONNECT, hosts.address(to), within_s).stdout.strip()
 
 
-def reaches(hosts, host, to, within_s=PATIENTLY_S):
-    return connect(hosts, host, to, within_s)[0].isdigit()
+def reaches(hosts, host, to):
+    """Connect, again if need be: a host that was silent may count as unreachable until its address is asked for anew."""
+
+    def connected():
+        return connect(hosts, host, to)[0].isdigit()
+
+    return until(connected, f"{host} reaches {to}")
 
 
 def a_session(hosts):
