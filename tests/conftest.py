@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from tests import frameworks
 from tests.launcher import Launcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from xdist.remote import Producer
 
 # --- in CI a skip is a failure -------------------------------------------------------------------------------------
 
@@ -47,6 +50,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("CI", "").lower() in {"1", "true"}:
         config.pluginmanager.register(NoSkips(), "no-skips")
     config.pluginmanager.register(frameworks, "frameworks")
+
+
+# --- several tests at a time (-n N) ----------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    """Keep a file's tests together, with what they share, and the files in their order: frameworks come last."""
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
 
 # --- nothing leaks out of a test -----------------------------------------------------------------------------------

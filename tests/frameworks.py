@@ -1,7 +1,7 @@
 """Frameworks that the tests' own interpreter does not have: a Python for each, made beside the other tests.
 
 What is not there yet is made by a process that has only the time that nobody else wants, while the tests that need none
-of it run; those that do come last. A fixture waits for its own, or makes it if that process could not.
+of it run; files with tests that do come last. A fixture waits for its own, or makes it if that process could not.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ def _needed(item: pytest.Item) -> list[str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = [*FRAMEWORKS]
-    items.sort(key=lambda item: max((order.index(name) + 1 for name in _needed(item)), default=0))
+    order = {name: place for place, name in enumerate(FRAMEWORKS, 1)}
+    last: dict[Path, int] = {}
+    for item in items:
+        last[item.path] = max([last.get(item.path, 0), *(order[name] for name in _needed(item))])
+    items.sort(key=lambda item: last[item.path])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
