@@ -22,7 +22,14 @@ def add(count: int) -> None:
 
 
 port, count, cpus, gpus = map(int, sys.argv[1:])
-head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "ray_client_server_port": port}
+looks = {"health_check_period_ms": 500}  # not 3 s: a node that is killed is lost when five looks have found it gone
+head = {
+    "num_cpus": 0,
+    "num_gpus": 0,
+    "include_dashboard": False,
+    "ray_client_server_port": port,
+    "_system_config": looks,
+}
 cluster = Cluster(initialize_head=True, head_node_args=head)
 nodes = []
 add(count)
