@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from distlaunch.job.supervision import DOUBLE_S
+
 PROGRAMS = Path(__file__).parents[1] / "programs"
 SPAWNER = "dl-spawner"
 SERVER = "dl-warm"
@@ -34,6 +36,12 @@ def until(condition: Callable[[], Any], what: str, *, within_s: float = 30.0) ->
             pytest.fail(f"not within {within_s} s: {what}")
         time.sleep(0.005)
     return value
+
+
+def later_than_a_double() -> None:
+    """Let so much time pass that a signal no longer counts as one with another that has taken effect."""
+    began = time.monotonic()
+    until(lambda: time.monotonic() > began + 2 * DOUBLE_S, "nobody takes both for one")
 
 
 def state_of(pid: int) -> str | None:

@@ -6,13 +6,11 @@ import json
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
 
-from distlaunch.job.supervision import DOUBLE_S
-from tests.process.conftest import PROGRAMS, is_alive, until
+from tests.process.conftest import PROGRAMS, is_alive, later_than_a_double, until
 from tests.process.team import Team
 
 
@@ -131,8 +129,7 @@ def test_ctrl_c_twice_at_any_launcher_kills_all_workers(team):
     peer.send_signal(signal.SIGINT)
     peer.wait_stderr("once more kills")
     team.launchers[0].wait_stderr("asking 2 workers to end")
-    told_at = time.monotonic()
-    until(lambda: time.monotonic() > told_at + 10 * DOUBLE_S, "nobody takes both for one")
+    later_than_a_double()
     peer.send_signal(signal.SIGINT)
     assert team.codes() == {0: 130, 1: 130}
     assert not any(map(is_alive, pids))

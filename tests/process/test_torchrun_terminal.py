@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.process.conftest import later_than_a_double
+
 CTRL_Z, CTRL_C = b"\x1a", b"\x03"
 
 DEBUGS = """
@@ -77,6 +79,7 @@ def test_a_second_ctrl_c_ends_the_job_while_pdb_waits(debugging, job):
     workers = [int(job.sign(f"pid-{rank}")) for rank in (0, 1)]
     debugging.type(CTRL_C)
     debugging.sees("--KeyboardInterrupt--")
+    later_than_a_double()
     debugging.type(CTRL_C)
     assert debugging.shell.wait(30) == 130
     assert not any(map(job.is_alive, workers))
