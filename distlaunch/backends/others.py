@@ -155,6 +155,6 @@ _METHODS: Mapping[str, _Check] = {
     "script_words": _texts, "worker_words": _texts,
     "job_variables": _variables, "default_variables": _variables, "unwanted": _texts, "node_variables": _variables,
     "worker_variables": _variables, "repeated": _variables, "cluster_variables": _variables,
-    "task_variables": _variables, "attempt_files": _files,
+    "task_variables": _variables, "fewer_workers": _text, "attempt_files": _files,
 }  # fmt: skip
 _OF_CLASS: Mapping[str, _Check] = {"options": _options, "env_files": _texts}

@@ -104,6 +104,12 @@ class TensorFlow(Backend):
             kind, index = "worker", rank - chiefs
         return {_CONFIG: f'{{"type":"{kind}","index":{index}}}}}'}
 
+    def fewer_workers(self) -> str:
+        """Point at the option by which a node has one."""
+        if self.chosen.get("per") == "node":
+            return "ask for fewer nodes"
+        return "ask for fewer workers; -o per=node has one for each node, with all of its GPUs"
+
     def _parts(self, workers: int) -> tuple[int, int]:
         """Give the rank after the last chief's, and that after the last one's who trains."""
         return (1 if self.chosen.get("chief") else 0), workers - (1 if self.chosen.get("evaluator") else 0)

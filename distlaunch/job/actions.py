@@ -83,7 +83,7 @@ class Known(Record):
 
 
 class Refused(Record):
-    """The launchers of a job have been told different things, by which there can be none."""
+    """There can be no attempt: launchers have been told different things, or workers cannot be told all."""
 
     text: str
     hint: str | None = None

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from distlaunch.core.agent.pseudo_terminal import in_foreground
+from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.layout import plan_path
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.text import counted
@@ -277,7 +278,11 @@ class Runner:
             from distlaunch.resolve.cluster import cluster_of, with_cluster
 
             cluster = cluster_of(plan, action.ports, action.meeting)
-            self._plan = self._reporter.plan = plan = with_cluster(plan, cluster, self._backend)
+            try:
+                self._plan = self._reporter.plan = plan = with_cluster(plan, cluster, self._backend)
+            except ConfigError as exc:
+                self._feed(a.Refused(text=exc.message, hint=exc.hint))
+                return
         self._say_notes(plan)
         self._desk.do(lambda: self._write_plan(plan))
         self._files.begin_attempt(attempt)

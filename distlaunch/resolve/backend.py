@@ -102,6 +102,10 @@ class PlannedBackend:
         del workers, rank
         return {}
 
+    def fewer_workers(self) -> str:
+        """Say, as a hint, how to get by with fewer workers, where they are too many to be told of one another."""
+        return "ask for fewer workers"
+
     def attempt_files(self, topology: Topology) -> Mapping[str, str]:
         """Give by variable the name of a file, or how names begin, in the attempt's folder.
 

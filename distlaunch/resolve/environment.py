@@ -45,20 +45,27 @@ def who_gives(name: str, options: TrainOptions) -> str:
     return f"--env {name}" if by_word else f"{name} in {printable(' or '.join(options.env_file))}"
 
 
-def check_length(name: str, value: str, who: str) -> None:
+def byte_length(text: str) -> int:
+    """Give how long a text is for the system."""
+    return len(text.encode(errors="replace"))  # of a byte that is no text: one, too
+
+
+def check_length(
+    name: str, value: str, who: str, *, hint: str = "put it into a file, and the file's name into the variable"
+) -> None:
     """Raise ConfigError for a variable with which no program could be started."""
-    length = len(f"{name}={value}".encode(errors="replace"))  # of a byte that is no text: one, too
+    length = byte_length(f"{name}={value}")
     if length > _LONGEST:
         raise ConfigError(
             f"{who}: with {length:,} bytes it is too long, Linux takes {_LONGEST:,} of one variable (NAME=VALUE)",
-            hint="put it into a file, and the file's name into the variable",
+            hint=hint,
         )
 
 
 def check_total(environment: Mapping[str, str], argv: Sequence[str], most: int) -> None:
     """Raise ConfigError where all variables and arguments are more than a program can be started with here."""
     words = (*(f"{name}={value}" for name, value in environment.items()), *argv)
-    total = sum(len(word.encode(errors="replace")) + _FOR_EACH for word in words)
+    total = sum(byte_length(word) + _FOR_EACH for word in words)
     if total > most:
         longest = sorted(environment, key=lambda name: len(environment[name]), reverse=True)[:3]
         raise ConfigError(

@@ -133,6 +133,10 @@ def build_plan(
         shared_memory=backend.shared_memory,
         notes=tuple(map(dialect.spelt, filter(None, notes))),
     )
+    if plan.worker_ports and plan.world_size:
+        from distlaunch.resolve.cluster import check_cluster
+
+        check_cluster(plan, backend)
     # With what belongs to the first attempt at once: 131,072 workers are better made once than twice.
     error_file = options.dialect.layout.error_files(run_dir, 0) if run_dir else None
     if shares is None:

@@ -158,6 +158,7 @@ def test_notes_and_words_are_text_of_one_line(backend, topology, method):
         *getattr(backend, method)(topology if method == "notes_on" else 1),
         *backend.notes,
         *backend.script_words(),
+        backend.fewer_workers(),
     ]
     assert all(type(text) is str and text and text.isprintable() for text in texts)
 

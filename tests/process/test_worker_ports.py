@@ -96,3 +96,76 @@ def test_launchers_of_one_job_tell_all_workers_the_same(distlaunch, slots):
     assert len(set(ports_of(said[0]))) == 2 * slots
     assert [each["free"] for each in said] == [[]] * 2 * slots
     assert [each["met"] for each in said] == [json.loads(cluster)["worker"]] * 2 * slots
+
+
+# --- what Linux passes on
+
+MOST = 131_071
+"""Bytes of NAME=VALUE."""
+WORDY = """
+import os
+from distlaunch.backends.base import Backend
+
+class Wordy(Backend):
+    name, about, worker_ports = "wordy", "tells much once it knows ports", 1
+
+    def cluster_variables(self, cluster):
+        ports = [int(place.rpartition(":")[2]) for place in cluster]
+        return {"PEERS": "x" * (int(os.environ["WORDY"]) - len("PEERS=") if min(ports) > 1024 else 0)}
+"""
+COUNTS = "import os, sys; sys.stdout.write(f'{len(os.environ[\"PEERS\"])}\\n')"
+
+
+@pytest.fixture
+def wordy(distlaunch, tmp_path):
+    """Have a backend of another package's whose variable is as long as WORDY says, but only once ports are settled."""
+    folder = tmp_path / "wordy"
+    about = folder / "wordy-1.dist-info"
+    about.mkdir(parents=True)
+    (folder / "wordy.py").write_text(WORDY)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: wordy\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[distlaunch.backends]\nwordy = wordy:Wordy\n")
+    distlaunch.env["PYTHONPATH"] = str(folder)
+    (distlaunch.work / "counts.py").write_text(COUNTS)
+    return ("--backend", "wordy", "--num-procs", "2", "counts.py")
+
+
+def test_workers_get_as_much_as_linux_passes_on(distlaunch, wordy):
+    result = distlaunch.train(*wordy, env={"WORDY": str(MOST)})
+    assert result.returncode == 0, result.stderr
+    assert [result.lines_of(rank) for rank in range(2)] == [[str(MOST - len("PEERS="))]] * 2
+
+
+def test_a_byte_more_ends_the_job_before_a_worker_starts_and_once(distlaunch, wordy):
+    result = distlaunch.train(*wordy, "--max-restarts", "3", env={"WORDY": str(MOST + 1)})
+    assert (result.returncode, result.stdout) == (2, "")
+    said = "error: PEERS of 2 workers: with 131,072 bytes it is too long, Linux takes 131,071 of one variable"
+    assert result.stderr.count(said) == 1
+    assert "hint: ask for fewer workers" in result.stderr
+    assert result.of_type("worker_exited") == []
+    assert said in (result.run_dir / "report.txt").read_text()
+
+
+def test_launchers_of_one_job_all_say_so(distlaunch, wordy):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = ("train", "--rendezvous", f"127.0.0.1:{port}", "--num-nodes", "2", "--procs-per-node", "1")
+    env = {"WORDY": str(MOST + 1)}
+    launchers = [
+        distlaunch.start([*words, "--node-rank", str(rank), "--backend", "wordy", "counts.py"], env=env)
+        for rank in (1, 0)
+    ]
+    results = [each.wait() for each in launchers]
+    assert [each.returncode for each in results] == [2, 2], [each.stderr for each in results]
+    assert all("error: PEERS of 2 workers: with 131,072 bytes" in each.stderr for each in results)
+    assert [each.stdout for each in results] == ["", ""]
+
+
+@pytest.mark.parametrize("command", [("plan",), ("train", "--dry-run")], ids=" ".join)
+def test_a_plan_says_that_no_address_is_short_enough(distlaunch, command):
+    words = ("--backend", "tensorflow", "--hosts", "n[1-2000]:6", "--python", "python3", MEETS)
+    result = distlaunch.run([*command, *words])
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "TF_CONFIG of 12,000 workers, were their addresses as short as can be: with 156," in result.stderr
+    assert "-o per=node" in result.stderr

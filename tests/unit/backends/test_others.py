@@ -17,7 +17,7 @@ ARGUMENTS = {
     "default_variables": (ONE,), "node_variables": (ONE, 0), "worker_variables": (ONE, 0, 0, 0),
     "cluster_variables": ((),), "task_variables": (1, 0), "attempt_files": (ONE,), "worker_words": (0,),
     "options": (), "repeated": (), "script_words": (), "agreed": (), "notes": (),
-    "unwanted": (),
+    "unwanted": (), "fewer_workers": (),
 }  # fmt: skip
 
 
