@@ -33,27 +33,38 @@ def read_all(descriptor: int) -> bytes:
     return b"".join(parts)
 
 
+def assert_ends_unread(distlaunch, running, pipe, code: int) -> None:
+    """Assert that the job has an end while nobody reads, and the launcher when its output has been read."""
+    running.wait_event("job_ended")
+    assert distlaunch.holding() == []
+    os.close(pipe[1])
+    read_all(pipe[0])
+    assert running.wait(30).returncode == code
+    distlaunch.assert_no_survivors()
+
+
 @pytest.mark.parametrize("stream", ["1", "2"], ids=["stdout", "stderr"])
 @pytest.mark.parametrize("words", [[], ["--format", "jsonl"]], ids=["plain", "jsonl"])
 def test_a_failure_ends_the_job_though_nobody_reads_the_pipe(distlaunch, pipe, stream, words):
-    streams = {"stdout": pipe[1], "stderr": pipe[1]}
-    args = ["--num-procs", "2", "--failure-grace", "1", *words, FLOOD, "9", stream]
-    result = distlaunch.train(*args, timeout=30, **streams)
-    assert result.returncode == 9
-    distlaunch.assert_no_survivors()
-    assert "exit code 9" in (result.run_dir / "report.txt").read_text()
+    args = ["--num-procs", "2", "--failure-grace", "0.1", *words, FLOOD, "9", stream]
+    running = distlaunch.start(["train", *args], stdout=pipe[1], stderr=pipe[1])
+    assert_ends_unread(distlaunch, running, pipe, 9)
+    assert "exit code 9" in (running.run_dir / "report.txt").read_text()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_ends_the_job_though_nobody_reads_the_pipe(distlaunch, pipe, number, code):
     running = distlaunch.start(
-        ["train", "--num-procs", "2", "--grace", "2", "--failure-grace", "1", FLOOD, "wait"],
-        stdout=pipe[1],
-        stderr=pipe[1],
+        ["train", "--num-procs", "2", "--grace", "0.1", FLOOD, "wait"], stdout=pipe[1], stderr=pipe[1]
     )
     running.wait_for(lambda: running.run_dir and (running.run_dir / "full").exists(), "full pipe")
     running.send_signal(number)
-    assert running.wait(30).returncode == code
+    assert_ends_unread(distlaunch, running, pipe, code)
+
+
+def test_the_launcher_of_a_job_that_failed_ends_though_nobody_ever_reads_the_pipe(distlaunch, pipe):
+    args = ["--num-procs", "2", "--failure-grace", "0.1", FLOOD, "9"]
+    assert distlaunch.train(*args, timeout=60, stdout=pipe[1], stderr=pipe[1]).returncode == 9
     distlaunch.assert_no_survivors()
 
 
