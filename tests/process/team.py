@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import socket
+from contextlib import ExitStack
 
 from tests.process.conftest import PROGRAMS, until
 
@@ -49,6 +50,14 @@ class Team:
         for rank in ranks:
             self.start(rank, *words, size=size, **more)
         return [self.launchers[rank] for rank in range(size)]
+
+    def wait_for_calls(self, count: int) -> None:
+        """Wait until so many launchers call node 0, which has not been started, and hang up."""
+        with ExitStack() as stack:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", self.port)))
+            listener.settimeout(LONG_S)
+            for _ in range(count):
+                stack.enter_context(listener.accept()[0])  # kept meanwhile: nobody calls twice
 
     def ready(self, *ranks: int, attempt: int = 0) -> list[dict]:
         """Wait for workers, and give what they were told."""

@@ -137,14 +137,14 @@ def test_ctrl_c_twice_at_any_launcher_kills_all_workers(team):
 
 def test_a_launcher_is_stopped_while_it_waits_for_the_coordinator(team):
     running = team.start(1)
-    running.wait_stderr("waiting")
+    team.wait_for_calls(1)
     running.send_signal(signal.SIGTERM)
     assert team.codes() == {1: 143}
 
 
 def test_signals_that_end_nobody_do_not_end_a_launcher_that_waits(team):
     running = team.start(1)
-    running.wait_stderr("waiting")
+    team.wait_for_calls(1)
     for number in (signal.SIGWINCH, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD):
         running.send_signal(number)
     team.start(0)
@@ -226,7 +226,7 @@ def test_a_launcher_waits_for_as_long_as_it_is_told(team):
 
 
 def test_a_peer_that_is_replaced_joins_the_next_attempt(team):
-    team.start_all("--max-restarts", "1", size=3, env={"DISTLAUNCH_FAILURE_GRACE": "1"})
+    team.start_all("--max-restarts", "1", size=3, env={"DISTLAUNCH_FAILURE_GRACE": "0.1"})
     team.ready(0, 1, 2)
     os.kill(team.launchers[1].pid, signal.SIGKILL)
     team.launchers[1].wait()
@@ -241,7 +241,7 @@ def test_a_peer_that_is_replaced_joins_the_next_attempt(team):
 
 
 def test_an_elastic_job_goes_on_without_a_lost_node_and_takes_it_in_again(team):
-    words = ("--max-restarts", "1", "--min-uptime", "0", "--failure-grace", "1")
+    words = ("--max-restarts", "1", "--min-uptime", "0", "--failure-grace", "0.1")
     for rank in (2, 1, 0):
         team.start(rank, *words, size="2:3")
     team.ready(0, 1, 2)
