@@ -66,7 +66,12 @@ class Store:
     """Serves one attempt's workers from ``start`` to ``close``."""
 
     def __init__(
-        self, listener: socket.socket, *, only_here: bool = False, failed: Callable[[str], None] | None = None
+        self,
+        listener: socket.socket,
+        *,
+        only_here: bool = False,
+        failed: Callable[[str], None] | None = None,
+        hold_s: float = HOLD_S,
     ) -> None:
         """Take over ``listener``, which does not block. ``only_here``: nobody of another machine is served.
 
@@ -75,6 +80,7 @@ class Store:
         self._listener = listener
         self._only_here = only_here
         self._failed = failed
+        self._hold_s = hold_s
         self._is_closing = False
         self._most = _most_connections()
         self._room = Room()
@@ -232,7 +238,7 @@ class Store:
                 self._answer(client, 200, there)
                 return
             client.waits_for = (scope, key)
-            client.until = time.monotonic() + HOLD_S
+            client.until = time.monotonic() + self._hold_s
             self._waiting.setdefault((scope, key), {})[client.number] = client
         elif method == "DELETE":
             self._scopes.finish(scope, key)

@@ -16,17 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.agent.scopes import Room, Scopes
-from distlaunch.core.agent.store import Store, _Client, is_here
+from distlaunch.core.agent.store import HOLD_S, Store, _Client, is_here
 
 BOUND_S = 60.0
 
 
 @pytest.fixture
-def port():
+def port(request):
+    """Give the port of a store; its parameter is for how long that holds a question for what is not there."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     listener.setblocking(False)
     number = listener.getsockname()[1]
-    store = Store(listener)
+    store = Store(listener, hold_s=getattr(request, "param", HOLD_S))
     store.start()
     yield number
     store.close()
@@ -64,6 +65,7 @@ def test_scopes_are_apart(port):
     assert ask(port, "GET", "/local_a/0") == (200, b"a")
 
 
+@pytest.mark.parametrize("port", [0.1], indirect=True)
 def test_what_is_not_there_in_time_is_not_found(port):
     assert ask(port, "GET", "/global/7")[0] == 404
 
@@ -79,6 +81,7 @@ def test_a_question_is_held_until_somebody_puts_the_answer(port):
     assert got == [b"x"] * 20
 
 
+@pytest.mark.parametrize("port", [0.1], indirect=True)
 def test_what_a_rank_stored_before_is_not_given_to_those_that_initialise_again(port):
     for rank in range(3):
         ask(port, "PUT", f"/global/rank_{rank}", b"old host")
