@@ -18,7 +18,7 @@ import pytest
 
 from tests.launcher import PROGRAMS
 
-# A cluster takes half a minute to start on two cores, and each job's actors a few seconds.
+# A cluster takes ten seconds to start on two cores, and each job's actors a few; a busy machine takes much more.
 pytestmark = pytest.mark.timeout(600)
 
 PROGRAM = PROGRAMS / "frameworks" / "in_ray.py"

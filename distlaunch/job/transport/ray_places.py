@@ -274,6 +274,7 @@ class _Answer:
 
     def __init__(self, link: socket.socket | None) -> None:
         self._link = link
+        self._finishing = threading.Lock()
         self.say: Callable[[str], None] = _nothing
         self.connected = threading.Event()
         """The driver has reached the cluster, or there will be no more of it."""
@@ -304,11 +305,12 @@ class _Answer:
 
     def finish(self, how: str) -> None:
         """Take in how the agent has ended, and end the link."""
-        self.how_ended = self.how_ended or how
-        if self._link is not None:
-            with suppress(OSError):  # it has been closed
+        with self._finishing:
+            self.how_ended = self.how_ended or how
+            if self._link is not None:
                 self._link.shutdown(socket.SHUT_RDWR)
-            self._link.close()
+                self._link.close()
+                self._link = None
 
 
 class _RayLink(TcpLink):
