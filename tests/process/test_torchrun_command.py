@@ -170,10 +170,8 @@ def test_what_has_no_effect_is_said_once_and_what_variables_hold_is_not(torchrun
 
 
 def test_our_own_variables_work(torchrun):
-    assert (
-        "[0-1] same"
-        in torchrun("--nproc-per-node=2", source="print('same')", env={"DISTLAUNCH_FORMAT": "plain"}).stdout
-    )
+    plain = torchrun("--nproc-per-node=2", source="print('same')", env={"DISTLAUNCH_FORMAT": "plain"})
+    assert plain.stdout in {"[0-1] same\n", "[0] same\n[1] same\n", "[1] same\n[0] same\n"}
     assert "distlaunch: job " in torchrun(env={"DISTLAUNCH_QUIET": "0"}).stderr
     warm = torchrun(
         "--nproc-per-node=2", env={"DISTLAUNCH_PRELOAD": "json"}, source="import sys; print('json' in sys.modules)"
