@@ -235,6 +235,8 @@ class Srun:
             else:
                 awaited.link = link
                 awaited.settled.set()
+                if awaited.step is not None:
+                    awaited.step.has_called = True
         if awaited is None:
             link.close()
 

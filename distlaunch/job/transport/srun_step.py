@@ -48,7 +48,8 @@ _LEASH_IS_STDERR = "exec 3<&2 2>&1"
 """All output is one. Unlike in ``child``, stdin has to be a pipe: of a socket that nobody writes to any more srun
 leaves what it has not read."""
 _END_S, _LOST_END_S, _TERM_S = 3.0, 0.5, 2.0
-"""How long srun may take to end after all agents have left, if it waits for one that is lost, and after a signal."""
+"""How long srun may take to end after all agents have left, if it waits for one that is lost, and after a signal. One
+whose agents have not called waits for resources, or for them: it is asked to end at once."""
 _CHUNK = 1 << 16
 _MOST_READS = 16
 """Of an srun that has ended: what it has started may go on writing."""
@@ -118,6 +119,8 @@ class Step:
         self.hosts = tuple(hosts)
         self.lines: deque[str] = deque(maxlen=_MOST_LINES)
         """The last that it has said, or the agents before they had called."""
+        self.has_called = False
+        """An agent of it has: it ends when they have left."""
         self.has_lost = False
         """An agent of it that had called is lost: srun may end the others, or wait for ever."""
         self._unsent = memoryview(code)
@@ -246,7 +249,7 @@ class Step:
 def end_steps(steps: Sequence[Step]) -> None:
     """Wait for the end of all of them at once, and bring it about after that: by TERM, by KILL."""
     began = time.monotonic()
-    left = [step for step in steps if not step.wait(began + (_LOST_END_S if step.has_lost else _END_S))]
+    left = [step for step in steps if not step.wait(began + _patience_s(step))]
     for step in left:
         step.terminate()
     until = time.monotonic() + _TERM_S
@@ -256,3 +259,10 @@ def end_steps(steps: Sequence[Step]) -> None:
     until = time.monotonic() + _TERM_S
     for step in left:
         step.wait(until)
+
+
+def _patience_s(step: Step) -> float:
+    """Give how long the step may take to end unasked."""
+    if not step.has_called:
+        return 0.0
+    return _LOST_END_S if step.has_lost else _END_S

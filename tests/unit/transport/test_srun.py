@@ -17,7 +17,7 @@ class Ending:
     def __init__(self, hosts, *, at: int) -> None:
         self.hosts = hosts
         self.lines = ["srun: error: no such step"]
-        self.has_lost = False
+        self.has_called = self.has_lost = False
         self._left = at
 
     @property

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from itertools import groupby
 
 import pytest
@@ -148,7 +149,6 @@ def test_one_that_does_not_end_is_ended(start):
     step = start("trap '' TERM; echo deaf; while :; do sleep 0.1; done")
     heard_its_first_line(step)
     assert step.how_ended() == "srun has not ended"
-    step.has_lost = True
     end_steps([step])
     assert step.wait(until=float("inf"))
     assert step.returncode == -9
@@ -157,7 +157,6 @@ def test_one_that_does_not_end_is_ended(start):
 def test_one_that_ends_when_it_is_asked_to_is_not_killed(start):
     step = start("trap 'exit 3' TERM; echo up; while :; do sleep 0.1; done")
     heard_its_first_line(step)
-    step.has_lost = True
     end_steps([step])
     assert step.returncode == 3
 
@@ -183,8 +182,8 @@ def heard_its_first_line(step: Step) -> None:
 class Silent:
     """A step that never ends, and what is done to it."""
 
-    def __init__(self, done: list[tuple[str, float]], *, has_lost: bool) -> None:
-        self.done, self.has_lost = done, has_lost
+    def __init__(self, done: list[tuple[str, float]], *, has_called: bool = True, has_lost: bool = False) -> None:
+        self.done, self.has_called, self.has_lost = done, has_called, has_lost
 
     def wait(self, until: float) -> bool:
         self.done.append(("wait", until))
@@ -199,7 +198,7 @@ class Silent:
 
 def test_silent_steps_are_waited_for_at_once():
     done: list[tuple[str, float]] = []
-    end_steps([Silent(done, has_lost=lost) for lost in (False, True, False)])
+    end_steps([Silent(done), Silent(done, has_lost=True), Silent(done)])
     turns = [(what, [until for _, until in each]) for what, each in groupby(done, key=lambda entry: entry[0])]
     assert [(what, len(each)) for what, each in turns] == [
         *(("wait", 3), ("TERM", 3), ("wait", 3), ("close", 3), ("wait", 3))
@@ -207,6 +206,14 @@ def test_silent_steps_are_waited_for_at_once():
     first, asked = turns[0][1], turns[2][1]
     assert first[0] == first[2] > first[1], "for the end of a step that has lost an agent less is waited"
     assert len(set(asked)) == 1
+
+
+def test_a_step_that_waits_for_resources_is_asked_to_end_at_once():
+    done: list[tuple[str, float]] = []
+    before = time.monotonic()
+    end_steps([Silent(done, has_called=False)])
+    assert [what for what, _ in done[:2]] == ["wait", "TERM"]
+    assert before <= done[0][1] <= time.monotonic(), "it is looked at, and not waited for"
 
 
 def test_the_agents_shell_needs_no_python_of_the_launchers():
