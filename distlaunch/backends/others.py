@@ -5,18 +5,35 @@ Ours are held to the same by their tests (``tests/contract/test_backends.py``), 
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import sys
+import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any, get_args
 
 from distlaunch.backends.base import Backend, BackendOption, Kind, Requirement
 from distlaunch.core.errors import ConfigError, LaunchError
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.core.model.variables import SET_FOR_WORKERS
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+_Fault = Callable[[str], ConfigError]
+"""Makes the error that names a package, of what its code has done."""
 _Check = Callable[[Any], str | None]
 """Says what is wrong with a value; None if nothing."""
+
+
+def loaded(point: EntryPoint, fault: _Fault) -> object:
+    """Import what an entry point names; what the import prints, or a child or a library in C, goes to stderr."""
+    with _stdout_as_stderr(), _theirs(fault, refusals=()):
+        found: object = point.load()
+    return found
 
 
 def guarded(kind: type[Backend], name: str, package: str) -> type[Backend]:
@@ -25,40 +42,96 @@ def guarded(kind: type[Backend], name: str, package: str) -> type[Backend]:
     ``name``: by which it is found. Raises ConfigError for a class that lacks what every backend has.
     """
     hint = f"tell the makers of {printable(package)}: distlaunch.backends.base.Backend says what each method gives"
-    for attribute, check in _ATTRIBUTES.items():
-        problem = check(getattr(kind, attribute, None))
-        if problem is not None:
-            said = f"{printable(package)} is at fault: {kind.__name__}.{attribute}: {problem}"
-            raise ConfigError(f"--backend {quoted(name)}: {said}", hint=hint)
-    if kind.name != name:
-        said = f"{printable(package)} is at fault: {kind.__name__} calls itself {quoted(kind.name)}"
-        raise ConfigError(f"--backend {quoted(name)}: {said}", hint=hint)
+
+    def fault(problem: str, *, name: str = name) -> ConfigError:
+        said = f"{printable(package)} is at fault: {kind.__name__}{printable(problem)}"
+        return ConfigError(f"--backend {name}: {said}", hint=hint)
 
     def held(method: str, check: _Check, *, is_value: bool = False) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **named: Any) -> Any:
-            try:
+            with _theirs(lambda problem: fault(f".{method}: {problem}")):
                 found = getattr(super(made, self), method)
                 result = found if is_value else found(*args, **named)
                 problem = check(result)
-            except LaunchError:
-                raise
-            except Exception as exc:
-                raise fault(method, f"{type(exc).__name__}: {exc}") from exc
             if problem is not None:
-                raise fault(method, problem)
+                raise fault(f".{method}: {problem}")
             return result
 
         return call
 
-    def fault(method: str, problem: str) -> ConfigError:
-        said = f"{printable(package)} is at fault: {kind.__name__}.{method}: {printable(problem)}"
-        return ConfigError(f"--backend {name}: {said}", hint=hint)
-
     body: dict[str, Any] = {method: held(method, check) for method, check in _METHODS.items()}
     body["notes"] = property(held("notes", _texts, is_value=True))
     body.update({method: classmethod(held(method, check)) for method, check in _OF_CLASS.items()})
-    made = types.new_class(kind.__name__, (kind,), exec_body=lambda namespace: namespace.update(body))
+    with _theirs(lambda problem: fault(f": {problem}", name=quoted(name))):
+        for attribute, check in _ATTRIBUTES.items():
+            problem = check(getattr(kind, attribute, None))
+            if problem is not None:
+                raise fault(f".{attribute}: {problem}", name=quoted(name))
+        if kind.name != name:
+            raise fault(f" calls itself {quoted(kind.name)}", name=quoted(name))
+        made = types.new_class(kind.__name__, (kind,), exec_body=lambda namespace: namespace.update(body))
     return made
+
+
+@contextmanager
+def _theirs(fault: _Fault, *, refusals: tuple[type[Exception], ...] = (LaunchError,)) -> Iterator[None]:
+    """Run code of another package's: whatever it raises but ``refusals`` is its fault, ``sys.exit`` and the like too.
+
+    A Ctrl-C of the user's stays one, whatever the code makes of it; KeyboardInterrupt without one is a fault as any
+    other. What the code prints goes to stderr: stdout has what was asked for, and no more.
+    """
+    pressed: list[int] = []
+
+    def interrupt(signum: int, frame: types.FrameType | None) -> None:
+        pressed.append(signum)
+        signal.default_int_handler(signum, frame)
+
+    # Where others answer Ctrl-C (a running job), or where no signal comes, no KeyboardInterrupt is the user's.
+    is_awaited = threading.current_thread() is threading.main_thread() and (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    try:
+        if is_awaited:
+            signal.signal(signal.SIGINT, interrupt)
+        with redirect_stdout(sys.stderr):
+            yield
+    except BaseException as exc:
+        if pressed:
+            raise KeyboardInterrupt from None
+        if isinstance(exc, refusals):
+            raise
+        raise fault(_said(exc)) from exc
+    finally:
+        if is_awaited:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+def _said(exc: BaseException) -> str:
+    name = type(exc).__name__
+    try:
+        text = str(exc)
+    except Exception:  # noqa: BLE001 - an exception of theirs, which may raise whatever it likes
+        return name
+    return f"{name}: {text}" if text else name
+
+
+@contextmanager
+def _stdout_as_stderr() -> Iterator[None]:
+    """Have descriptor 1 lead to stderr. For the time before a job alone: the console writes to it from a thread."""
+    stdout = sys.stdout
+    stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        try:
+            yield
+        finally:
+            stdout.flush()
+            os.dup2(kept, 1)
+    finally:
+        os.close(kept)
 
 
 def _text(value: Any) -> str | None:

@@ -72,19 +72,16 @@ def _load(name: str) -> type[Backend]:
     if len(points) > 1:
         packages = " and ".join(sorted(f"{point.value} ({_package(point)})" for point in points))
         raise ConfigError(f"--backend {quoted(name)}: two packages have one of that name: {packages}")
+    from distlaunch.backends.others import guarded, loaded
+
     point = points[0]
-    try:
-        found = point.load()
-    except Exception as exc:
-        why = f"{type(exc).__name__}: {exc}"
-        raise ConfigError(f"--backend {quoted(name)}: {_package(point)} could not be loaded: {why}") from exc
+    said = f"--backend {quoted(name)}: {_package(point)} could not be loaded"
+    found = loaded(point, lambda why: ConfigError(f"{said}: {why}"))
     if not (isinstance(found, type) and issubclass(found, Backend)):
         raise ConfigError(
             f"--backend {quoted(name)}: {point.value} of {_package(point)} is no backend",
             hint="an entry point names a subclass of distlaunch.backends.base.Backend",
         )
-    from distlaunch.backends.others import guarded
-
     return guarded(found, name, _package(point))
 
 

@@ -36,6 +36,15 @@ def shown(distlaunch, *words, **env):
     return result.stdout
 
 
+def install(site, package, points):
+    """Write the records of a package, with the backends that it names."""
+    records = site / f"{package}-1.0.dist-info"
+    records.mkdir()
+    (records / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lines = [f"{name} = {value}" for name, value in points.items()]
+    (records / "entry_points.txt").write_text("\n".join(["[distlaunch.backends]", *lines]))
+
+
 def test_all_backends_are_listed_with_what_is_installed(distlaunch):
     records = {each["name"]: each for each in json.loads(shown(distlaunch, "--format", "json"))}
     assert records["pytorch-ddp"]["installed"]
@@ -173,12 +182,8 @@ def test_a_faulty_backend_of_another_package_does_not_keep_the_others_from_being
         "class Broken(Backend):\n    name, about = 'options', 'x'\n    options = classmethod(lambda cls: 1 / 0)\n"
         "class Number(Backend):\n    name, about = 'number', 'x'\n    def worker_variables(self, *_): return {'N': 3}\n"
     )
-    records = tmp_path / "faulty-1.0.dist-info"
-    records.mkdir()
-    (records / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
     names = {"silent": "Silent", "alias": "Other", "options": "Broken", "number": "Number"}
-    lines = [f"{name} = faulty:{kind}" for name, kind in names.items()]
-    (records / "entry_points.txt").write_text("\n".join(["[distlaunch.backends]", *lines]))
+    install(tmp_path, "faulty", {name: f"faulty:{kind}" for name, kind in names.items()})
     listed = json.loads(shown(distlaunch, "--format", "json", PYTHONPATH=str(tmp_path)))
     problems = {each["name"]: each["problem"] for each in listed if each["name"] in names}
     assert problems.pop("number") is None
@@ -194,6 +199,55 @@ def test_a_faulty_backend_of_another_package_does_not_keep_the_others_from_being
         "the value of N is '3'"
         in distlaunch.train("--backend", "number", "x.py", env={"PYTHONPATH": str(tmp_path)}).stderr
     )
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import sys\nsys.exit(0)", "SystemExit: 0"),
+        ("import sys\nsys.exit('bye')", "SystemExit: bye"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    ],
+    ids=["sys.exit(0)", "sys.exit('bye')", "KeyboardInterrupt"],
+)
+def test_a_package_that_ends_python_on_import_ends_nothing(distlaunch, tmp_path, source, said):
+    (tmp_path / "leaver.py").write_text(source)
+    install(tmp_path, "leaver", {"leaves": "leaver:Leaves"})
+    env = {"PYTHONPATH": str(tmp_path)}
+    problem = f"leaver could not be loaded: {said}"
+    records = {each["name"]: each for each in json.loads(shown(distlaunch, "--format", "json", **env))}
+    assert records["leaves"]["problem"] == problem
+    assert records["pytorch-ddp"]["installed"]
+    result = distlaunch.train("--backend", "leaves", "x.py", env=env)
+    assert (result.returncode, result.stdout) == (USAGE, "")
+    assert f"error: --backend 'leaves': {problem}\n" in result.stderr
+
+
+@pytest.mark.parametrize("then", ["pass", "raise", "sys.exit(0)"], ids=["forgotten", "passed on", "sys.exit(0)"])
+def test_a_ctrl_c_while_a_package_is_imported_ends_the_launcher(distlaunch, tmp_path, then):
+    pressed = "import signal, sys\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n"
+    (tmp_path / "slow.py").write_text(f"{pressed}    {then}")
+    install(tmp_path, "slow", {"slow": "slow:Slow"})
+    for words in (["train", "--backend", "slow", "x.py"], ["backends"]):
+        result = distlaunch.run(words, env={"PYTHONPATH": str(tmp_path)})
+        assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+def test_what_another_package_prints_is_kept_out_of_a_plan(distlaunch, tmp_path):
+    (tmp_path / "loud.py").write_text(
+        "import os, subprocess\nfrom distlaunch.backends.base import Backend\n"
+        "print('by python')\nos.write(1, b'by a library\\n')\nsubprocess.run(['echo', 'by a child'], check=True)\n"
+        "class Loud(Backend):\n    name, about = 'loud', 'x'\n"
+        "    def job_variables(self, topology):\n        print('by a method')\n        return {'LOUD': '1'}\n"
+    )
+    install(tmp_path, "loud", {"loud": "loud:Loud"})
+    (distlaunch.work / "x.py").touch()
+    words = ["plan", "--backend", "loud", "--num-procs", "1", "--device", "cpu", "--format", "json", "x.py"]
+    result = distlaunch.run(words, env={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["backend"] == "loud"
+    said = [line for line in result.stderr.splitlines() if line.startswith("by ")]
+    assert sorted(said) == ["by a child", "by a library", "by a method", "by python"]
 
 
 def test_a_name_that_two_packages_have_cannot_be_used(distlaunch, gossip, tmp_path):

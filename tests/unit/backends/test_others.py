@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+
 import pytest
 
 from distlaunch.backends.base import Backend, BackendOption
@@ -57,6 +60,84 @@ def test_whatever_a_method_raises_is_named_with_its_package(method):
         asked(kind, method)
     assert caught.value.message == (f"--backend good: their-package is at fault: Theirs.{method}: KeyError: 'x\\n'")
     assert "their-package" in str(caught.value.hint)
+
+
+class Strange(BaseException):
+    def __str__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [(SystemExit(0), "SystemExit: 0"), (KeyboardInterrupt(), "KeyboardInterrupt"), (Strange(), "Strange")],
+    ids=["sys.exit", "a Ctrl-C that is none", "no text"],
+)
+@pytest.mark.parametrize("method", ["options", "job_variables"])
+def test_no_method_ends_the_launcher(method, end, said):
+    def finish(*_):
+        raise end
+
+    with pytest.raises(ConfigError) as caught:
+        asked(made(**{method: of_class(method, finish)}), method)
+    assert caught.value.message.endswith(f"their-package is at fault: Theirs.{method}: {said}")
+    assert caught.value.__cause__ is end
+
+
+def pressed():
+    signal.raise_signal(signal.SIGINT)
+
+
+def pressed_and_forgotten():
+    try:
+        pressed()
+    except KeyboardInterrupt:
+        return {}
+
+
+def pressed_and_refused():
+    try:
+        pressed()
+    except KeyboardInterrupt:
+        raise ConfigError("not now") from None
+
+
+def pressed_and_left():
+    try:
+        pressed()
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+@pytest.mark.parametrize("answer", [pressed, pressed_and_forgotten, pressed_and_refused, pressed_and_left])
+def test_a_ctrl_c_ends_the_launcher_whatever_a_method_makes_of_it(answer):
+    kind = made(agreed=lambda self: answer(), job_variables=lambda self, topology: self.agreed())
+    with pytest.raises(KeyboardInterrupt):
+        asked(kind, "job_variables")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_where_a_ctrl_c_is_answered_otherwise_it_is_left_to_who_does():
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda *_: heard.append(True))
+    try:
+        assert made(agreed=lambda self: pressed() or {})({}, {}).agreed() == {}
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard
+
+
+def test_what_a_method_prints_is_not_on_stdout(capsys):
+    made(agreed=lambda self: print("here") or {})({}, {}).agreed()
+    assert capsys.readouterr() == ("", "here\n")
+
+
+def test_a_class_that_cannot_be_held_is_named_with_its_package():
+    class Final(Good):
+        def __init_subclass__(cls):
+            raise TypeError("no more")
+
+    with pytest.raises(ConfigError, match="--backend 'good': their-package is at fault: Final: TypeError: no more"):
+        guarded(Final, "good", "their-package")
 
 
 def test_what_it_refuses_itself_stays_as_it_is():
