@@ -18,7 +18,7 @@ from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.resolve.allocation import Host
 from distlaunch.resolve.dialect import Dialect
 from distlaunch.resolve.location import check_lists
-from distlaunch.resolve.options import DropInOptions
+from distlaunch.resolve.options import USE_CPUS, DropInOptions
 from distlaunch.resolve.sources import flags
 from distlaunch.surroundings import read_host_file
 from distlaunch.ui.horovodrun.options import ELASTIC, OPTIONS, OWN
@@ -57,7 +57,8 @@ _SPELLING = (
         "-H a:#,b:# takes what is here; --device cpu asks for workers without GPUs",
     ),
     ("or for CPU workers: --procs-per-node N", "or for CPU workers: --device cpu"),
-    ("--num-procs N starts N workers without GPUs", "--device cpu asks for workers without GPUs"),
+    *((f"{each}; {USE_CPUS}", each) for each in ("CPU workers", "one CPU worker")),  # -np says nothing of GPUs
+    (USE_CPUS, "--device cpu asks for workers without GPUs"),
     ("--num-procs N starts workers on the CPU", "--device cpu starts them on the CPU"),
     ("--num-procs N or --procs-per-node N starts workers without GPUs", "--device cpu asks for workers without GPUs"),
     ("--num-procs", "-np"),

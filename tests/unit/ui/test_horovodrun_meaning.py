@@ -173,9 +173,9 @@ def test_messages_speak_of_what_was_typed():
     assert spelt("--preload and --python exclude each other") == "--preload and python3.99 exclude each other"
     assert spelt("--python python3.99: no such executable") == "python3.99: no such executable"
     assert options("-np", "2", "--python", "x").dialect.spelt("--preload and --python") == "--preload and --python"
-    assert spelt(f"no GPU found: 2 CPU workers; {USE_CPUS}") == (
-        "no GPU found: 2 CPU workers; --device cpu asks for workers without GPUs"
-    )
+    assert spelt(f"no GPU found: 2 CPU workers; {USE_CPUS}") == "no GPU found: 2 CPU workers"
+    assert spelt(f"no GPU found: one CPU worker; {USE_CPUS}") == "no GPU found: one CPU worker"
+    assert spelt(USE_CPUS) == "--device cpu asks for workers without GPUs"
     assert spelt("--num-procs 2: how many workers a takes") == "-np 2: how many workers a takes"
     for each in ("--gpus-per-node", "--procs-per-node"):
         assert spelt(f"say how many each node has: {each} 2, or HOST:SLOTS") == (
