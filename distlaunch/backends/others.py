@@ -146,6 +146,18 @@ def _texts(values: Any) -> str | None:
     return next((f"{quoted(repr(each))} is no text" for each in values if not _is_word(each)), None)
 
 
+def _arguments(values: Any) -> str | None:
+    return _texts(values) or next((problem for each in values if (problem := _too_long(quoted(each), each))), None)
+
+
+def _too_long(what: str, text: str) -> str | None:
+    from distlaunch.resolve.environment import MOST_BYTES, byte_length
+
+    length = byte_length(text)
+    said = f"{what} is {length:,} bytes, Linux takes {MOST_BYTES:,} of one argument or variable (NAME=VALUE)"
+    return said if length > MOST_BYTES else None
+
+
 def _is_word(value: Any) -> bool:
     return isinstance(value, str) and "\0" not in value
 
@@ -161,6 +173,12 @@ def _variables(values: Any) -> str | None:
         if name in SET_FOR_WORKERS:
             return f"{name} is distlaunch's to set"
     return None
+
+
+def _own_variables(values: Any) -> str | None:
+    problem = _variables(values)
+    texts = () if problem else ((name, f"{name}={value}") for name, value in values.items())
+    return problem or next((problem for each in texts if (problem := _too_long(*each))), None)
 
 
 def _files(values: Any) -> str | None:
@@ -254,9 +272,9 @@ _ATTRIBUTES: Mapping[str, _Check] = {
 _METHODS: Mapping[str, _Check] = {
     "__init__": _anything, "sized": _sized, "location": _anything, "needed": _requirements, "agreed": _anything,
     "notes_on": _texts, "check": _anything, "check_files": _anything, "check_meeting": _anything,
-    "script_words": _texts, "worker_words": _texts,
-    "job_variables": _variables, "default_variables": _variables, "unwanted": _texts, "node_variables": _variables,
-    "worker_variables": _variables, "repeated": _variables, "cluster_variables": _variables,
+    "script_words": _arguments, "worker_words": _arguments,
+    "job_variables": _variables, "default_variables": _variables, "unwanted": _texts, "node_variables": _own_variables,
+    "worker_variables": _own_variables, "repeated": _variables, "cluster_variables": _variables,
     "task_variables": _variables, "fewer_workers": _text, "attempt_files": _files,
 }  # fmt: skip
 _OF_CLASS: Mapping[str, _Check] = {"options": _options, "env_files": _texts}
