@@ -157,7 +157,7 @@ class Checkpoint:
         metadata = self._group.agree(where, lambda: self._store.reader(name).read_metadata())
         state = self._group.agree(where, lambda: trained.template(metadata, manifest.get("optimizers")))
         own = self._group.agree(where, lambda: self._read(name, trained.own_template(metadata, rank, was)))
-        said = self._group.agree(where, lambda: trained.take_own(own, rank, was))
+        said = self._group.agree(where, lambda: trained.take_own(own, rank, was, world_size))
         self._group.agree(where, lambda: trained.take(self._read(name, state), metadata))
         if was != world_size:
             said.append(f"was made by {was} workers, and is read by {world_size}")
@@ -333,6 +333,7 @@ class Checkpoint:
         except Exception as error:  # noqa: BLE001 - Python is ending, maybe since another worker has
             log.warning("distlaunch: warning: %s", error)
         self._end()
+        self._group.handle = self._writing.group.handle = None  # a group lives as long as somebody has it
 
     def _end(self) -> None:
         self._requests.end()
