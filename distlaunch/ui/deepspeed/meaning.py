@@ -31,6 +31,7 @@ _MEETING_SPELLING = (
 _LOCAL_RANK = "LOCAL_RANK in the environment says the same"
 _SPELLING = (
     *SPELLING,
+    (f"-o local-rank=off leaves it out: {_LOCAL_RANK}", f"--no_local_rank leaves it out: {_LOCAL_RANK}"),
     (_LOCAL_RANK, f"--no_local_rank leaves it out: {_LOCAL_RANK}"),
     # Its own launcher, too, starts as many where it finds no GPU (launcher/runner.py of 0.19).
     (f"CPU workers; {USE_CPUS}", "CPU workers, as DeepSpeed's own launcher starts them where there is none"),

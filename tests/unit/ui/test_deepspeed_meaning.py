@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.job.diagnose.hints import LOCAL_RANK
 from distlaunch.resolve.options import USE_CPUS
 from distlaunch.ui.deepspeed.command import deepspeed
 from distlaunch.ui.deepspeed.meaning import Meaning, understand
@@ -141,6 +142,12 @@ def test_workers_without_gpus_are_told_of_as_its_own_launcher_starts_them():
         "no GPU found: one CPU worker; --num_gpus N starts N of them"
     )
     assert spelt(USE_CPUS) == ("with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs")
+
+
+def test_a_script_that_does_not_take_local_rank_is_told_how_deepspeed_leaves_it_out():
+    assert options().dialect.spelt(LOCAL_RANK) == (
+        "--no_local_rank leaves it out: LOCAL_RANK in the environment says the same"
+    )
 
 
 # --- nodes
