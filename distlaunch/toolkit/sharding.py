@@ -122,17 +122,18 @@ def units(model: nn.Module, *, classes: str = "", min_params: int | None = None)
 
     Those of ``classes`` (names with commas between); or from below all of ``min_params`` parameters and more that are
     not in another; or else the classes that a Transformers model names (``_no_split_modules``), else what its module
-    lists hold. What shares a parameter with the rest of the model stays with that. Raises ToolkitError for a class that
-    is not there.
+    lists hold. What shares a parameter with the rest of the model stays with that. The model itself is no part: it is
+    sharded anyway, and its class may be among ``classes``. Raises ToolkitError for a class that is not there.
     """
     modules = [module for module in model.modules() if module is not model]
     wanted = {name.strip() for name in classes.split(",")} - {""}
     if wanted:
         there = list(dict.fromkeys(type(module).__name__ for module in modules))
-        if missing := sorted(wanted.difference(there)):
+        if missing := sorted(wanted.difference(there, [type(model).__name__])):
             shown = ", ".join(there[:_SHOWN]) + (", …" if len(there) > _SHOWN else "")
             raise ToolkitError(
-                f"wrap-classes: {type(model).__name__} has no {' and no '.join(missing)}", hint=f"it has {shown}"
+                f"wrap-classes: {type(model).__name__} has no {' and no '.join(missing)}",
+                hint=f"it has {shown}" if there else "it has no parts, and is sharded as a whole",
             )
     elif min_params is not None:
         found: list[nn.Module] = []
