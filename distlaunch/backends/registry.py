@@ -35,6 +35,12 @@ def backend_names() -> tuple[str, ...]:
     return tuple(_CLASSES)
 
 
+def backend_called(word: str) -> str | None:
+    """Give the backend that people call so, by its name or for short; None if there is none."""
+    name = _SHORT.get(word.lower(), word.lower())
+    return name if name in _CLASSES or name in other_backends() else None
+
+
 def find_backend(name: str) -> type[Backend]:
     """Load a backend: ours, else that of another package. Raises ConfigError that names what there is."""
     ours = _CLASSES.get(name)

@@ -63,7 +63,7 @@ def run_app(
     """
     command: Any = typer.main.get_command(build_app(environ, train=train, plan=plan, render=render))
     words = list(argv) or ["--help"]
-    _refuse_torchruns_words(words[0])
+    _refuse_options_of_train(words[0])
     program = "distlaunch"
     if words[0] in command.commands:
         command = command.commands[words[0]]
@@ -81,9 +81,11 @@ def run_app(
     return int(result or 0)
 
 
-def _refuse_torchruns_words(word: str) -> None:
-    """Raise for a first word that is torchrun's option, with what stands for it here."""
+def _refuse_options_of_train(word: str) -> None:
+    """Raise for a first word that is an option of train, or one of torchrun's with what stands for it here."""
     flag = word.partition("=")[0].replace("_", "-")
+    if any(flag in option.all_flags for option in TRAIN_OPTIONS):
+        raise UsageError(f"unknown option {quoted(flag)}", hint=f"distlaunch train {flag} ... SCRIPT [ARGS]...")
     if (instead := counterpart(flag)) is not None:
         raise UsageError(
             f"unknown option {quoted(flag)}", hint=f"distlaunch train [OPTIONS] SCRIPT; {instead}{taken_as_it_is(flag)}"

@@ -80,7 +80,7 @@ def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[s
                     word.partition("=")[0] if flag in HELP_FLAGS else flag,
                     by_flag,
                     script=given.get("script", [None])[-1],
-                    backend=given.get("backend", [None])[-1],
+                    backend=given.get("backend", [_backend_in(argv[at:])])[-1],
                 )
             if option.kind == "flag":
                 if attached is not None:
@@ -190,7 +190,7 @@ def refuse_unknown(flag: str, by_flag: Iterable[str], *, script: str | None, bac
     """Raise for an option that is not ours, naming what stands for torchrun's, else the nearest one that is ours.
 
     ``script``: what ``--script`` named before; arguments of the script then need a ``--`` before them. ``backend``:
-    what ``--backend`` named before, whose options may be meant.
+    what ``--backend`` names, whose options may be meant.
     """
     from difflib import get_close_matches
 
@@ -217,6 +217,15 @@ def refuse_unknown(flag: str, by_flag: Iterable[str], *, script: str | None, bac
         near = get_close_matches(flag.lstrip("-"), known, n=1, cutoff=0.7)
         hint = f"did you mean {known[near[0]]}? {place}" if near else place
     raise UsageError(f"unknown option {quoted(flag)}", hint=hint)
+
+
+def _backend_in(words: Sequence[str]) -> str | None:
+    """Give what ``--backend`` names in words that have not been taken apart: the script's own may be among them."""
+    for place, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag == "--backend":
+            return value if equals else next(iter(words[place + 1 :]), None)
+    return None
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:

@@ -85,6 +85,7 @@ def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str]) ->
     if own["tcp"]:
         values["env"] = ("NCCL_IB_DISABLE=1", *values.get("env", ()))
     if command.python is None:
+        _check_program(values["script"], environ)
         values["no_python"] = True
     else:
         values["module"] = command.module
@@ -104,6 +105,13 @@ def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str]) ->
         dialect = replace(dialect, layout=horovodruns(workers))
     options = DropInOptions(**values, backend="horovod", dialect=dialect)
     return Meaning(options=options, remarks=tuple(remarks))
+
+
+def _check_program(name: str, environ: Mapping[str, str]) -> None:
+    """Refuse a script where a command is to stand. Raises UsageError."""
+    if name.endswith(".py") and os.sep not in name and shutil.which(name, path=environ.get("PATH")) is None:
+        shown = printable(name)
+        raise UsageError(f"{shown}: no such command on PATH", hint=f"python {shown} [ARGS]... runs a script")
 
 
 def _settings(given: Mapping[str, str], document: Document | None, values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -181,6 +181,10 @@ def test_hints_are_concrete(end_of, text, hint):
     assert (hint in (got or "")) if hint else got is None
 
 
+NOT_USED = (
+    'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\n'
+    "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--num-procs', '2']\n"
+)
 OURS = "--num-procs goes before SCRIPT: it is the launcher's, and what follows SCRIPT is the script's own"
 
 
@@ -191,11 +195,7 @@ OURS = "--num-procs goes before SCRIPT: it is the launcher's, and what follows S
         ("usage: t.py [-h]\nt.py: error: unrecognized arguments: 7 --steps=3 --num_procs=2\n", OURS),
         ("Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\nError: No such option: --num-procs\n", OURS),
         ("FATAL Flags parsing error: Unknown command line flag 'num-procs'\n", OURS),
-        (
-            'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\n'
-            "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--num-procs', '2']\n",
-            OURS,
-        ),
+        (NOT_USED, OURS),
         (
             "usage: t.py [-h]\nt.py: error: unrecognized arguments: --local_rank=0\n",
             "-o local-rank=off leaves it out: LOCAL_RANK in the environment says the same",

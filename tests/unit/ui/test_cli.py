@@ -226,6 +226,13 @@ def test_a_command_line_of_torchrun_is_led_to_train(words, hint):
         (["run", "x.py"], "distlaunch train"),
         (["x.py"], "distlaunch train x.py"),
         (["trian", "x.py"], "did you mean train?"),
+        (["ray", "x.py"], "distlaunch train --backend ray [--address HOST:PORT] SCRIPT [ARGS]..."),
+        (["fsdp", "x.py"], "distlaunch train --backend fsdp SCRIPT [ARGS]..."),
+        (["TF", "x.py"], "distlaunch train --backend tensorflow SCRIPT [ARGS]..."),
+        (["horovod", "x.py"], "distlaunch train --backend horovod SCRIPT [ARGS]..."),
+        (["--num-procs", "2", "x.py"], "distlaunch train --num-procs ... SCRIPT [ARGS]..."),
+        (["--num_gpus=2", "x.py"], "distlaunch train --num-gpus ... SCRIPT [ARGS]..."),
+        (["-m", "x"], "distlaunch train -m ... SCRIPT [ARGS]..."),
     ],
     ids=str,
 )

@@ -55,6 +55,14 @@ def test_a_command_line_that_cannot_be_taken_apart_is_spoken_of_in_its_words(wor
     assert (caught.value.message, caught.value.hint) == (says, hint)
 
 
+def test_a_script_without_a_python_is_led_to_one(tmp_path):
+    error = refused("-np", "2", command=("hvd.py", "--lr=1"), PATH=str(tmp_path))
+    assert (error.message, error.hint) == ("hvd.py: no such command on PATH", "python hvd.py [ARGS]... runs a script")
+    assert options("-np", "2", command=("./hvd.py",), PATH=str(tmp_path)).script == "./hvd.py"
+    (tmp_path / "hvd.py").touch(0o755)
+    assert options("-np", "2", command=("hvd.py",), PATH=str(tmp_path)).script == "hvd.py"
+
+
 def test_np_alone_is_this_machine():
     found = options("-np", "4")
     assert (found.backend, found.hosts, found.env, found.no_python) == ("horovod", "localhost:4", (), False)

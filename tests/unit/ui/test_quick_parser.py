@@ -188,6 +188,12 @@ def test_help_before_the_script_is_handed_on(asker: str):
             "unknown option '--config-file'",
             "--backend accelerate takes it as -o config=FILE. Options of the script go after SCRIPT.",
         ),
+        (
+            ("--zero", "3", "--backend", "deepspeed", "s"),
+            "unknown option '--zero'",
+            "--backend deepspeed takes it as -o zero=0|1|2|3. Options of the script go after SCRIPT.",
+        ),
+        (("--zero=3", "s", "--backend", "nccl"), "unknown option '--zero'", "Options of the script go after SCRIPT."),
         (("--backend", "nosuch", "--lr=1", "s"), "unknown option '--lr'", "Options of the script go after SCRIPT."),
         (("-q", "s"), "unknown option '-q'", "Options of the script go after SCRIPT."),
         (("-mq", "s"), "unknown option '-q'", "Options of the script go after SCRIPT."),
