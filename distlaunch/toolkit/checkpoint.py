@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.text import counted
 from distlaunch.toolkit.checkpoint_asking import Asking
 from distlaunch.toolkit.checkpoint_group import end_groups, new_groups, text_of
 from distlaunch.toolkit.checkpoint_signals import Requests
@@ -160,7 +161,7 @@ class Checkpoint:
         said = self._group.agree(where, lambda: trained.take_own(own, rank, was, world_size))
         self._group.agree(where, lambda: trained.take(self._read(name, state), metadata))
         if was != world_size:
-            said.append(f"was made by {was} workers, and is read by {world_size}")
+            said.append(f"was made by {counted(was, 'worker')}, and is read by {world_size:,}")
         if (converted := trained.converted(metadata)) is not None:
             said.append(f"has other types of numbers: {converted}")
         for text in said:
