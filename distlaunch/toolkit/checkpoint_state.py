@@ -1,8 +1,9 @@
 """Layer toolkit: what is in a checkpoint, and how it gets back into model, optimizer, scheduler and random states.
 
 Names are canonical (torch.distributed.checkpoint.state_dict), so that DDP, FSDP and a plain model read each other's.
-What a worker has for itself is its own entry, ``worker-<rank>``: the bytes of ``torch.save``. Read is what the
-checkpoint has, not what is here: an optimizer that has not stepped has no state, and torch would step it to get one.
+What a worker has for itself is its own entry, ``worker-<rank>``: the bytes of ``torch.save``; buffers, too, but for
+those that DDP makes rank 0's before they are used. Read is what the checkpoint has, not what is here: an optimizer that
+has not stepped has no state, and torch would step it to get one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import _get_fqns, get_state_dict, set_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from distlaunch.core.errors import ConfigError
@@ -52,6 +53,8 @@ class Trained:
         self.parts = dict(parts)
         """Scheduler, scaler, sampler and whatever else the script has; small, and each worker's own."""
         self._random: Nested | None = None
+        self._own_entries: Nested = {}
+        """Of the model, as this worker had them."""
         _check(model, self.optimizers)
 
     @property
@@ -61,18 +64,33 @@ class Trained:
 
     def state(self, rank: int) -> Nested:
         """Give what this worker adds to a checkpoint; tensors are the live ones."""
+        model, optimizer = self._canonical()
         own: Nested = {
             "random": random_states(),
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
+            "model": self._unshared(model) if rank else {},
         }
         stream = io.BytesIO()
         torch.save(own, stream)
         state: Nested = {f"worker-{rank}": torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)}
         if rank == 0 or not isinstance(self.model, DistributedDataParallel):  # DDP: all have what rank 0 has
-            state["model"], optimizer = self._canonical()
+            state["model"] = model
             if self.optimizers:
                 state["optimizer"] = optimizer
         return state
+
+    def _unshared(self, entries: Nested) -> Nested:
+        """Copy what of the model may differ between workers: extra states, and buffers that DDP does not broadcast."""
+        shared = [name for name, _ in self.model.named_parameters(remove_duplicate=False)]
+        if isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers:
+            buffers = self.model.module.named_buffers(remove_duplicate=False)
+            shared += [f"module.{name}" for name, _ in buffers if name not in self.model.parameters_to_ignore]
+        canonical = {name for each in shared for name in _get_fqns(self.model, each)}
+        return {
+            name: value.clone() if isinstance(value, torch.Tensor) else value  # a view has all of its storage saved
+            for name, value in entries.items()
+            if name not in canonical
+        }
 
     def _canonical(self) -> tuple[Nested, Nested]:
         """Give both by canonical names, and change nothing."""
@@ -163,14 +181,16 @@ class Trained:
         settings += [f"{name} is only in the checkpoint" for name in sorted(known - here)]
         return [f"it was {', '.join(kinds)}, and is {', '.join(self.kinds)} here", *settings] if settings else states
 
-    def take_own(self, read: Nested, rank: int, world_size: int) -> list[str]:
+    def take_own(self, read: Nested, rank: int, was: int, world_size: int) -> list[str]:
         """Put this worker's own parts where they belong, but for random states; say what only one side has.
 
+        ``was``: how many workers there were; where it is as many, each has its own buffers, else all have rank 0's.
         Raises ConfigError if a part does not take what was its own; the sampler, which looks at it, comes first.
         """
         (data,) = read.values()
         own = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=False)
-        self._random = own["random"] if rank < world_size else None
+        self._random = own["random"] if rank < was else None
+        self._own_entries = own.get("model", {}) if was == world_size else {}
         said, states = [], own["parts"]
         for name in sorted(self.parts, key=lambda name: name != "sampler"):
             part = self.parts[name]
@@ -192,7 +212,11 @@ class Trained:
         """Put what was read by ``template`` where it belongs; tensors of the model are there already."""
         nested = unflatten_state_dict(read, {key: metadata.planner_data[key] for key in read})
         model, optimizer = self._canonical()
-        set_model_state_dict(self.model, {**model, **nested.get("model", {})})
+        own = {
+            name: value.to(model[name].device) if isinstance(value, torch.Tensor) else value
+            for name, value in self._own_entries.items()
+        }
+        set_model_state_dict(self.model, {**model, **nested.get("model", {}), **own})
         found = nested.get("optimizer", {})
         if not found:
             return
