@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint_random import random_states, set_random_states
+from distlaunch.toolkit.optimizer_state import load_optimizer_state
 
 Nested = dict[str, Any]
 SHOWN = 5
@@ -111,6 +112,8 @@ class Trained:
     def template(self, metadata: Metadata, kinds: Sequence[str] | None) -> Nested:
         """Give the entries of model and optimizer to be read, by flat names; tensors of the model are the live ones.
 
+        What an optimizer had in its parameter's type of numbers is read in the one of the parameter here.
+
         ``kinds``: of the checkpoint. Raises ConfigError if the checkpoint is of something else.
         """
         model, optimizer = self._canonical()
@@ -128,7 +131,8 @@ class Trained:
                 live = model[path[1]]
                 flat[key] = live if len(path) == 2 and isinstance(live, torch.Tensor) else _empty(entry, None)
             elif path[:2] == ("optimizer", "state"):
-                flat[key] = _empty(entry, parameters[path[2]])
+                parameter, was = parameters[path[2]], _type(there.get(f"model.{path[2]}"))
+                flat[key] = _empty(entry, parameter, parameter.dtype if _type(entry) == was else None)
             elif path[0] == "optimizer" and path[3] in optimizer["param_groups"][path[2]].keys() - _NAMES:
                 flat[key] = _empty(entry, None)
         return flat
@@ -231,13 +235,8 @@ class Trained:
                 for n, name in zip(numbers, of_each, strict=True)
                 if name in found.get("state", {})
             }
-            each.load_state_dict(
-                {
-                    **whole,
-                    "state": states,
-                    "param_groups": [{**group, **next(groups)} for group in whole["param_groups"]],
-                }
-            )
+            settings = [{**group, **next(groups)} for group in whole["param_groups"]]
+            load_optimizer_state(each, {**whole, "state": states, "param_groups": settings})
 
     def restore_random(self) -> None:
         """Set the random states as they were; a worker that was not there keeps the seeds that the script has set."""
@@ -286,13 +285,18 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
         )
 
 
-def _empty(entry: object, parameter: torch.Tensor | None) -> torch.Tensor | None:
+def _empty(entry: object, parameter: torch.Tensor | None, dtype: torch.dtype | None = None) -> torch.Tensor | None:
     """Give room for what the checkpoint has: what is shaped like its parameter is sharded like it."""
     if not isinstance(entry, TensorStorageMetadata):
         return None
+    dtype = entry.properties.dtype if dtype is None else dtype
     if parameter is not None and entry.size == parameter.size() and entry.size:
-        return torch.empty_like(parameter, dtype=entry.properties.dtype, requires_grad=False)
-    return torch.empty(entry.size, dtype=entry.properties.dtype)
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    return torch.empty(entry.size, dtype=dtype)
+
+
+def _type(entry: object) -> torch.dtype | None:
+    return entry.properties.dtype if isinstance(entry, TensorStorageMetadata) else None
 
 
 def differing_parameters(model: Mapping[str, Any], metadata: Metadata) -> list[str]:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distlaunch.toolkit.errors import ToolkitError
+from distlaunch.toolkit.optimizer_state import load_optimizer_state
 from distlaunch.toolkit.options import WrapOptions
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def follow(optimizer: torch.optim.Optimizer, replaced: Sequence[tuple[nn.Paramet
         if state is not None:
             optimizer.state[new] = {key: _sharded_like(value, old, new) for key, value in state.items()}
     if optimizer.state:  # counts of steps may have to be where the shards are
-        optimizer.load_state_dict(optimizer.state_dict())
+        load_optimizer_state(optimizer, optimizer.state_dict())
 
 
 def _sharded_like(value: Any, old: nn.Parameter, new: nn.Parameter) -> Any:
