@@ -77,7 +77,8 @@ def run_app(
         explain = getattr(error, "format_message", None)
         if explain is None:
             raise
-        raise UsageError(explain().rstrip("."), hint="see distlaunch --help") from error
+        page: str = getattr(getattr(error, "ctx", None), "command_path", program)
+        raise UsageError(explain().rstrip("."), hint=f"see {page} --help") from error
     return int(result or 0)
 
 
@@ -130,7 +131,7 @@ def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan, render: R
     _add_drop_in(app, environ, "deepspeed", "DeepSpeed's launcher")
     _add_drop_in(app, environ, "horovodrun", "horovodrun", usage="COMMAND")
     _add_render(app, environ, render)
-    _add_backends(app)
+    _add_backends(app, environ)
     return app
 
 
@@ -245,17 +246,25 @@ def _add_drop_in(app: typer.Typer, environ: Mapping[str, str], name: str, text: 
     _add(app, run_drop_in, command_class, options, name=name, help_text=text)
 
 
-def _add_backends(app: typer.Typer) -> None:
+def _add_backends(app: typer.Typer, environ: Mapping[str, str]) -> None:
     @app.command("backends", help="List the backends, what of them is installed, and their options.")
     def run_backends(
         name: str = typer.Argument(None, metavar="[NAME]", help="Only this one, with its options.", show_default=False),
         fmt: str = typer.Option("table", "--format", metavar="table|json", help="How to print it."),
+        python: str = typer.Option(
+            None,
+            "--python",
+            metavar="PATH",
+            help="The workers' Python, which is asked what it has.",
+            show_default=False,
+        ),
     ) -> int:
         from distlaunch.ui.backends import backends
 
         if fmt not in ("table", "json"):
             raise UsageError(f"--format takes table or json, not {quoted(fmt)}")
-        return backends(name, "json" if fmt == "json" else "table")
+        chosen = python or environ.get("DISTLAUNCH_PYTHON")
+        return backends(name, "json" if fmt == "json" else "table", python=chosen or None)
 
 
 class _Files(TyperGroup):

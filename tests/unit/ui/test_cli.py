@@ -187,6 +187,21 @@ def test_an_option_that_the_root_does_not_have_is_an_error_of_ours():
         run_app(["--nothing"], {})
 
 
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        (["backends", "--nothing"], "distlaunch backends"),
+        (["--nothing"], "distlaunch"),
+        (["render", "--nothing"], "distlaunch render"),
+    ],
+    ids=str,
+)
+def test_a_hint_leads_to_the_page_of_its_command(words, page):
+    with pytest.raises(UsageError) as caught:
+        run_app(words, {})
+    assert caught.value.hint == f"see {page} --help"
+
+
 def complete(words: str, cword: int) -> list[str]:
     env = {"PATH": os.defpath, "_DISTLAUNCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(cword)}
     done = subprocess.run(
