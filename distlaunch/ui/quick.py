@@ -24,6 +24,8 @@ _PROC_SIZES = ("num_procs", "procs_per_node")
 _HOST_LISTS = ("hosts", "hostfile", "discover")
 _OTHER_VARIABLES = ("DISTLAUNCH_TOKEN", "DISTLAUNCH_TEST", "DISTLAUNCH_RENDER")
 """First letters of variables that are neither an option's nor the workers'."""
+_ATTEMPT = "DISTLAUNCH_ATTEMPT"
+"""Every worker has it, and so do the launchers that it starts."""
 
 
 class HelpRequested(Exception):  # noqa: N818 - not an error: help was asked for before the script
@@ -240,7 +242,10 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
     warnings = []
     for name in sorted(ours):
-        if name not in SET_FOR_WORKERS and not name.startswith(_OTHER_VARIABLES):
+        option = name.replace("DISTLAUNCH_", "DISTLAUNCH_TRAIN_", 1)
+        if name in SET_FOR_WORKERS and option in known and _ATTEMPT not in environ:
+            warnings.append(f"the variable {quoted(name)} is what workers get, and no option: did you mean {option}?")
+        elif name not in SET_FOR_WORKERS and not name.startswith(_OTHER_VARIABLES):
             near = get_close_matches(name, sorted(known), n=1, cutoff=0.8)
             ask = f": did you mean {near[0]}?" if near else ""
             warnings.append(f"the variable {quoted(name)} is not one of ours and changes nothing{ask}")

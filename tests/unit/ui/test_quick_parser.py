@@ -303,6 +303,15 @@ def test_a_variable_with_our_prefix_that_nobody_reads_is_told_with_the_nearest()
     ]
 
 
+def test_a_variable_that_only_workers_get_is_told_with_the_options_own():
+    environ = {"DISTLAUNCH_BACKEND": "fsdp", "DISTLAUNCH_JOB_ID": "j", "DISTLAUNCH_RUN_DIR": "/r"}
+    assert unknown_variables(environ) == [
+        "the variable 'DISTLAUNCH_BACKEND' is what workers get, and no option: did you mean DISTLAUNCH_TRAIN_BACKEND?",
+        "the variable 'DISTLAUNCH_JOB_ID' is what workers get, and no option: did you mean DISTLAUNCH_TRAIN_JOB_ID?",
+    ]
+    assert unknown_variables({**environ, "DISTLAUNCH_ATTEMPT": "0"}) == [], "a launcher inside a worker"
+
+
 def test_options_are_not_abbreviated():
     assert refused("--master-p", "1", "s")[0] == "unknown option '--master-p'"
 
