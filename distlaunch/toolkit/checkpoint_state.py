@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -21,8 +22,10 @@ from torch.distributed.checkpoint.state_dict import _get_fqns, get_state_dict, s
 from torch.nn.parallel import DistributedDataParallel
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.checkpoint_parts import joined, split
 from distlaunch.toolkit.checkpoint_random import random_states, set_random_states
 from distlaunch.toolkit.optimizer_state import load_optimizer_state
+from distlaunch.toolkit.sharded_tensors import is_sharded
 
 Nested = dict[str, Any]
 SHOWN = 5
@@ -66,14 +69,17 @@ class Trained:
     def state(self, rank: int) -> Nested:
         """Give what this worker adds to a checkpoint; tensors are the live ones."""
         model, optimizer = self._canonical()
+        parts = {name: split(part.state_dict()) for name, part in self.parts.items()}
         own: Nested = {
             "random": random_states(),
-            "parts": {name: part.state_dict() for name, part in self.parts.items()},
+            "parts": {name: unsharded for name, (unsharded, _) in parts.items()},
             "model": self._unshared(model) if rank else {},
         }
         stream = io.BytesIO()
         torch.save(own, stream)
         state: Nested = {f"worker-{rank}": torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)}
+        if sharded := {name: tensors for name, (_, tensors) in parts.items() if tensors}:
+            state["parts"] = sharded
         if rank == 0 or not isinstance(self.model, DistributedDataParallel):  # DDP: all have what rank 0 has
             state["model"] = model
             if self.optimizers:
@@ -104,10 +110,24 @@ class Trained:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def own_template(self, metadata: Metadata, rank: int, world_size: int) -> Nested:
-        """Give the entry of this worker's own to be read; rank 0's where this one was not there."""
+        """Give the entry of this worker's own to be read; rank 0's where this one was not there.
+
+        And what is sharded of the parts: as it is here, or else as a parameter of its shape is.
+        """
         own = f"worker-{rank if rank < world_size else 0}"
-        size = metadata.state_dict_metadata[own].size  # type: ignore[union-attr]
-        return {own: torch.empty(size, dtype=torch.uint8)}
+        there: Mapping[str, Any] = metadata.state_dict_metadata
+        found: Nested = {own: torch.empty(there[own].size, dtype=torch.uint8)}
+        places = {key: path for key, path in metadata.planner_data.items() if path[0] == "parts"}
+        names = {name for _, name, _ in places.values()} & self.parts.keys()
+        here, shapes = {name: split(self.parts[name].state_dict())[1] for name in names}, self._sharded()
+        for key, (_, name, place) in places.items():
+            if name in names:
+                found[key] = _empty(there[key], here[name].get(place, shapes.get(there[key].size)))
+        return found
+
+    def _sharded(self) -> dict[torch.Size, nn.Parameter]:
+        """Give the model's sharded parameters, one of each shape."""
+        return {parameter.shape: parameter for parameter in self.model.parameters() if is_sharded(parameter)}
 
     def template(self, metadata: Metadata, kinds: Sequence[str] | None) -> Nested:
         """Give the entries of model and optimizer to be read, by flat names; tensors of the model are the live ones.
@@ -191,18 +211,18 @@ class Trained:
         ``was``: how many workers there were; where it is as many, each has its own buffers, else all have rank 0's.
         Raises ConfigError if a part does not take what was its own; the sampler, which looks at it, comes first.
         """
-        (data,) = read.values()
+        (data,) = (value for key, value in read.items() if key.startswith("worker-"))
         own = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=False)
         self._random = own["random"] if rank < was else None
         self._own_entries = own.get("model", {}) if was == world_size else {}
-        said, states = [], own["parts"]
+        said, states, shapes = [], own["parts"], set(self._sharded())
         for name in sorted(self.parts, key=lambda name: name != "sampler"):
             part = self.parts[name]
             if name not in states or (states[name] == {} and part.state_dict() != {}):  # a GradScaler may be off
                 said.append(f"has nothing for {name}, which stays as it is")
                 continue
             try:
-                part.load_state_dict(states[name])
+                self._load_part(name, states[name], read, shapes)
             except ConfigError:
                 raise
             except Exception as error:
@@ -211,6 +231,11 @@ class Trained:
         return said + [
             f"has a {name}, which Checkpoint was not given here" for name in sorted(states.keys() - self.parts)
         ]
+
+    def _load_part(self, name: str, state: Any, read: Nested, shapes: set[torch.Size]) -> None:
+        part = self.parts[name]
+        here = cache(lambda: split(part.state_dict())[1])
+        part.load_state_dict(joined(state, lambda place: read[f"parts.{name}.{place}"], here, shapes))
 
     def take(self, read: Nested, metadata: Metadata) -> None:
         """Put what was read by ``template`` where it belongs; tensors of the model are there already."""

@@ -14,6 +14,7 @@ from torch import nn
 from distlaunch.toolkit.errors import ToolkitError
 from distlaunch.toolkit.optimizer_state import load_optimizer_state
 from distlaunch.toolkit.options import WrapOptions
+from distlaunch.toolkit.sharded_tensors import sharded_like
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -158,21 +159,9 @@ def follow(optimizer: torch.optim.Optimizer, replaced: Sequence[tuple[nn.Paramet
     for old, new in replaced:
         state = optimizer.state.pop(old, None)
         if state is not None:
-            optimizer.state[new] = {key: _sharded_like(value, old, new) for key, value in state.items()}
+            optimizer.state[new] = {key: sharded_like(value, new) for key, value in state.items()}
     if optimizer.state:  # counts of steps may have to be where the shards are
         load_optimizer_state(optimizer, optimizer.state_dict())
-
-
-def _sharded_like(value: Any, old: nn.Parameter, new: nn.Parameter) -> Any:
-    """Give a worker's shard of a tensor, where that of the parameter is; anything else as it is."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not (isinstance(value, torch.Tensor) and isinstance(new, DTensor) and value.shape == old.shape and value.dim()):
-        return value
-    own = distribute_tensor(value, new.device_mesh, new.placements, src_data_rank=None)
-    kept: Any = torch.empty_like(new, dtype=value.dtype, requires_grad=False)
-    kept.to_local().copy_(own.to_local())
-    return kept
 
 
 def _outer_lists(module: nn.Module) -> list[nn.ModuleList]:

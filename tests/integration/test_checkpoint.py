@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "programs" / "frameworks" / "checkpointed.py"
 BLOCK = ROOT / "tests" / "programs" / "toolkit" / "block.py"
+SHARDED_PARTS = BLOCK.with_name("sharded_parts.py")
 EACH_WORKERS = BLOCK.with_name("each_workers.py")
 pytestmark = pytest.mark.timeout(300)
 
@@ -137,6 +138,26 @@ def test_each_worker_gets_its_own_buffers_and_extra_states_back(distlaunch, tmp_
     whole, resumed = steps_of_a_whole_and_a_resumed_job(distlaunch, tmp_path / "c", "--backend", backend, more)
     assert len(whole) == 6
     assert resumed == whole
+
+
+def test_averages_of_sharded_weights_and_masters_in_fp32_are_read_by_any_number_of_workers(distlaunch, tmp_path):
+    """One that copies, one that keeps what it is given, and one that has nothing yet; whole ones are sharded again."""
+    left = None
+    for backend, workers, kinds in (
+        ("fsdp", 2, ["copied", "assigned", "late"]),
+        ("fsdp", 3, ["copied", "assigned", "late"]),
+        ("pytorch-ddp", 1, ["copied", "assigned"]),
+        ("fsdp", 2, ["copied", "assigned"]),
+    ):
+        job = ("--num-procs", str(workers), "--backend", backend, SHARDED_PARTS, tmp_path / "c", *kinds)
+        result = distlaunch.train(*job, timeout=200)
+        assert result.returncode == 0, result.stderr
+        told = [dict(found(r"(\w+): (masters .*)", "\n".join(result.lines_of(rank)))) for rank in range(workers)]
+        assert all(each == told[0] for each in told)
+        assert told[0]["wrapped"].startswith(told[0]["learnt"]), "what it had learnt is sharded in fp32"
+        if left is not None:
+            assert left.startswith(told[0]["begins"]), f"{backend} with {workers} workers"
+        left = told[0]["ends"]
 
 
 @pytest.mark.parametrize("backend", ["pytorch-ddp", "fsdp"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.distributed.checkpoint.metadata import Metadata  # noqa: E402
 
+from distlaunch.toolkit.checkpoint_parts import changed, split  # noqa: E402
 from distlaunch.toolkit.checkpoint_state import Trained  # noqa: E402
 
 
@@ -32,3 +35,21 @@ def test_a_worker_gets_its_own_buffers_where_there_are_as_many_workers_and_else_
     assert here.model.running_mean.tolist() == [expected] * 2
     assert here.model.num_batches_tracked.item() == expected
     assert here.model.weight.tolist() == [1.0, 1.0]
+
+
+class Pair(NamedTuple):
+    one: int
+    other: list[int]
+
+
+def test_of_a_parts_state_only_what_is_changed_is_copied_and_all_keeps_its_kind():
+    state = nn.BatchNorm1d(2).state_dict()
+    state["more"] = (Pair(1, [2, 3]), {"same": [1]})
+    new = changed(state, lambda path, value: "x" if path == ("more", 0, 1, 1) else value)
+    assert new["more"] == (Pair(1, [2, "x"]), {"same": [1]})
+    assert type(new["more"][0]) is Pair
+    assert type(new) is type(state)
+    assert new._metadata == state._metadata, "by which modules know of what version it is"
+    assert state["more"][0].other == [2, 3]
+    assert new["more"][1] is state["more"][1]
+    assert split(state) == (state, {})
