@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import HEAD, faults
+from tests.cluster.hosts import HEAD, faults, until
 
 PROGRAMS = Path(__file__).parents[1] / "programs" / "nodes"
 SAID, STAYS = PROGRAMS / "said.py", PROGRAMS / "stays.py"
@@ -221,6 +221,11 @@ def test_two_jobs_on_the_same_hosts_do_not_touch_each_other(hosts):
         ["train", "--hosts", "n1:1,n2:1", "--device", "cpu", STAYS], env={"PLACE": str(hosts.work / "other")}
     )
     other.wait_stdout("all are here")
+    sleeps = {("sleep", seconds) for seconds in ("1000", "1001", "1002")}
+    until(
+        lambda: all(sleeps <= {process.argv for process in hosts.processes(name)} for name in ("n1", "n2")),
+        "all that the workers start",
+    )
     before = {name: {process.pid for process in hosts.processes(name)} for name in ("n1", "n2")}
     result = hosts.train(
         "--hosts", "n1:1,n2:1", "--device", "cpu", *SHORT, STAYS, "0=exit:3", env={"PLACE": str(hosts.work)}

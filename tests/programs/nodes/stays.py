@@ -1,4 +1,4 @@
-"""Stays, with a child and a daemon that has cut all ties, until it is ended; ``deaf`` workers do not obey TERM.
+"""Stays, with a child and a daemon that has cut all ties, until it is ended; ``deaf`` workers obey neither TERM nor INT.
 
 Arguments: ``deaf``, and for one rank what it does once all are there (a file for each says so): ``1=exit:3``.
 """
@@ -14,6 +14,7 @@ PLACE = os.path.join(os.environ["PLACE"], os.environ["DISTLAUNCH_ATTEMPT"])
 
 if "deaf" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 subprocess.Popen(["sleep", "1000"])
 subprocess.Popen(["env", "-i", "setsid", "sh", "-c", "sleep 1001 & sleep 1002"])
 os.makedirs(PLACE, exist_ok=True)
