@@ -168,7 +168,7 @@ def _words(told: _Told, remarks: list[str], *, listed: bool) -> Iterator[str]:
     settings: dict[str, Any] = {"distributed_type": told.way, "use_cpu": told.on_cpus, **_sections(told, remarks)}
     if told.config is not None:  # what it says of this is settled by us
         settings |= dict.fromkeys(("main_process_ip", "main_process_port"))
-        settings |= {field: None for field in ("num_processes", "num_machines") if own[field] is not None}
+        settings |= {field: None for field in ("num_processes", "num_machines") if own[field] is not None or own["cpu"]}
     if listed and told.way == "DEEPSPEED":
         settings["deepspeed_config"] = {**settings.get("deepspeed_config", {}), **dict.fromkeys(NODE_LISTS)}
     yield "settings=" + json.dumps(settings)
@@ -286,7 +286,9 @@ def _machines_by_hand(told: _Told, values: dict[str, Any]) -> None:
 
 
 def _one_machine(told: _Told, values: dict[str, Any], remarks: list[str]) -> None:
-    own, count = told.own, told.number("num_processes")
+    own = told.own
+    for_gpus = own["cpu"] and told.config is not None and not told.config.uses_cpu
+    count = own["num_processes"] if for_gpus else told.number("num_processes")
     if own["machine_rank"]:
         raise UsageError(
             f"--machine_rank {own['machine_rank']}: there is one machine", hint="--num_machines N says more"
