@@ -9,7 +9,6 @@ from typing import Any
 from distlaunch.backends.accelerate_config import Config
 from distlaunch.backends.accelerate_names import NODE_LISTS
 from distlaunch.backends.accelerate_values import check_value
-from distlaunch.backends.choosing import option_name
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
@@ -29,7 +28,6 @@ _SPELLING = (
     *SPELLING,
     (USE_CPUS, "--cpu --num_processes N starts N workers without GPUs"),
     ("-o settings", "the command line"),
-    ("-o config=none", "--cpu or a --config_file"),
     ("--rendezvous HOST:PORT", "--main_process_ip HOST --main_process_port PORT"),
     ("--rendezvous", "--main_process_ip"),
     ("--master-addr", "--main_process_ip"),
@@ -86,15 +84,6 @@ class _Told(Record):
         return bool(self.own["cpu"] or (self.config is not None and self.config.uses_cpu))
 
 
-def config_path(given: Given) -> str | None:
-    """Give the file that the command line names; None if it names none. Raises UsageError."""
-    named = given.get("config_file", [None])[-1]
-    for word in given.get("opt", ()):
-        if option_name(word) in ("config", "settings"):
-            raise UsageError(f"-o {quoted(word)}: the command line says it itself", hint="--config_file FILE")
-    return named
-
-
 def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str], config: Config | None) -> Meaning:
     """Translate a command line that was taken apart, above a configuration: the named file's, or the default one's.
 
@@ -107,8 +96,8 @@ def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str], co
     remarks = [*_needless(own)]
     listed = _hosts(told, values)
     values["opt"] = (*_words(told, remarks, listed=listed), *values.get("opt", ()))
-    gpus = values.pop("gpus", None) or (None if config is None or told.on_cpus else config.text("gpu_ids"))
-    if gpus not in (None, "all"):
+    gpus = values.pop("gpus", None) or (None if config is None else config.text("gpu_ids"))
+    if gpus not in (None, "all") and not told.on_cpus:
         values["gpus"] = gpus
     if listed:
         _machines_of_a_list(told, values, remarks)

@@ -9,6 +9,10 @@ import pytest
 from distlaunch.backends.accelerate_config import read_config
 from distlaunch.backends.config_text import read_document
 from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.gpus import Gpu, GpuInventory
+from distlaunch.core.model.node import CpuInventory
+from distlaunch.resolve.facts import Facts
+from distlaunch.resolve.sources.local import local_topology
 from distlaunch.ui.accelerate.command import accelerate, configuration
 from distlaunch.ui.accelerate.meaning import Meaning, understand
 from distlaunch.ui.accelerate.options import OPTIONS, THEIRS
@@ -65,6 +69,7 @@ def test_a_plain_command_has_all_gpus_of_this_machine():
         (["--gpu_ids", "0,2"], "gpus", "0,2"),
         (["--gpu_ids", "0,2", "--num_processes", "2"], "num_gpus", 2),
         (["--gpu_ids", "all"], "gpus", None),
+        (["--gpu_ids", "0", "--cpu"], "gpus", None),
         (["--main_process_port", "29501"], "master_port", 29501),
         (["--main_process_port", "0"], "master_port", None),
         (["--num_machines", "1", "--machine_rank", "0"], "rendezvous", None),
@@ -84,6 +89,24 @@ def test_a_plain_command_has_all_gpus_of_this_machine():
 )
 def test_what_an_option_becomes(words, field, value):
     assert getattr(options(*words), field) == value
+
+
+def test_one_process_sees_all_gpus_that_there_are_or_those_chosen():
+    gpus = tuple(Gpu(index=index, uuid=f"GPU-{index}", name="H100") for index in range(3))
+    facts = Facts(
+        environ={}, cwd="/w", hostname="a", python="/python", cpus=CpuInventory(allowed=(0,), online=1),
+        gpus=GpuInventory(gpus=gpus, source="nvml"), paths={}, texts={}, programs={},
+    )  # fmt: skip
+
+    def masks(*words):
+        (node,) = local_topology(options(*words), facts).nodes
+        return node.slots, node.masks
+
+    assert masks("--num_processes", "1") == (1, (("0", "1", "2"),))
+    assert masks("--num_processes", "1", "--gpu_ids", "2,0") == (1, (("2", "0"),))
+    assert masks("--num_processes", "2", "--gpu_ids", "2,0") == (2, (("2", "0"),) * 2)
+    assert masks() == (3, (("0", "1", "2"),) * 3)
+    assert masks("--cpu") == (1, ((),))
 
 
 def test_machines_that_each_have_a_launcher_meet_at_the_first():
@@ -222,6 +245,7 @@ def test_the_file_is_the_named_one_or_the_default_one_but_for_cpu(tmp_path):
     assert kind({}, environ) == "FSDP"
     assert kind({"config_file": ["mine.yaml"]}, environ) == "MULTI_GPU"
     assert kind({"cpu": ["1"]}, environ) is None
+    assert kind({"opt": ["config=none"]}, environ) is None
     assert kind({"cpu": ["1"], "config_file": ["mine.yaml"]}, environ) == "MULTI_GPU"
     assert kind({}, {"HF_HOME": str(tmp_path / "none")}) is None
     with pytest.raises(ConfigError, match=r"--config_file 'none\.yaml': No such file"):
