@@ -82,6 +82,7 @@ class Nodes:
             join_timeout_s=options.join_timeout,
             patience_s=None if options.who_set("join_timeout") else _PATIENCE_S,
             discover=options.discover is not None,
+            may_have_bounds=self._places is None,  # Ray gives a number of places
         )
 
     def fleet(self, files: Files, clock: Callable[[], float], *, run_dir: str) -> Fleet:

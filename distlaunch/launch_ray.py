@@ -6,13 +6,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from distlaunch.backends.ray import Ray, located
 from distlaunch.backends.requirements import check_installed
-from distlaunch.core.errors import LaunchError
+from distlaunch.core.errors import ConfigError, LaunchError
 from distlaunch.core.model.text import printable
 from distlaunch.job.transport.ray_places import RayPlaces
 from distlaunch.planning import Planned, make_plan
@@ -22,6 +22,8 @@ from distlaunch.resolve.options import TrainOptions
 _SIGNALLED = 128
 _LOCAL_S = 10.0
 """Nobody adds nodes to a cluster that was started here."""
+_SLOW_S = 2.0
+"""After so long the user hears what a start waits for."""
 
 
 class Interrupted(LaunchError):  # noqa: N818 - as KeyboardInterrupt
@@ -69,30 +71,56 @@ def placed_in_ray(
     backend = planned.backend
     if not isinstance(backend, Ray):
         raise TypeError(backend)
-    check_installed(Ray.name, Ray.requires, sys.executable, ())
+    check_own_python(options.python)
     demand = backend.demand(options)
     places = RayPlaces(environ)
 
     def say(text: str) -> None:
         if not options.quiet:
             with suppress(OSError, ValueError):  # nobody reads it any more
-                sys.stderr.write(f"distlaunch: waiting for Ray: {text}\n")
+                sys.stderr.write(f"distlaunch: {text}\n")
 
+    is_local = backend.address == "local"
     try:
-        with _interruptible():
+        with _interruptible(), told_if_slow(say, "starting Ray here" if is_local else "connecting to Ray"):
             found = places.place(
                 backend.address,
                 demand.bundles,
                 each=demand.each,
                 strategy=demand.strategy,
-                within_s=_LOCAL_S if backend.address == "local" else options.join_timeout,
-                say=say,
+                within_s=_LOCAL_S if is_local else options.join_timeout,
+                say=lambda text: say(f"waiting for Ray: {text}"),
             )
         hosts = [Host(name=place.host, slots=place.bundles * demand.workers, unit=demand.unit) for place in found]
         location = located(hosts, printable(socket.gethostname()) or "localhost")
         yield make_plan(options, environ, location=location), places
     finally:
         places.close()
+
+
+def check_own_python(python: str | None) -> None:
+    """See that this interpreter, too, has Ray, as it asks the cluster; ``python`` is that of --python.
+
+    Raises ConfigError.
+    """
+    try:
+        check_installed(Ray.name, Ray.requires, sys.executable, ())
+    except ConfigError as exc:
+        there = f"{printable(python)} -m distlaunch train ..., if distlaunch is installed there, or " if python else ""
+        text = f"{exc.message}: distlaunch itself, which runs there, asks the cluster by it, whatever --python says"
+        raise ConfigError(text, hint=f"{there}{exc.hint}") from None
+
+
+@contextmanager
+def told_if_slow(say: Callable[[str], None], text: str, *, after_s: float = _SLOW_S) -> Iterator[None]:
+    """Have the user hear what is being done, if it is not done by then."""
+    timer = threading.Timer(after_s, say, (text,))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _set(handlers: Mapping[signal.Signals, Any]) -> None:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _DESCRIPTORS_PER_WORKER = 9  # at most, while one is being started; then 4, or 5 while stacks are taken
 _DESCRIPTORS_OF_OUR_OWN = 64
 _JOB_ID_BYTES = 100
+_DATA = (".json", ".yaml", ".yml")
+"""How files end that are no scripts; Python runs some of them, to no effect: all of JSON is an expression."""
 
 
 def read_facts(options: TrainOptions, environ: Mapping[str, str], *, of_backend: Sequence[str] = ()) -> Facts:
@@ -183,6 +185,7 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
         check_interface(options.interface, options.named("interface"))
     cwd = _cwd()
     kind = find_backend(options.backend)
+    _check_script(options, kind)
     found = kind.env_files(environ, cwd)
     options = replace(options, env_file=(*found, *options.env_file)) if found else options
     backend, told = configured_backend(kind, options, environ, cwd)
@@ -245,6 +248,18 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
         composer=composer,
         join=join,
         explanation=explanation,
+    )
+
+
+def _check_script(options: TrainOptions, kind: type[Backend]) -> None:
+    """Refuse a configuration where the script is to stand. Raises ConfigError."""
+    name = options.script
+    if name is None or options.module or options.no_python or not name.lower().endswith(_DATA):
+        return
+    own = any(option.name == "config" for option in kind.options()) and not isinstance(options, TorchrunOptions)
+    where = f"-o config={printable(name)} has {kind.name} read it; " if own else ""
+    raise ConfigError(
+        f"{printable(name)} is no Python script, by its name", hint=f"{where}the script's own files go after SCRIPT"
     )
 
 

@@ -126,6 +126,10 @@ class DeepSpeed(TorchBackend):
         places = [os.path.join(folder, name) for folder in (environ.get("HOME") or os.path.expanduser("~"), cwd)]
         there = [path for path in dict.fromkeys(places) if os.path.isfile(path)]
         if not there and environ.get(_ENV_FILE_NAME):
+            other = next((path for path in places if os.path.exists(path)), None)
+            if other is not None:  # a pipe could be read once only, and DeepSpeed's own launcher leaves it alone
+                kind = "a folder" if os.path.isdir(other) else "no plain file"
+                raise ConfigError(f"{_ENV_FILE_NAME} {quoted(name)}: {printable(other)} is {kind}")
             looked = " and ".join(dict.fromkeys(printable(os.path.dirname(path)) for path in places))
             raise ConfigError(f"{_ENV_FILE_NAME} {quoted(name)}: there is no such file", hint=f"looked in {looked}")
         for path in there:

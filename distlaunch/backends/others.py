@@ -16,6 +16,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, get_args
 
 from distlaunch.backends.base import Backend, BackendOption, Kind, Requirement
+from distlaunch.backends.choosing import option_name
 from distlaunch.core.errors import ConfigError, LaunchError
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.core.model.variables import SET_FOR_WORKERS
@@ -145,6 +146,18 @@ def _texts(values: Any) -> str | None:
     return next((f"{quoted(repr(each))} is no text" for each in values if not _is_word(each)), None)
 
 
+def _arguments(values: Any) -> str | None:
+    return _texts(values) or next((problem for each in values if (problem := _too_long(quoted(each), each))), None)
+
+
+def _too_long(what: str, text: str) -> str | None:
+    from distlaunch.resolve.environment import MOST_BYTES, byte_length
+
+    length = byte_length(text)
+    said = f"{what} is {length:,} bytes, Linux takes {MOST_BYTES:,} of one argument or variable (NAME=VALUE)"
+    return said if length > MOST_BYTES else None
+
+
 def _is_word(value: Any) -> bool:
     return isinstance(value, str) and "\0" not in value
 
@@ -162,28 +175,62 @@ def _variables(values: Any) -> str | None:
     return None
 
 
+def _own_variables(values: Any) -> str | None:
+    problem = _variables(values)
+    texts = () if problem else ((name, f"{name}={value}") for name, value in values.items())
+    return problem or next((problem for each in texts if (problem := _too_long(*each))), None)
+
+
 def _files(values: Any) -> str | None:
     outside = (file for file in values.values() if _is_word(file) and ("/" in file or file in ("", ".", "..")))
     return _variables(values) or next((f"{quoted(file)} is no file in the attempt's folder" for file in outside), None)
 
 
 def _options(values: Any) -> str | None:
+    names: set[str] = set()
     for option in _listed(values):
         if not isinstance(option, BackendOption) or option.kind not in get_args(Kind):
             return f"{quoted(repr(option))} is no option"
-        if bool(option.choices) != (option.kind == "choice"):
-            return f"{option.name}: choices are for kind='choice'"
-        problem = _text(option.name) or _text(option.about)
+        problem = _text(option.name) or _text(option.about) or (option.metavar and _text(option.metavar)) or None
         if problem is not None:
             return problem
+        if option_name(option.name) != option.name or " " in option.name:
+            why = "-o takes names in small letters, with - between their words"
+            return f"{quoted(option.name)} can never be given: {why}"
+        if option.name in names:
+            return f"two options are called {option.name}"
+        names.add(option.name)
+        problem = _choices(option)
+        if problem is not None:
+            return f"{option.name}: {problem}"
     return None
 
 
+def _choices(option: BackendOption) -> str | None:
+    if bool(option.choices) != (option.kind == "choice"):
+        return "choices are for kind='choice'"
+    problem = _texts(option.choices) or next(filter(None, map(_text, option.choices)), None)
+    if problem is not None:
+        return problem
+    is_told_apart = len({choice.lower() for choice in option.choices}) == len(option.choices)
+    return None if is_told_apart else "two choices differ in capital letters at most"
+
+
+def _usual(values: Any) -> str | None:
+    if not isinstance(values, Mapping):
+        return f"a mapping is needed, not {quoted(repr(values))}"
+    strange = (places for places in values.values() if _texts(places) or "" in places)
+    return next((f"a list of files is needed, not {quoted(repr(places))}" for places in strange), None)
+
+
 def _requirements(values: Any) -> str | None:
-    return next(
-        (f"{quoted(repr(each))} is no Requirement" for each in _listed(values) if not isinstance(each, Requirement)),
-        None,
-    )
+    for each in _listed(values):
+        if not isinstance(each, Requirement):
+            return f"{quoted(repr(each))} is no Requirement"
+        problem = _text(each.module) or _text(each.package)
+        if problem is not None:
+            return problem
+    return None
 
 
 def _listed(values: Any) -> Sequence[Any]:
@@ -218,16 +265,16 @@ def _shared_memory(names: Any) -> str | None:
 _OWN_NAME = re.compile(r"(?=.*\{address\})(?=.*\{port\})(?:[^{}/]|\{(?:uid|address|port|rank)\})+")
 _MOST_PORTS = 16
 _ATTRIBUTES: Mapping[str, _Check] = {
-    "name": _text, "about": _text, "requires": _requirements, "store": _switch, "worker_ports": _count,
+    "name": _text, "about": _text, "requires": _requirements, "usual": _usual, "store": _switch, "worker_ports": _count,
     "shared_memory": _shared_memory,
     "ipv4_only": lambda value: None if value == "" else _text(value),
 }  # fmt: skip
 _METHODS: Mapping[str, _Check] = {
     "__init__": _anything, "sized": _sized, "location": _anything, "needed": _requirements, "agreed": _anything,
     "notes_on": _texts, "check": _anything, "check_files": _anything, "check_meeting": _anything,
-    "script_words": _texts, "worker_words": _texts,
-    "job_variables": _variables, "default_variables": _variables, "unwanted": _texts, "node_variables": _variables,
-    "worker_variables": _variables, "repeated": _variables, "cluster_variables": _variables,
+    "script_words": _arguments, "worker_words": _arguments,
+    "job_variables": _variables, "default_variables": _variables, "unwanted": _texts, "node_variables": _own_variables,
+    "worker_variables": _own_variables, "repeated": _variables, "cluster_variables": _variables,
     "task_variables": _variables, "fewer_workers": _text, "attempt_files": _files,
 }  # fmt: skip
 _OF_CLASS: Mapping[str, _Check] = {"options": _options, "env_files": _texts}

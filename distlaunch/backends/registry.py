@@ -10,7 +10,8 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import quoted
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from collections.abc import Iterable
+    from importlib.metadata import Distribution, EntryPoint
 
 ENTRY_POINTS = "distlaunch.backends"
 """The group of entry points by which other packages add backends; each names a class like ours."""
@@ -35,6 +36,12 @@ def backend_names() -> tuple[str, ...]:
     return tuple(_CLASSES)
 
 
+def backend_called(word: str) -> str | None:
+    """Give the backend that people call so, by its name or for short; None if there is none."""
+    name = _SHORT.get(word.lower(), word.lower())
+    return name if name in _CLASSES or name in other_backends() else None
+
+
 def find_backend(name: str) -> type[Backend]:
     """Load a backend: ours, else that of another package. Raises ConfigError that names what there is."""
     ours = _CLASSES.get(name)
@@ -47,14 +54,29 @@ def find_backend(name: str) -> type[Backend]:
 
 def other_backends() -> dict[str, list[EntryPoint]]:
     """Give the backends of other packages by name; a name that several have cannot be used."""
-    from importlib.metadata import entry_points
-
     found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=ENTRY_POINTS):
+    for point in _entry_points():
         known = found.setdefault(point.name, [])
         if all((each.value, _package(each)) != (point.value, _package(point)) for each in known):  # found by two paths
             known.append(point)
     return found
+
+
+def _entry_points() -> Iterable[EntryPoint]:
+    """Give those of our group; a package whose list of them cannot be read has none, and takes no other's away."""
+    from importlib.metadata import distributions, entry_points
+
+    try:
+        return entry_points(group=ENTRY_POINTS)
+    except Exception:  # noqa: BLE001 - whatever parsing comes to: one list spoils all, and which is not said
+        return [point for each in distributions() for point in _points_of(each)]
+
+
+def _points_of(package: Distribution) -> list[EntryPoint]:
+    try:
+        return list(package.entry_points.select(group=ENTRY_POINTS))
+    except Exception:  # noqa: BLE001 - as above
+        return []
 
 
 def _load(name: str) -> type[Backend]:
@@ -86,4 +108,8 @@ def _load(name: str) -> type[Backend]:
 
 
 def _package(point: EntryPoint) -> str:
-    return "an unknown package" if point.dist is None else str(point.dist.name)
+    try:
+        name = None if point.dist is None else point.dist.name
+    except (LookupError, OSError, TypeError):  # where the records have no name: one of these, or None, by release
+        name = None
+    return str(name or "an unknown package")

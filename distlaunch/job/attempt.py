@@ -182,7 +182,10 @@ class Attempt:
 
             if not losses.explains(diagnosis, self.failures, self.losses):
                 others = restarts.doing(ends, world_size=world_size, after_grace=after_grace)
-                diagnosis = losses.diagnosis_of(self.losses, others, latest=progress.latest)
+                may_have_bounds = settings.gathering is None or settings.gathering.may_have_bounds
+                diagnosis = losses.diagnosis_of(
+                    self.losses, others, latest=progress.latest, may_have_bounds=may_have_bounds
+                )
                 lived_s = self.losses[0].ended_s
                 outcome = restarts.Outcome.after(None, lived_s, min_uptime_s=settings.min_uptime_s, went_on=went_on)
                 report = partial(Failed, diagnosis=diagnosis, attempt=self.number)

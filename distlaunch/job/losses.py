@@ -20,6 +20,10 @@ _CRASHED = (
     "its system's log (dmesg, journalctl -k) may tell of a crash; --num-nodes MIN:MAX goes on without a lost node,"
     " --max-restarts waits for it, --lost-after S gives a network more time than 10 s"
 )
+_CRASHED_OF_FIXED = (
+    "its system's log (dmesg, journalctl -k) may tell of a crash; --max-restarts N starts the job again, --lost-after S"
+    " gives a network more time than 10 s"
+)
 _OF_RAY = {
     "Ray's driver ": "start the job again: without its driver a launcher has nothing of Ray's cluster",
     "Ray has lost ": "ray list nodes, or actors, tells of it; with --max-restarts N Ray gives another in its place",
@@ -66,9 +70,16 @@ def with_losses(diagnosis: Diagnosis, losses: Sequence[Loss]) -> Diagnosis:
 
 
 def diagnosis_of(
-    losses: Sequence[Loss], others: Sequence[str], *, latest: Mapping[int, Mapping[str, float]]
+    losses: Sequence[Loss],
+    others: Sequence[str],
+    *,
+    latest: Mapping[int, Mapping[str, float]],
+    may_have_bounds: bool = True,
 ) -> Diagnosis:
-    """Explain an attempt that ended because nodes were lost; ``latest``: the newest heartbeats, by rank."""
+    """Explain an attempt that ended because nodes were lost.
+
+    ``latest``: the newest heartbeats, by rank. ``may_have_bounds``: as in ``Gathering``.
+    """
     first = losses[0]
     ranks = tuple(rank for loss in losses for rank in loss.ranks)
     summary = f"the node is lost: {first.why}"
@@ -88,8 +99,9 @@ def diagnosis_of(
         at_once=True,
         message=message,
     )
+    crashed = _CRASHED if may_have_bounds else _CRASHED_OF_FIXED
     unheard = all(loss.why.startswith(_UNHEARD) for loss in losses)
-    hint = of_transport(first.why) or (_STOOD_STILL if unheard else _CRASHED)
+    hint = of_transport(first.why) or (_STOOD_STILL if unheard else crashed)
     return Diagnosis(cause=cause, exit_code=first.exit_code, others=tuple(others), hint=hint)
 
 

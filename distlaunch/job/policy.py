@@ -60,6 +60,8 @@ class JobPolicy(Supervision):
         self._port: int | None = None
         self._restart_times: deque[float] = deque()
         self._previous: restarts.Outcome | None = None
+        self._retried_s: float | None = None
+        """A failure that was the one before again has been retried, as it had so much uptime."""
         self._convening: Convening | None = None
         """Where there are several nodes, or one that is not this machine."""
         if settings.gathering is not None:
@@ -358,6 +360,7 @@ class JobPolicy(Supervision):
 
     def _restart(self, verdict: Verdict, now: float) -> list[Action]:
         report = verdict.report(final=False, restarts=self.restarts)
+        self._retried_s = verdict.outcome.enough_s if verdict.outcome.is_same(self._previous) else None
         self._previous = verdict.outcome
         self._restart_times.append(now)
         self.restarts += 1
@@ -383,7 +386,12 @@ class JobPolicy(Supervision):
         while window is not None and self._restart_times and now - self._restart_times[0] > window:
             self._restart_times.popleft()
         why = restarts.why_final(
-            outcome, self._previous, used=len(self._restart_times), allowed=self.settings.max_restarts, window_s=window
+            outcome,
+            self._previous,
+            used=len(self._restart_times),
+            allowed=self.settings.max_restarts,
+            window_s=window,
+            retried_s=self._retried_s if outcome.is_same(self._previous) else None,
         )
         if why is None and self._convening is not None and self._convening.is_cut_off:
             return "not restarted: no node can be reached any more"

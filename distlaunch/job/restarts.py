@@ -73,6 +73,8 @@ class Outcome(Record):
     """It came to a step beyond the best before; where no steps are reported, it ran for --min-uptime."""
     by_steps: bool = False
     """Steps are reported."""
+    enough_s: float | None = None
+    """So long it ran, if that is what counted as progress."""
 
     @staticmethod
     def of(
@@ -89,12 +91,18 @@ class Outcome(Record):
         signature: tuple[str, str] | None, lived_s: float, *, min_uptime_s: float, went_on: bool | None
     ) -> Outcome:
         """Sum up an attempt that went well for so long."""
+        long_enough = lived_s >= min_uptime_s
         return Outcome(
             signature=signature,
             repeats=None,
-            progressed=lived_s >= min_uptime_s if went_on is None else went_on,
+            progressed=long_enough if went_on is None else went_on,
             by_steps=went_on is not None,
+            enough_s=lived_s if went_on is None and long_enough and min_uptime_s > 0 else None,
         )
+
+    def is_same(self, other: Outcome | None) -> bool:
+        """Tell whether it failed at the same place as another attempt, in the same way."""
+        return other is not None and self.signature is not None and self.signature == other.signature
 
 
 def _progress_hint(outcome: Outcome) -> str:
@@ -106,10 +114,26 @@ def _progress_hint(outcome: Outcome) -> str:
     )
 
 
+def _retried_hint(retried_s: float) -> str:
+    return (
+        f"the same failure was tried again: without heartbeats (PROGRESS.md), {retried_s:.1f} s of uptime counted as\n"
+        "    progress; heartbeats tell better, or a longer --min-uptime"
+    )
+
+
 def why_final(
-    outcome: Outcome, previous: Outcome | None, *, used: int, allowed: int, window_s: float | None
+    outcome: Outcome,
+    previous: Outcome | None,
+    *,
+    used: int,
+    allowed: int,
+    window_s: float | None,
+    retried_s: float | None = None,
 ) -> str | None:
-    """Say why there is no further attempt, or None if there is one. An empty text: nothing was asked for."""
+    """Say why there is no further attempt, or None if there is one. An empty text: nothing was asked for.
+
+    ``retried_s``: this very failure has been tried again before, because of so much uptime.
+    """
     if allowed == 0:
         return ""
     if outcome.repeats is not None and not outcome.progressed:
@@ -118,8 +142,8 @@ def why_final(
     if used >= allowed:
         within = f" within {window_s:g} s" if window_s is not None else ""
         used_up = f"all {allowed} restarts are" if allowed > 1 else "the one restart is"
-        return f"{used_up} used up{within}"
-    same = previous is not None and outcome.signature is not None and outcome.signature == previous.signature
-    if same and not outcome.progressed:
+        hint = f"\n  hint: {_retried_hint(retried_s)}" if retried_s is not None else ""
+        return f"{used_up} used up{within}{hint}"
+    if outcome.is_same(previous) and not outcome.progressed:
         return f"not restarted: the same failure twice without progress\n  hint: {_progress_hint(outcome)}"
     return None

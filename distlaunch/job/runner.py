@@ -171,14 +171,19 @@ class Runner:
         self._keyboard.take()
         self._feed(a.Begin())
         while True:
-            while not self._is_over() and self._receive():
-                pass  # on one machine, feeding one message may bring the next
+            self._receive_all()
             deadline = self._policy.deadline()
             if deadline is not None and self._clock() >= deadline:
                 self._feed(a.Tick())
+                self._receive_all()
             if self._exit_code is not None:
                 return self._exit_code
             self._wait()
+
+    def _receive_all(self) -> None:
+        """Take in what there is: an agent in our own process answers at once, and nothing else would wake us for it."""
+        while not self._is_over() and self._receive():
+            pass
 
     def _receive(self) -> bool:
         received = self._transport.receive()

@@ -43,6 +43,8 @@ class Gathering(Record):
     """Hosts may come and go: the command of --discover tells."""
     launchers: bool = False
     """Each node has a launcher of its own, which calls."""
+    may_have_bounds: bool = True
+    """The number of nodes may be MIN:MAX, if the user wants it so: hints advise it."""
 
     @property
     def flexible(self) -> bool:

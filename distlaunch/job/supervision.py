@@ -207,7 +207,9 @@ class Supervision(ABC):
         again = "; once more kills" if signum == signal.SIGINT else ""
         whom_asked = counted(self.up - self.ended, "worker") if self.up > self.ended else "what is starting"
         text = f"{name}: {'told' if event.reached else 'asking'} {whom_asked} to end, within {grace_s:,.10g} s{again}"
-        return [record, Say(text=text), *self._stop_all(ask, grace_s)]
+        # Whoever presses Ctrl-C sits there and waits, with --quiet and under `torchrun`, too.
+        say = Say(text=text, level="warning" if signum == signal.SIGINT else "info")
+        return [record, say, *self._stop_all(ask, grace_s)]
 
     def _kill_all(self, why: str) -> list[Action]:
         """Have all that runs killed; where nothing runs any more (a disk keeps the last output), wait no longer."""

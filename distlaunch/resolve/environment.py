@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.text import printable
+from distlaunch.core.model.text import printable, quoted
 from distlaunch.core.model.variables import DEVICE_MASKS, SET_FOR_WORKERS, without_outer_launchers
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.options import TrainOptions
 
-_LONGEST = 131_071
-"""execve(2): MAX_ARG_STRLEN, less the NUL at the end."""
+MOST_BYTES = 131_071
+"""Of one argument, or one variable (NAME=VALUE); execve(2): MAX_ARG_STRLEN, less the NUL at the end."""
 _FOR_EACH = 1 + 8
 """A NUL and a pointer, which count too."""
 
@@ -55,9 +55,9 @@ def check_length(
 ) -> None:
     """Raise ConfigError for a variable with which no program could be started."""
     length = byte_length(f"{name}={value}")
-    if length > _LONGEST:
+    if length > MOST_BYTES:
         raise ConfigError(
-            f"{who}: with {length:,} bytes it is too long, Linux takes {_LONGEST:,} of one variable (NAME=VALUE)",
+            f"{who}: with {length:,} bytes it is too long, Linux takes {MOST_BYTES:,} of one variable (NAME=VALUE)",
             hint=hint,
         )
 
@@ -67,10 +67,12 @@ def check_total(environment: Mapping[str, str], argv: Sequence[str], most: int) 
     words = (*(f"{name}={value}" for name, value in environment.items()), *argv)
     total = sum(byte_length(word) + _FOR_EACH for word in words)
     if total > most:
-        longest = sorted(environment, key=lambda name: len(environment[name]), reverse=True)[:3]
+        shown = [(len(value), printable(name)) for name, value in environment.items()]
+        shown += [(len(word), f"the argument {quoted(word)}") for word in argv]
+        longest = [each for _, each in sorted(shown, reverse=True)[:3]]
         raise ConfigError(
             f"the workers' variables and arguments are {total:,} bytes, the limit is {most:,}",
-            hint=f"the longest are {', '.join(map(printable, longest))}; ulimit -s raises the limit",
+            hint=f"the longest are {', '.join(longest)}; ulimit -s raises the limit",
         )
 
 

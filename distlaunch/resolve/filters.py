@@ -219,10 +219,12 @@ def _common(one: str, other: str) -> int:
 
 
 def _what_there_is(names: Iterable[str]) -> str:
-    folded = fold_hosts(filter(None, names))
+    known = [name for name in names if name]
+    folded = fold_hosts(known)
     if not folded:
         return "no host's name is known here; * stands for all"
-    return f"there are {folded}" if len(folded) <= _LONGEST else f"there are {folded[:_LONGEST]}..."
+    there = "there is" if len(known) == 1 else "there are"
+    return f"{there} {folded}" if len(folded) <= _LONGEST else f"{there} {folded[:_LONGEST]}..."
 
 
 def _error(option: str, text: str, what: str, hint: str = _HINT) -> ConfigError:

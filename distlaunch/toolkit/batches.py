@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.errors import ToolkitError
 
 
 class StatefulBatchSampler(Sampler[list[int]]):
@@ -26,6 +29,9 @@ class StatefulBatchSampler(Sampler[list[int]]):
     gives what is left of the epoch. The order of samples depends on seed and epoch alone; a training that goes on with
     another number of workers sees each sample once, too. At the end of an epoch, samples that do not make up a batch
     of all workers are left out (``drop_last``), or the first ones are taken again to fill it up.
+
+    Its length, and so a DataLoader's, is that of an epoch, before and after a resume; while an iteration goes on, it is
+    the iteration's, which after a resume may have begun within an epoch: the last batch is the one that makes it up.
     Raises ConfigError if there are too few samples for one batch, or no process group although there are workers.
     """
 
@@ -43,14 +49,22 @@ class StatefulBatchSampler(Sampler[list[int]]):
                 "would get all samples: call distlaunch.toolkit.init(), or init_process_group() of torch, before"
             )
         self._rank, self._workers = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
-        self._count, self._batch = len(dataset), batch_size
-        self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
+        self._count, self._batch = len(dataset), _whole("batch_size", batch_size)
+        self._shuffle, self._seed, self._drop_last = shuffle, _whole("seed", seed), drop_last
+        if not -(1 << 63) <= self._seed < 1 << 64:
+            raise ToolkitError(
+                f"StatefulBatchSampler: seed is {self._seed}", hint="it takes a whole number of 64 bits, as torch does"
+            )
+        self._iteration: ref[Iterator[list[int]]] | None = None
+        """The one that has begun last. It is over when nobody has it any more: a DataLoader takes its end ahead."""
+        self._length = 0
+        """Of that one."""
         self.epoch = 0
         self.position = 0
         """How many samples of this epoch all workers together have taken."""
-        if batch_size < 1 or not self._count or (drop_last and self._count < self._all):
+        if self._batch < 1 or not self._count or (drop_last and self._count < self._all):
             raise ConfigError(
-                f"StatefulBatchSampler: {self._count} samples are too few for batches of {batch_size} "
+                f"StatefulBatchSampler: {self._count} samples are too few for batches of {self._batch} "
                 f"on {self._workers} workers"
             )
 
@@ -58,18 +72,34 @@ class StatefulBatchSampler(Sampler[list[int]]):
     def _all(self) -> int:
         return self._batch * self._workers
 
+    def _batches(self, samples: int) -> int:
+        return samples // self._all if self._drop_last else -(-samples // self._all)
+
+    @property
+    def _left(self) -> int:
+        return self._batches(self._count - self.position)
+
     def __len__(self) -> int:
-        left = self._count - self.position
-        return left // self._all if self._drop_last else -(-left // self._all)
+        goes_on = self._iteration is not None and self._iteration() is not None
+        return self._length if goes_on else self._batches(self._count)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_iteration": None}
 
     def __iter__(self) -> Iterator[list[int]]:
-        generator = torch.Generator().manual_seed(self._seed + self.epoch)
+        iteration = self._iterate()
+        self._iteration, self._length = ref(iteration), self._left
+        return iteration
+
+    def _iterate(self) -> Iterator[list[int]]:
+        seed, self._length = self._seed + self.epoch, self._left
+        generator = torch.Generator().manual_seed(seed if seed < 1 << 64 else seed - (1 << 64))
         order = torch.randperm(self._count, generator=generator) if self._shuffle else torch.arange(self._count)
         order = order[self.position :]
         if self.before_first is not None and self.position:
             self.before_first()
         self.before_first = None
-        for number in range(len(self)):
+        for number in range(self._length):
             samples = order[number * self._all : (number + 1) * self._all]
             if missing := -len(samples) % self._workers:
                 samples = torch.cat([samples, samples[:1].expand(missing)])
@@ -78,7 +108,7 @@ class StatefulBatchSampler(Sampler[list[int]]):
     def advance(self, batches: int = 1) -> None:
         """Count batches that have been trained on; behind the last of an epoch the next one begins."""
         self.position += batches * self._all
-        if not len(self) or self.position >= self._count:
+        if not self._left or self.position >= self._count:
             self.epoch += 1
             self.position = 0
 
@@ -94,5 +124,15 @@ class StatefulBatchSampler(Sampler[list[int]]):
                 f"here it has {self._count} and seed {self._seed}"
             )
         self.epoch, self.position = state["epoch"], state["position"]
-        if not len(self):  # more workers: what is left does not make up a batch of theirs
+        if not self._left:  # more workers: what is left does not make up a batch of theirs
             self.epoch, self.position = self.epoch + 1, 0
+
+
+def _whole(name: str, number: Any) -> int:
+    """Take numpy's and torch's whole numbers as well."""
+    try:
+        if not isinstance(number, bool):
+            return operator.index(number)
+    except TypeError:
+        pass
+    raise ToolkitError(f"StatefulBatchSampler: {name} is {number!r}", hint="it takes a whole number")

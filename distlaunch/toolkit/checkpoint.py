@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.text import counted
 from distlaunch.toolkit.checkpoint_asking import Asking
 from distlaunch.toolkit.checkpoint_group import end_groups, new_groups, text_of
 from distlaunch.toolkit.checkpoint_signals import Requests
@@ -157,10 +158,10 @@ class Checkpoint:
         metadata = self._group.agree(where, lambda: self._store.reader(name).read_metadata())
         state = self._group.agree(where, lambda: trained.template(metadata, manifest.get("optimizers")))
         own = self._group.agree(where, lambda: self._read(name, trained.own_template(metadata, rank, was)))
-        said = self._group.agree(where, lambda: trained.take_own(own, rank, was))
+        said = self._group.agree(where, lambda: trained.take_own(own, rank, was, world_size))
         self._group.agree(where, lambda: trained.take(self._read(name, state), metadata))
         if was != world_size:
-            said.append(f"was made by {was} workers, and is read by {world_size}")
+            said.append(f"was made by {counted(was, 'worker')}, and is read by {world_size:,}")
         if (converted := trained.converted(metadata)) is not None:
             said.append(f"has other types of numbers: {converted}")
         for text in said:
@@ -333,6 +334,7 @@ class Checkpoint:
         except Exception as error:  # noqa: BLE001 - Python is ending, maybe since another worker has
             log.warning("distlaunch: warning: %s", error)
         self._end()
+        self._group.handle = self._writing.group.handle = None  # a group lives as long as somebody has it
 
     def _end(self) -> None:
         self._requests.end()

@@ -1,8 +1,9 @@
 """Layer toolkit: what is in a checkpoint, and how it gets back into model, optimizer, scheduler and random states.
 
 Names are canonical (torch.distributed.checkpoint.state_dict), so that DDP, FSDP and a plain model read each other's.
-What a worker has for itself is its own entry, ``worker-<rank>``: the bytes of ``torch.save``. Read is what the
-checkpoint has, not what is here: an optimizer that has not stepped has no state, and torch would step it to get one.
+What a worker has for itself is its own entry, ``worker-<rank>``: the bytes of ``torch.save``; buffers, too, but for
+those that DDP makes rank 0's before they are used. Read is what the checkpoint has, not what is here: an optimizer that
+has not stepped has no state, and torch would step it to get one.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import _get_fqns, get_state_dict, set_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.checkpoint_parts import joined, split
 from distlaunch.toolkit.checkpoint_random import random_states, set_random_states
+from distlaunch.toolkit.optimizer_state import load_optimizer_state
+from distlaunch.toolkit.sharded_tensors import is_sharded
 
 Nested = dict[str, Any]
 SHOWN = 5
@@ -52,6 +57,8 @@ class Trained:
         self.parts = dict(parts)
         """Scheduler, scaler, sampler and whatever else the script has; small, and each worker's own."""
         self._random: Nested | None = None
+        self._own_entries: Nested = {}
+        """Of the model, as this worker had them."""
         _check(model, self.optimizers)
 
     @property
@@ -61,18 +68,36 @@ class Trained:
 
     def state(self, rank: int) -> Nested:
         """Give what this worker adds to a checkpoint; tensors are the live ones."""
+        model, optimizer = self._canonical()
+        parts = {name: split(part.state_dict()) for name, part in self.parts.items()}
         own: Nested = {
             "random": random_states(),
-            "parts": {name: part.state_dict() for name, part in self.parts.items()},
+            "parts": {name: unsharded for name, (unsharded, _) in parts.items()},
+            "model": self._unshared(model) if rank else {},
         }
         stream = io.BytesIO()
         torch.save(own, stream)
         state: Nested = {f"worker-{rank}": torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)}
+        if sharded := {name: tensors for name, (_, tensors) in parts.items() if tensors}:
+            state["parts"] = sharded
         if rank == 0 or not isinstance(self.model, DistributedDataParallel):  # DDP: all have what rank 0 has
-            state["model"], optimizer = self._canonical()
+            state["model"] = model
             if self.optimizers:
                 state["optimizer"] = optimizer
         return state
+
+    def _unshared(self, entries: Nested) -> Nested:
+        """Copy what of the model may differ between workers: extra states, and buffers that DDP does not broadcast."""
+        shared = [name for name, _ in self.model.named_parameters(remove_duplicate=False)]
+        if isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers:
+            buffers = self.model.module.named_buffers(remove_duplicate=False)
+            shared += [f"module.{name}" for name, _ in buffers if name not in self.model.parameters_to_ignore]
+        canonical = {name for each in shared for name in _get_fqns(self.model, each)}
+        return {
+            name: value.clone() if isinstance(value, torch.Tensor) else value  # a view has all of its storage saved
+            for name, value in entries.items()
+            if name not in canonical
+        }
 
     def _canonical(self) -> tuple[Nested, Nested]:
         """Give both by canonical names, and change nothing."""
@@ -85,13 +110,29 @@ class Trained:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def own_template(self, metadata: Metadata, rank: int, world_size: int) -> Nested:
-        """Give the entry of this worker's own to be read; rank 0's where this one was not there."""
+        """Give the entry of this worker's own to be read; rank 0's where this one was not there.
+
+        And what is sharded of the parts: as it is here, or else as a parameter of its shape is.
+        """
         own = f"worker-{rank if rank < world_size else 0}"
-        size = metadata.state_dict_metadata[own].size  # type: ignore[union-attr]
-        return {own: torch.empty(size, dtype=torch.uint8)}
+        there: Mapping[str, Any] = metadata.state_dict_metadata
+        found: Nested = {own: torch.empty(there[own].size, dtype=torch.uint8)}
+        places = {key: path for key, path in metadata.planner_data.items() if path[0] == "parts"}
+        names = {name for _, name, _ in places.values()} & self.parts.keys()
+        here, shapes = {name: split(self.parts[name].state_dict())[1] for name in names}, self._sharded()
+        for key, (_, name, place) in places.items():
+            if name in names:
+                found[key] = _empty(there[key], here[name].get(place, shapes.get(there[key].size)))
+        return found
+
+    def _sharded(self) -> dict[torch.Size, nn.Parameter]:
+        """Give the model's sharded parameters, one of each shape."""
+        return {parameter.shape: parameter for parameter in self.model.parameters() if is_sharded(parameter)}
 
     def template(self, metadata: Metadata, kinds: Sequence[str] | None) -> Nested:
         """Give the entries of model and optimizer to be read, by flat names; tensors of the model are the live ones.
+
+        What an optimizer had in its parameter's type of numbers is read in the one of the parameter here.
 
         ``kinds``: of the checkpoint. Raises ConfigError if the checkpoint is of something else.
         """
@@ -110,7 +151,8 @@ class Trained:
                 live = model[path[1]]
                 flat[key] = live if len(path) == 2 and isinstance(live, torch.Tensor) else _empty(entry, None)
             elif path[:2] == ("optimizer", "state"):
-                flat[key] = _empty(entry, parameters[path[2]])
+                parameter, was = parameters[path[2]], _type(there.get(f"model.{path[2]}"))
+                flat[key] = _empty(entry, parameter, parameter.dtype if _type(entry) == was else None)
             elif path[0] == "optimizer" and path[3] in optimizer["param_groups"][path[2]].keys() - _NAMES:
                 flat[key] = _empty(entry, None)
         return flat
@@ -163,22 +205,24 @@ class Trained:
         settings += [f"{name} is only in the checkpoint" for name in sorted(known - here)]
         return [f"it was {', '.join(kinds)}, and is {', '.join(self.kinds)} here", *settings] if settings else states
 
-    def take_own(self, read: Nested, rank: int, world_size: int) -> list[str]:
+    def take_own(self, read: Nested, rank: int, was: int, world_size: int) -> list[str]:
         """Put this worker's own parts where they belong, but for random states; say what only one side has.
 
+        ``was``: how many workers there were; where it is as many, each has its own buffers, else all have rank 0's.
         Raises ConfigError if a part does not take what was its own; the sampler, which looks at it, comes first.
         """
-        (data,) = read.values()
+        (data,) = (value for key, value in read.items() if key.startswith("worker-"))
         own = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=False)
-        self._random = own["random"] if rank < world_size else None
-        said, states = [], own["parts"]
+        self._random = own["random"] if rank < was else None
+        self._own_entries = own.get("model", {}) if was == world_size else {}
+        said, states, shapes = [], own["parts"], set(self._sharded())
         for name in sorted(self.parts, key=lambda name: name != "sampler"):
             part = self.parts[name]
             if name not in states or (states[name] == {} and part.state_dict() != {}):  # a GradScaler may be off
                 said.append(f"has nothing for {name}, which stays as it is")
                 continue
             try:
-                part.load_state_dict(states[name])
+                self._load_part(name, states[name], read, shapes)
             except ConfigError:
                 raise
             except Exception as error:
@@ -188,11 +232,20 @@ class Trained:
             f"has a {name}, which Checkpoint was not given here" for name in sorted(states.keys() - self.parts)
         ]
 
+    def _load_part(self, name: str, state: Any, read: Nested, shapes: set[torch.Size]) -> None:
+        part = self.parts[name]
+        here = cache(lambda: split(part.state_dict())[1])
+        part.load_state_dict(joined(state, lambda place: read[f"parts.{name}.{place}"], here, shapes))
+
     def take(self, read: Nested, metadata: Metadata) -> None:
         """Put what was read by ``template`` where it belongs; tensors of the model are there already."""
         nested = unflatten_state_dict(read, {key: metadata.planner_data[key] for key in read})
         model, optimizer = self._canonical()
-        set_model_state_dict(self.model, {**model, **nested.get("model", {})})
+        own = {
+            name: value.to(model[name].device) if isinstance(value, torch.Tensor) else value
+            for name, value in self._own_entries.items()
+        }
+        set_model_state_dict(self.model, {**model, **nested.get("model", {}), **own})
         found = nested.get("optimizer", {})
         if not found:
             return
@@ -207,13 +260,8 @@ class Trained:
                 for n, name in zip(numbers, of_each, strict=True)
                 if name in found.get("state", {})
             }
-            each.load_state_dict(
-                {
-                    **whole,
-                    "state": states,
-                    "param_groups": [{**group, **next(groups)} for group in whole["param_groups"]],
-                }
-            )
+            settings = [{**group, **next(groups)} for group in whole["param_groups"]]
+            load_optimizer_state(each, {**whole, "state": states, "param_groups": settings})
 
     def restore_random(self) -> None:
         """Set the random states as they were; a worker that was not there keeps the seeds that the script has set."""
@@ -262,13 +310,18 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
         )
 
 
-def _empty(entry: object, parameter: torch.Tensor | None) -> torch.Tensor | None:
+def _empty(entry: object, parameter: torch.Tensor | None, dtype: torch.dtype | None = None) -> torch.Tensor | None:
     """Give room for what the checkpoint has: what is shaped like its parameter is sharded like it."""
     if not isinstance(entry, TensorStorageMetadata):
         return None
+    dtype = entry.properties.dtype if dtype is None else dtype
     if parameter is not None and entry.size == parameter.size() and entry.size:
-        return torch.empty_like(parameter, dtype=entry.properties.dtype, requires_grad=False)
-    return torch.empty(entry.size, dtype=entry.properties.dtype)
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    return torch.empty(entry.size, dtype=dtype)
+
+
+def _type(entry: object) -> torch.dtype | None:
+    return entry.properties.dtype if isinstance(entry, TensorStorageMetadata) else None
 
 
 def differing_parameters(model: Mapping[str, Any], metadata: Metadata) -> list[str]:

@@ -12,13 +12,16 @@ import random
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from hashlib import blake2b
+from itertools import count
 from types import TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
@@ -54,6 +57,8 @@ _SEED = _Default(0)
 _current: Context | None = None
 _asked: Mapping[str, object] = {}
 """What ``init`` was called with."""
+_stores: dict[tuple[object, ...], tuple[Any, Iterator[int]]] = {}
+"""By process and environment: the store by which the workers find each other, and the numbers of its groups."""
 _owner = 0
 """The process that called ``init``; a forked one does not end its group."""
 
@@ -262,11 +267,29 @@ def _form(place: Mapping[str, int], backend: str, timeout: timedelta | None, str
 
         store = rendezvous(rank, world)
     elif "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=timeout)
+        dist.init_process_group(backend, init_method="distlaunch://", timeout=timeout)
         return
     else:
         store = dist.HashStore()  # type: ignore[attr-defined] # it is documented there
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+
+
+def _rendezvous(_url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+    """Have the workers find each other as by ``env://``, whose store is kept, with keys of each group's own.
+
+    torch numbers its groups anew when all have ended, and takes what earlier ones have written for the new ones' where
+    the store is still there: it is torchrun's, somebody keeps a group, or rank 0 has not ended it yet.
+    """
+    where = (os.getpid(), *(os.environ[name] for name in ("RANK", *_NEEDED)))
+    if where not in _stores:
+        store, _, _ = next(rendezvous("env://", **options))
+        _stores[where] = store, count(1)
+    store, turns = _stores[where]
+    own = dist.PrefixStore(f"distlaunch/{next(turns)}", store)  # type: ignore[attr-defined] # it is documented there
+    yield own, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+register_rendezvous_handler("distlaunch", _rendezvous)  # type: ignore[no-untyped-call] # torch's has no types
 
 
 def _of_rank(seed: int, rank: int) -> int:

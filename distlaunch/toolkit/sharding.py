@@ -12,7 +12,9 @@ import torch.distributed as dist
 from torch import nn
 
 from distlaunch.toolkit.errors import ToolkitError
+from distlaunch.toolkit.optimizer_state import load_optimizer_state
 from distlaunch.toolkit.options import WrapOptions
+from distlaunch.toolkit.sharded_tensors import sharded_like
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -122,17 +124,18 @@ def units(model: nn.Module, *, classes: str = "", min_params: int | None = None)
 
     Those of ``classes`` (names with commas between); or from below all of ``min_params`` parameters and more that are
     not in another; or else the classes that a Transformers model names (``_no_split_modules``), else what its module
-    lists hold. What shares a parameter with the rest of the model stays with that. Raises ToolkitError for a class that
-    is not there.
+    lists hold. What shares a parameter with the rest of the model stays with that. The model itself is no part: it is
+    sharded anyway, and its class may be among ``classes``. Raises ToolkitError for a class that is not there.
     """
     modules = [module for module in model.modules() if module is not model]
     wanted = {name.strip() for name in classes.split(",")} - {""}
     if wanted:
         there = list(dict.fromkeys(type(module).__name__ for module in modules))
-        if missing := sorted(wanted.difference(there)):
+        if missing := sorted(wanted.difference(there, [type(model).__name__])):
             shown = ", ".join(there[:_SHOWN]) + (", …" if len(there) > _SHOWN else "")
             raise ToolkitError(
-                f"wrap-classes: {type(model).__name__} has no {' and no '.join(missing)}", hint=f"it has {shown}"
+                f"wrap-classes: {type(model).__name__} has no {' and no '.join(missing)}",
+                hint=f"it has {shown}" if there else "it has no parts, and is sharded as a whole",
             )
     elif min_params is not None:
         found: list[nn.Module] = []
@@ -156,21 +159,9 @@ def follow(optimizer: torch.optim.Optimizer, replaced: Sequence[tuple[nn.Paramet
     for old, new in replaced:
         state = optimizer.state.pop(old, None)
         if state is not None:
-            optimizer.state[new] = {key: _sharded_like(value, old, new) for key, value in state.items()}
+            optimizer.state[new] = {key: sharded_like(value, new) for key, value in state.items()}
     if optimizer.state:  # counts of steps may have to be where the shards are
-        optimizer.load_state_dict(optimizer.state_dict())
-
-
-def _sharded_like(value: Any, old: nn.Parameter, new: nn.Parameter) -> Any:
-    """Give a worker's shard of a tensor, where that of the parameter is; anything else as it is."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not (isinstance(value, torch.Tensor) and isinstance(new, DTensor) and value.shape == old.shape and value.dim()):
-        return value
-    own = distribute_tensor(value, new.device_mesh, new.placements, src_data_rank=None)
-    kept: Any = torch.empty_like(new, dtype=value.dtype, requires_grad=False)
-    kept.to_local().copy_(own.to_local())
-    return kept
+        load_optimizer_state(optimizer, optimizer.state_dict())
 
 
 def _outer_lists(module: nn.Module) -> list[nn.ModuleList]:

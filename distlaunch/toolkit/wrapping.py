@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distlaunch.toolkit.context import current
 from distlaunch.toolkit.errors import ToolkitError
+from distlaunch.toolkit.optimizer_state import load_optimizer_state
 from distlaunch.toolkit.options import refuse_other_wrappers, wrap_options
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -25,8 +26,8 @@ def wrap(
     """Move a model to the device, and have its gradients averaged over all workers.
 
     Give the optimizer, too: FSDP2 puts other parameters in the place of the model's, and the optimizer is made to train
-    those (the same object, with what it has learnt); Horovod gives another optimizer. Without Horovod, one may as well
-    be made of the wrapped model's parameters. All workers start with the parameters and buffers of rank 0.
+    those (the same object, with what it has learnt); Horovod gives all workers what rank 0's has learnt. One may as
+    well be made of the wrapped model's parameters. All workers start with the parameters and buffers of rank 0.
 
     ``options`` are the launcher's ``-o``, with underscores (``wrap_classes="Block"``); those that concern another
     strategy do nothing, and the launcher's own win. Raises ToolkitError before ``init``, for options that are not
@@ -44,16 +45,17 @@ def wrap(
         return model if optimizer is None else (model, optimizer)
     _move(model, optimizer, context.device)
     if context.strategy == "horovod":
-        from distlaunch.toolkit.horovod import wrap_horovod
+        from distlaunch.toolkit.horovod import average_by_horovod
 
-        return wrap_horovod(model, optimizer, chosen)
-    model = DistributedDataParallel(
-        model,
-        device_ids=None if context.device.type == "cpu" else [context.device],
-        bucket_cap_mb=chosen.bucket_mb,
-        find_unused_parameters=chosen.find_unused_parameters,
-        static_graph=chosen.static_graph,
-    )
+        average_by_horovod(model, optimizer, chosen)
+    else:
+        model = DistributedDataParallel(
+            model,
+            device_ids=None if context.device.type == "cpu" else [context.device],
+            bucket_cap_mb=chosen.bucket_mb,
+            find_unused_parameters=chosen.find_unused_parameters,
+            static_graph=chosen.static_graph,
+        )
     return model if optimizer is None else (model, optimizer)
 
 
@@ -85,4 +87,4 @@ def _move(model: nn.Module, optimizer: torch.optim.Optimizer | None, device: tor
     """Move the model, and what the optimizer keeps beside each parameter."""
     model.to(device)
     if optimizer is not None and optimizer.state and device.type != "cpu":
-        optimizer.load_state_dict(optimizer.state_dict())
+        load_optimizer_state(optimizer, optimizer.state_dict())

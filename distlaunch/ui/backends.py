@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from distlaunch.backends.base import Backend
+from distlaunch.backends.base import Backend, Requirement
 from distlaunch.backends.choosing import shape
+from distlaunch.backends.elsewhere import installed_for
 from distlaunch.backends.registry import backend_names, find_backend, other_backends
-from distlaunch.backends.requirements import Found, install_words, look_for
+from distlaunch.backends.requirements import Found, Installed, install_words, look_for
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
 
@@ -22,9 +24,12 @@ _NAMES, _OPTIONS = 14, 44
 _LEAST_COLUMNS = 40
 
 
-def backends(name: str | None, fmt: Literal["table", "json"]) -> int:
-    """Print all backends, or one of them with its options; returns the exit code. Raises ConfigError."""
-    records = [_record(find_backend(name))] if name is not None else list(_all())
+def backends(name: str | None, fmt: Literal["table", "json"], *, python: str | None = None) -> int:
+    """Print all backends, or one of them with its options; returns the exit code. Raises ConfigError.
+
+    ``python``: the interpreter that is asked what it has, if that is another than ours.
+    """
+    records = [_record(find_backend(name), python)] if name is not None else list(_all(python))
     if fmt == "json":
         sys.stdout.write(json.dumps(records if name is None else records[0], indent=_INDENT) + "\n")
         return 0
@@ -44,28 +49,39 @@ def _columns() -> int | None:
         return None
 
 
-def _all() -> Iterator[dict[str, Any]]:
+def _ask(python: str, requirements: Sequence[Requirement]) -> Installed:
+    """Have this interpreter say what it has. Raises ConfigError."""
+    if shutil.which(python) is None:
+        raise ConfigError(f"--python {printable(python)}: no such executable")
+    installed = installed_for(python, requirements, (), environ=os.environ, cwd=os.curdir)
+    if installed is None:
+        raise ConfigError(f"--python {printable(python)}: it did not answer as a Python does")
+    return installed
+
+
+def _all(python: str | None) -> Iterator[dict[str, Any]]:
     """Give a record of each: ours, then those of other packages, also where one cannot be loaded."""
     for name in backend_names():
-        yield _record(find_backend(name))
+        yield _record(find_backend(name), python)
     for name, points in sorted(other_backends().items()):
         if name in backend_names():
             packages = ", ".join(str(point.dist.name) if point.dist else point.value for point in points)
             yield _broken(name, f"not used: {packages} has one of this name, which is ours")
             continue
         try:
-            yield _record(find_backend(name))
+            yield _record(find_backend(name), python)
         except ConfigError as exc:
             yield _broken(name, exc.message.partition(": ")[2])
 
 
-def _record(backend: type[Backend]) -> dict[str, Any]:
-    found = list(look_for(backend.requires))
+def _record(backend: type[Backend], python: str | None) -> dict[str, Any]:
+    installed = None if python is None else _ask(python, backend.requires)
+    found = list(look_for(backend.requires, installed=installed))
     return {
         "name": backend.name,
         "about": backend.about,
         "installed": all(each.is_met or not each.requirement.demanded for each in found),
-        "requires": [_requirement(each) for each in found],
+        "requires": [_requirement(each, python or sys.executable) for each in found],
         "options": [
             {"name": option.name, "takes": shape(option), "about": option.about} for option in backend.options()
         ],
@@ -77,7 +93,7 @@ def _broken(name: str, problem: str) -> dict[str, Any]:
     return {"name": name, "about": "", "installed": False, "requires": [], "options": [], "problem": problem}
 
 
-def _requirement(found: Found) -> dict[str, Any]:
+def _requirement(found: Found, python: str) -> dict[str, Any]:
     wanted = found.requirement
     return {
         "module": wanted.module,
@@ -85,7 +101,7 @@ def _requirement(found: Found) -> dict[str, Any]:
         "demanded": wanted.demanded,
         "at_least": wanted.at_least or None,
         "version": found.version,
-        "install": None if found.is_met else install_words(sys.executable, wanted, found.release),
+        "install": None if found.is_met else install_words(python, wanted, found.release),
         "see": wanted.see or None,
     }
 

@@ -63,7 +63,7 @@ def run_app(
     """
     command: Any = typer.main.get_command(build_app(environ, train=train, plan=plan, render=render))
     words = list(argv) or ["--help"]
-    _refuse_torchruns_words(words[0])
+    _refuse_options_of_train(words[0])
     program = "distlaunch"
     if words[0] in command.commands:
         command = command.commands[words[0]]
@@ -77,13 +77,16 @@ def run_app(
         explain = getattr(error, "format_message", None)
         if explain is None:
             raise
-        raise UsageError(explain().rstrip("."), hint="see distlaunch --help") from error
+        page: str = getattr(getattr(error, "ctx", None), "command_path", program)
+        raise UsageError(explain().rstrip("."), hint=f"see {page} --help") from error
     return int(result or 0)
 
 
-def _refuse_torchruns_words(word: str) -> None:
-    """Raise for a first word that is torchrun's option, with what stands for it here."""
+def _refuse_options_of_train(word: str) -> None:
+    """Raise for a first word that is an option of train, or one of torchrun's with what stands for it here."""
     flag = word.partition("=")[0].replace("_", "-")
+    if any(flag in option.all_flags for option in TRAIN_OPTIONS):
+        raise UsageError(f"unknown option {quoted(flag)}", hint=f"distlaunch train {flag} ... SCRIPT [ARGS]...")
     if (instead := counterpart(flag)) is not None:
         raise UsageError(
             f"unknown option {quoted(flag)}", hint=f"distlaunch train [OPTIONS] SCRIPT; {instead}{taken_as_it_is(flag)}"
@@ -132,7 +135,7 @@ def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan, render: R
     _add_drop_in(launch, environ, "accelerate", "accelerate launch", command="launch")
     app.add_typer(launch, name="accelerate")
     _add_render(app, environ, render)
-    _add_backends(app)
+    _add_backends(app, environ)
     return app
 
 
@@ -252,17 +255,25 @@ def _add_drop_in(
     _add(app, run_drop_in, command_class, options, name=command or name, help_text=text)
 
 
-def _add_backends(app: typer.Typer) -> None:
+def _add_backends(app: typer.Typer, environ: Mapping[str, str]) -> None:
     @app.command("backends", help="List the backends, what of them is installed, and their options.")
     def run_backends(
         name: str = typer.Argument(None, metavar="[NAME]", help="Only this one, with its options.", show_default=False),
         fmt: str = typer.Option("table", "--format", metavar="table|json", help="How to print it."),
+        python: str = typer.Option(
+            None,
+            "--python",
+            metavar="PATH",
+            help="The workers' Python, which is asked what it has.",
+            show_default=False,
+        ),
     ) -> int:
         from distlaunch.ui.backends import backends
 
         if fmt not in ("table", "json"):
             raise UsageError(f"--format takes table or json, not {quoted(fmt)}")
-        return backends(name, "json" if fmt == "json" else "table")
+        chosen = python or environ.get("DISTLAUNCH_PYTHON")
+        return backends(name, "json" if fmt == "json" else "table", python=chosen or None)
 
 
 class _Files(TyperGroup):

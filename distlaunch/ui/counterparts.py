@@ -49,6 +49,7 @@ _COUNTERPARTS = {
     "--use-env": "not needed here: LOCAL_RANK is always in the workers' environment",
 }
 
+_WORDS_OF_BACKENDS = {"ray": " [--address HOST:PORT]"}
 _NOT_TORCHRUNS = ("-n", "--use-env")
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
@@ -67,12 +68,17 @@ def instead_of(args: Sequence[str], names: Sequence[str]) -> str:
     """Say what may have been meant by words that begin with no command of ours."""
     from difflib import get_close_matches
 
+    from distlaunch.backends.registry import backend_called
+
     first = args[0]
     program = os.path.basename(first)
     if program == "torchrun" or any(word in _TORCHRUN_MODULES for word in args[1:4]):
         return "torchrun's words go after distlaunch torchrun: distlaunch torchrun [OPTIONS] SCRIPT [ARGS]..."
     if program == "accelerate":
         return "distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]... takes a command line of accelerate launch"
+    if (backend := backend_called(first)) is not None:
+        more = _WORDS_OF_BACKENDS.get(backend, "")
+        return f"distlaunch train --backend {backend}{more} SCRIPT [ARGS]...; distlaunch backends {backend} has more"
     if first.endswith(".py"):
         return f"distlaunch train {printable(first)}"
     if program.startswith("python") or first in ("run", "launch", "exec"):

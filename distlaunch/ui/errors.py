@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 EXIT_UNWRITABLE = 1
-"""Standard output takes no more; what typer and rich exit with when they meet a broken pipe first."""
+"""Standard output takes no more, as where a disk is full."""
 
 
 def repair_standard_streams() -> None:
@@ -46,22 +46,27 @@ def guarded(work: Callable[[], int]) -> int:
     """Run a command and return its exit code, with every error told the way its kind is told.
 
     Standard output is flushed here, so that a reader that has gone away (``distlaunch plan | head``) is met here and
-    not in the interpreter's end.
+    not in the interpreter's end. It has what it wanted, so that is no failure: whether it is noticed at all depends on
+    who is faster.
     """
+    code = 0
     try:
         code = work()
         sys.stdout.flush()
     except LaunchError as error:
         print_error(error)
         return error.exit_code
-    except BrokenPipeError:
-        _drop_output(sys.stdout)
-        return EXIT_UNWRITABLE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except SystemExit as left:
+        if not isinstance(left.__context__, BrokenPipeError):
+            raise
+        _drop_output(sys.stdout)  # typer and rich have met it first
     except Exception as error:  # noqa: BLE001 - the last handler: whatever comes here is a fault of ours
         if isinstance(error, OSError) and (reason := _unwritable(error)):
             _drop_output(sys.stdout)
+            if isinstance(error, BrokenPipeError):
+                return code
             _to_stderr([f"distlaunch: error: cannot write to stdout: {reason}"])
             return EXIT_UNWRITABLE
         report_fault(error)

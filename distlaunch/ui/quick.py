@@ -24,6 +24,8 @@ _PROC_SIZES = ("num_procs", "procs_per_node")
 _HOST_LISTS = ("hosts", "hostfile", "discover")
 _OTHER_VARIABLES = ("DISTLAUNCH_TOKEN", "DISTLAUNCH_TEST", "DISTLAUNCH_RENDER")
 """First letters of variables that are neither an option's nor the workers'."""
+_ATTEMPT = "DISTLAUNCH_ATTEMPT"
+"""Every worker has it, and so do the launchers that it starts."""
 
 
 class HelpRequested(Exception):  # noqa: N818 - not an error: help was asked for before the script
@@ -80,7 +82,7 @@ def scan(argv: Sequence[str], options: Iterable[Option]) -> tuple[Given, tuple[s
                     word.partition("=")[0] if flag in HELP_FLAGS else flag,
                     by_flag,
                     script=given.get("script", [None])[-1],
-                    backend=given.get("backend", [None])[-1],
+                    backend=given.get("backend", [_backend_in(argv[at:])])[-1],
                 )
             if option.kind == "flag":
                 if attached is not None:
@@ -190,7 +192,7 @@ def refuse_unknown(flag: str, by_flag: Iterable[str], *, script: str | None, bac
     """Raise for an option that is not ours, naming what stands for torchrun's, else the nearest one that is ours.
 
     ``script``: what ``--script`` named before; arguments of the script then need a ``--`` before them. ``backend``:
-    what ``--backend`` named before, whose options may be meant.
+    what ``--backend`` names, whose options may be meant.
     """
     from difflib import get_close_matches
 
@@ -219,6 +221,15 @@ def refuse_unknown(flag: str, by_flag: Iterable[str], *, script: str | None, bac
     raise UsageError(f"unknown option {quoted(flag)}", hint=hint)
 
 
+def _backend_in(words: Sequence[str]) -> str | None:
+    """Give what ``--backend`` names in words that have not been taken apart: the script's own may be among them."""
+    for place, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag == "--backend":
+            return value if equals else next(iter(words[place + 1 :]), None)
+    return None
+
+
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Return a warning for each variable that has our prefix and that nobody reads: a misspelt option, mostly."""
     known = {option.variable for option in TRAIN_OPTIONS if option.variable is not None}
@@ -231,7 +242,10 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
     warnings = []
     for name in sorted(ours):
-        if name not in SET_FOR_WORKERS and not name.startswith(_OTHER_VARIABLES):
+        option = name.replace("DISTLAUNCH_", "DISTLAUNCH_TRAIN_", 1)
+        if name in SET_FOR_WORKERS and option in known and _ATTEMPT not in environ:
+            warnings.append(f"the variable {quoted(name)} is what workers get, and no option: did you mean {option}?")
+        elif name not in SET_FOR_WORKERS and not name.startswith(_OTHER_VARIABLES):
             near = get_close_matches(name, sorted(known), n=1, cutoff=0.8)
             ask = f": did you mean {near[0]}?" if near else ""
             warnings.append(f"the variable {quoted(name)} is not one of ours and changes nothing{ask}")

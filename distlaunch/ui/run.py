@@ -20,7 +20,10 @@ def train(options: TrainOptions) -> int:
     from distlaunch.launch import run_job
 
     front = Front(options)
-    return run_job(options, os.environ, open_sink=front.open_sink, open_terminal=front.open_terminal)
+    try:
+        return run_job(options, os.environ, open_sink=front.open_sink, open_terminal=front.open_terminal)
+    except BrokenPipeError as exc:  # it is not stdout's, whose reader may leave: that would end the command with 0
+        raise RuntimeError("a channel of the job broke") from exc
 
 
 class Front:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,14 @@ from tests.cluster.hosts import Cluster, RunningOnHost, until
 CREW = Path(__file__).parents[1] / "programs" / "nodes" / "crew.py"
 PORT = 29400
 LONG_S = 90.0
+LISTENS = """
+import socket, sys
+listener = socket.create_server(("", int(sys.argv[1])))
+kept = {}
+while len(kept) < int(sys.argv[2]):
+    connection, address = listener.accept()
+    kept[address[0]] = connection
+"""
 
 
 class Meeting:
@@ -46,6 +55,11 @@ class Meeting:
     def start_all(self, *options: str | os.PathLike[str], order: Sequence[int] = (2, 0, 1), **more: Any) -> None:
         for rank in order:
             self.start(rank, *options, **more)
+
+    def wait_for_calls(self, count: int) -> None:
+        """Wait until launchers on so many hosts call node 0, which has not been started, and hang up."""
+        listening = self.hosts.popen("n1", [sys.executable, "-c", LISTENS, str(PORT), str(count)])
+        assert listening.wait(LONG_S) == 0
 
     def ready(self, *ranks: int, attempt: int = 0) -> list[dict[str, Any]]:
         """Wait for workers, and give what each was told."""

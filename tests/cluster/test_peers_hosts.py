@@ -57,8 +57,7 @@ def test_a_late_launcher_is_waited_for(meeting):
 def test_a_late_coordinator_is_waited_for(meeting):
     meeting.start(2)
     meeting.start(1)
-    for rank in (1, 2):
-        meeting.launchers[rank].wait_stderr("waiting")
+    meeting.wait_for_calls(2)
     meeting.start(0)
     meeting.ready(*ALL)
     meeting.put("end-0")

@@ -219,7 +219,7 @@ def test_a_launcher_that_was_stopped_for_long_finds_its_job_ended(hosts):
 
 def test_a_typed_stop_pauses_all_workers_for_as_long_as_one_likes(hosts):
     # In a group of its own, as a shell has it: in an orphaned one the kernel stops nobody on TSTP.
-    job = begun(hosts, "--failure-grace", "5", process_group=0)
+    job = begun(hosts, "--failure-grace", "5", "--lost-after", "6", process_group=0)
     workers = [each["pid"] for each in job.up()]
     os.kill(job.running.pid, signal.SIGTSTP)
 
@@ -233,7 +233,7 @@ def test_a_typed_stop_pauses_all_workers_for_as_long_as_one_likes(hosts):
 
     until(lambda: states() == ["T"] * len(workers), "all workers are stopped")
     step = job.step
-    time.sleep(15)  # longer than silence may last
+    time.sleep(9)  # longer than silence may last
     assert job.step == step
     os.kill(job.running.pid, signal.SIGCONT)
     job.goes_on()

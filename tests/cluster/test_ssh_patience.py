@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
+from distlaunch.core.wire.remote import PING_S, SILENCE_S
 from tests.cluster.hosts import faults
 from tests.cluster.test_ssh_jobs import SHORT, STAYS
 
@@ -13,10 +14,10 @@ def test_a_network_that_is_away_for_longer_than_the_usual_ten_seconds_does_no_ha
     args = ["train", "--hosts", "n1:1,n2:1", "--device", "cpu", *SHORT, "--lost-after", "120", STAYS]
     running = hosts.start(args, env={"PLACE": str(hosts.work)})
     running.wait_stdout("all are here")
-    time.sleep(5)  # for a ping that says so
+    time.sleep(1.5 * PING_S)  # for a ping that says so
     workers = {name: {process.pid for process in hosts.processes(name)} for name in ("n1", "n2")}
     faults.cut(hosts, "n2")
-    time.sleep(14)  # the silence is what is tested
+    time.sleep(SILENCE_S + 2)  # the silence is what is tested
     faults.cut(hosts, "n2", on=False)
     assert running.process.poll() is None
     assert {name: {process.pid for process in hosts.processes(name)} for name in ("n1", "n2")} == workers

@@ -16,6 +16,8 @@ pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "programs" / "frameworks" / "checkpointed.py"
 BLOCK = ROOT / "tests" / "programs" / "toolkit" / "block.py"
+SHARDED_PARTS = BLOCK.with_name("sharded_parts.py")
+EACH_WORKERS = BLOCK.with_name("each_workers.py")
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -119,6 +121,45 @@ def test_other_numbers_of_workers_and_fsdp_read_each_others_checkpoints(distlaun
         left = states[str(steps)]
 
 
+def steps_of_a_whole_and_a_resumed_job(distlaunch, where: Path, *words: object) -> list[list[str]]:
+    """Give each one's steps from the fourth on, all that either has said of them."""
+    told = []
+    for save in ("3", "0"):
+        job = ("--num-procs", "2", *words[:-1], EACH_WORKERS, where, "6", save, *words[-1])
+        result = distlaunch.train(*job, timeout=200)
+        assert result.returncode == 0, result.stderr
+        told.append(sorted(found(r"rank \d step [345] loss \S+ state \w+", result.stdout)))
+    assert "begins 3 with" in result.stdout
+    return told
+
+
+@pytest.mark.parametrize(("backend", "more"), [("pytorch-ddp", ()), ("pytorch-ddp", ("apart",)), ("fsdp", ())])
+def test_each_worker_gets_its_own_buffers_and_extra_states_back(distlaunch, tmp_path, backend, more):
+    whole, resumed = steps_of_a_whole_and_a_resumed_job(distlaunch, tmp_path / "c", "--backend", backend, more)
+    assert len(whole) == 6
+    assert resumed == whole
+
+
+def test_averages_of_sharded_weights_and_masters_in_fp32_are_read_by_any_number_of_workers(distlaunch, tmp_path):
+    """One that copies, one that keeps what it is given, and one that has nothing yet; whole ones are sharded again."""
+    left = None
+    for backend, workers, kinds in (
+        ("fsdp", 2, ["copied", "assigned", "late"]),
+        ("fsdp", 3, ["copied", "assigned", "late"]),
+        ("pytorch-ddp", 1, ["copied", "assigned"]),
+        ("fsdp", 2, ["copied", "assigned"]),
+    ):
+        job = ("--num-procs", str(workers), "--backend", backend, SHARDED_PARTS, tmp_path / "c", *kinds)
+        result = distlaunch.train(*job, timeout=200)
+        assert result.returncode == 0, result.stderr
+        told = [dict(found(r"(\w+): (masters .*)", "\n".join(result.lines_of(rank)))) for rank in range(workers)]
+        assert all(each == told[0] for each in told)
+        assert told[0]["wrapped"].startswith(told[0]["learnt"]), "what it had learnt is sharded in fp32"
+        if left is not None:
+            assert left.startswith(told[0]["begins"]), f"{backend} with {workers} workers"
+        left = told[0]["ends"]
+
+
 @pytest.mark.parametrize("backend", ["pytorch-ddp", "fsdp"])
 def test_the_end_of_inits_block_waits_for_what_is_being_written(distlaunch, tmp_path, backend):
     result = distlaunch.train("--num-procs", "2", "--backend", backend, BLOCK, tmp_path / "c", timeout=120)
@@ -191,3 +232,11 @@ def test_with_the_real_horovod_a_training_goes_on_with_the_same_losses(distlaunc
     assert losses("b", 3, 3) == [line for line in whole if int(line.split()[3]) < 3]
     assert losses("b", 6, "never") == [line for line in whole if int(line.split()[3]) >= 3]
     assert losses("c", 6, "fresh") == whole
+
+
+@pytest.mark.timeout(2400)
+def test_with_horovod_each_worker_gets_its_own_buffers_back(distlaunch, tmp_path, horovod_python):
+    words = ("--python", horovod_python, "--backend", "horovod", ())
+    whole, resumed = steps_of_a_whole_and_a_resumed_job(distlaunch, tmp_path / "c", *words)
+    assert len(whole) == 6
+    assert resumed == whole

@@ -226,6 +226,7 @@ def test_what_is_killed_on_a_node_costs_an_attempt(distlaunch, in_ray, cluster, 
     [lost] = result.of_type("node_lost")
     said = " ".join(result.stderr.split())
     assert re.search(rf"\b{lost['host']}\b[^:]*: the node is lost: {re.escape(why)}", said), said
+    assert "MIN:MAX" not in said, "which Ray cannot have"
     assert len(told(result.stdout)) == 2 * (1 + restarts)
     distlaunch.assert_no_survivors(within_s=60)
 

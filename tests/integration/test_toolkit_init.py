@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "toolkit" / "place.py"
+AGAIN = PROGRAM.with_name("again.py")
+TURNS = [f"turn {turn} had step {turn} and sum 3, and leaves 0 threads of gloo's" for turn in range(3)]
 
 
 def drawn(text: str) -> list[tuple[str, ...]]:
@@ -45,6 +47,23 @@ def test_torchrun_is_as_good_a_launcher(clean_env, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"rank \d of 2, local \d of 2, cpu gloo ddp attempt 0, sum 3", done.stdout)) == 2
+
+
+def test_groups_that_follow_each_other_have_nothing_of_each_other_though_a_checkpoint_is_left_open(
+    distlaunch, tmp_path
+):
+    done = distlaunch.train("--num-procs", "2", AGAIN, tmp_path / "c", timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.lines_of(0) == done.lines_of(1) == TURNS
+
+
+def test_they_have_nothing_of_each_other_under_torchrun_whose_store_outlives_them(clean_env, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    env = {**clean_env, "OMP_NUM_THREADS": "1"}
+    argv = [*torchrun, AGAIN, tmp_path / "c"]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == sorted(TURNS * 2)
 
 
 def test_a_worker_that_raises_waits_for_nobody(distlaunch):

@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from tests.launcher import Launcher
 
 EXAMPLE = Path(__file__).parents[2] / "scripts" / "examples" / "digits_toolkit.py"
 PROGRAMS = Path(__file__).parents[1] / "programs" / "toolkit"
-SHARDED, HOROVOD_STATE = PROGRAMS / "sharded.py", PROGRAMS / "horovod_state.py"
+SHARDED, HOROVOD_STATE, AVERAGES = (PROGRAMS / f"{name}.py" for name in ("sharded", "horovod_state", "averages"))
 GLOBAL_BATCH, EPOCHS = 64, 3
 STEPS_PER_EPOCH = 22
 
@@ -80,6 +83,50 @@ def test_an_optimizer_that_has_learnt_goes_on_under_horovod_from_what_rank_0_has
         assert len(told) == 8
         for case in told:
             assert case["found"] == pytest.approx(case["expected"], abs=2e-5), case["case"]
+
+
+CASES_OF_AVERAGES = [
+    "clipping", "scaler", "accumulation", "left_out", "two_models", "closures", "heads", "sparse", "kinds",
+    "sixteen_bits", "again", "made_after",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory, horovod_python) -> dict[str, list[dict]]:
+    """Give what each worker has learnt in each case, by DDP and by Horovod."""
+    folder = tmp_path_factory.mktemp("learnt")
+    launcher = Launcher(folder, {"PATH": "/usr/bin:/bin", "HOME": str(folder)})
+    found = {}
+    for backend in ("pytorch-ddp", "horovod"):
+        (kept := folder / backend).mkdir()
+        words = ("--num-procs", "2", "--backend", backend, "--python", horovod_python)
+        done = launcher.train(*words, AVERAGES, kept, timeout=200)
+        assert done.returncode == 0, done.stderr
+        found[backend] = [torch.load(kept / f"{rank}.pt") for rank in (0, 1)]
+    launcher.close()
+    return found
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("case", CASES_OF_AVERAGES)
+def test_under_horovod_a_script_learns_what_it_learns_under_ddp(learnt, case):
+    expected = learnt["pytorch-ddp"][0][case]
+    tolerance = 0.02 if case == "sixteen_bits" else 1e-6  # two ways to round a sum
+    for rank in (0, 1):
+        torch.testing.assert_close(learnt["horovod"][rank][case], expected, rtol=0, atol=tolerance)
+    torch.testing.assert_close(learnt["horovod"][0][case], learnt["horovod"][1][case], rtol=0, atol=0)
+
+
+@pytest.mark.timeout(1800)
+def test_horovod_takes_models_again_and_optimizers_of_all_kinds_and_goes_on_after_a_failed_backward(
+    distlaunch, horovod_python
+):
+    words = ("--num-procs", "2", "--backend", "horovod", "--python", horovod_python)
+    done = distlaunch.train(*words, PROGRAMS / "horovod_wraps.py", timeout=110)
+    assert done.returncode == 0, done.stderr
+    told = [[line for line in done.lines_of(rank) if ": " in line] for rank in (0, 1)]
+    assert len(told[0]) == 5
+    assert told[0] == told[1]
 
 
 def parts_by_case(lines: list[str]) -> dict[str, str]:

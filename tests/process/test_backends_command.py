@@ -97,6 +97,27 @@ def test_what_is_installed_is_told_by_the_package_that_has_brought_it(
     assert said in shown(distlaunch, module, PYTHONPATH=str(tmp_path))
 
 
+def test_another_interpreter_is_asked_what_it_has(distlaunch, tmp_path):
+    records = tmp_path / "site" / "ray-2.48.0.dist-info"
+    records.mkdir(parents=True)
+    (records / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 2.48.0\n")
+    (tmp_path / "site" / "ray").mkdir()
+    (tmp_path / "site" / "ray" / "__init__.py").touch()
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    assert "installed: ray 2.48.0" in shown(distlaunch, "ray", "--python", python)
+    assert "installed: ray 2.48.0" in shown(distlaunch, DISTLAUNCH_PYTHON=str(python))
+    assert f"{python} -m pip install 'accelerate" in shown(distlaunch, "accelerate", "--python", python)
+
+
+@pytest.mark.parametrize(("python", "why"), [("nopython", "no such executable"), ("true", "it did not answer")])
+def test_what_is_no_interpreter_is_refused(distlaunch, python, why):
+    result = distlaunch.run(["backends", "--python", python])
+    assert (result.returncode, result.stdout) == (USAGE, "")
+    assert result.stderr.startswith(f"distlaunch: error: --python {python}: {why}")
+
+
 def test_one_backend_is_shown_with_its_options(distlaunch, gossip):
     text = shown(distlaunch, "gossip", PYTHONPATH=gossip)
     assert "installed: gossip-backend 1.2" in text
@@ -248,6 +269,25 @@ def test_what_another_package_prints_is_kept_out_of_a_plan(distlaunch, tmp_path)
     assert json.loads(result.stdout)["backend"] == "loud"
     said = [line for line in result.stderr.splitlines() if line.startswith("by ")]
     assert sorted(said) == ["by a child", "by a library", "by a method", "by python"]
+
+
+@pytest.mark.parametrize("spoilt", [b"no word of it\n", b"\xff = a:B\n"], ids=["no entry", "no text"])
+def test_a_package_with_spoilt_records_takes_no_others_away(distlaunch, gossip, tmp_path, spoilt):
+    install(tmp_path, "spoilt", {})
+    (tmp_path / "spoilt-1.0.dist-info" / "entry_points.txt").write_bytes(b"[distlaunch.backends]\n" + spoilt)
+    env = {"PYTHONPATH": f"{tmp_path}:{gossip}"}
+    assert "installed: gossip-backend 1.2" in shown(distlaunch, **env)
+    result = distlaunch.train("--backend", "gosip", "x.py", env=env)
+    assert result.returncode == USAGE
+    assert "did you mean gossip?" in result.stderr
+
+
+def test_a_package_without_a_name_is_called_unknown(distlaunch, tmp_path):
+    install(tmp_path, "nameless", {"absent": "nowhere:Absent"})
+    (tmp_path / "nameless-1.0.dist-info" / "METADATA").unlink()
+    result = distlaunch.train("--backend", "absent", "x.py", env={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == USAGE
+    assert "an unknown package could not be loaded: ModuleNotFoundError" in result.stderr
 
 
 def test_a_name_that_two_packages_have_cannot_be_used(distlaunch, gossip, tmp_path):

@@ -51,6 +51,8 @@ def refused(distlaunch, *words: object, says: tuple[str, ...], env=None, code: i
         (["--no-python", "no-such-program"], ("no-such-program: no such command on PATH",)),
         (["--no-python", "./good.py"], ("./good.py: is not executable", "chmod +x")),
         (["--no-python", "./missing"], ("./missing: there is no such file",)),
+        (["ds.json"], ("ds.json is no Python script, by its name", "hint: the script's own files go after SCRIPT")),
+        (["--backend", "accelerate", "c/acc.YAML", "good.py"], ("-o config=c/acc.YAML has accelerate read it",)),
         (["-m", "--no-python", "good.py"], ("-m and --no-python exclude each other",)),
         (["--python", "nopython", "good.py"], ("--python nopython: no such executable",)),
         (["--python", "./good.py", "good.py"], ("--python ./good.py: no such executable",)),
@@ -78,6 +80,14 @@ def train_without(distlaunch, capabilities: tuple[str, ...], *words: str) -> sub
     return subprocess.run(
         command, env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60, check=False
     )
+
+
+def test_a_script_that_is_named_like_a_configuration_runs_as_a_program(distlaunch):
+    (distlaunch.work / "job.yml").write_text(f"#!{sys.executable}\n{GOOD}")
+    (distlaunch.work / "job.yml").chmod(0o755)
+    result = distlaunch.train("--num-procs", "1", "--no-python", "./job.yml")
+    assert result.returncode == 0, result.stderr
+    assert (distlaunch.work / "started").exists()
 
 
 def test_a_script_that_this_user_cannot_read_is_refused(distlaunch):

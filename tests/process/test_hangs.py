@@ -9,6 +9,8 @@ import time
 import pytest
 
 QUICK = ("--hang-timeout", "1.5", "--failure-grace", "1")
+LONGER_S = 3.0
+"""Than the timeout, and what it would take till a hang is told."""
 
 
 def hang_of(result) -> dict:
@@ -67,7 +69,7 @@ def test_a_hang_is_restarted_and_ends_early_if_it_repeats_without_progress(job, 
 def test_heartbeats_without_output_raise_no_alarm(job, distlaunch, options):
     running = job.start("reports.py", "--beat", options=[*QUICK, *options])
     job.await_signs(running, "reported-0", "reported-1")
-    time.sleep(4)  # not a wait for anything: longer than the timeout
+    time.sleep(LONGER_S)  # not a wait for anything
     job.put_sign("enough")
     result = running.wait()
     assert result.returncode == 0, result.stderr
@@ -76,7 +78,9 @@ def test_heartbeats_without_output_raise_no_alarm(job, distlaunch, options):
 
 def test_output_without_heartbeats_raises_no_alarm(job, distlaunch):
     script = distlaunch.work / "train.py"
-    script.write_text("import time\nfor _ in range(40):\n    print('.', end='', flush=True)\n    time.sleep(0.1)\n")
+    script.write_text(
+        f"import time\nfor _ in range({LONGER_S * 10:.0f}):\n    print('.', end='', flush=True)\n    time.sleep(0.1)\n"
+    )
     result = job.run(script, options=QUICK)
     assert result.returncode == 0, result.stderr
 
@@ -133,7 +137,7 @@ def test_workers_that_wait_for_whoever_reads_our_output_do_not_hang(job, distlau
     reader, writer = os.pipe()
     running = job.start(script, options=QUICK, stdout=writer)
     os.close(writer)
-    time.sleep(5)  # not a wait for anything: longer than the timeout
+    time.sleep(LONGER_S)  # not a wait for anything
     assert running.process.poll() is None
     data = bytearray()
     while chunk := os.read(reader, 1 << 20):

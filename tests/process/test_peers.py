@@ -267,6 +267,14 @@ def test_an_elastic_job_starts_with_the_fewest_that_it_needs(team):
     assert team.codes() == {0: 0, 2: 0}
 
 
+def test_an_elastic_job_to_which_nobody_comes_starts_as_soon_as_the_wait_is_over(team):
+    team.start(0, "--join-timeout", "1", size="1:2")
+    [told] = team.ready(0)
+    assert told["WORLD_SIZE"] == "1"
+    team.put("end-0")
+    assert team.codes() == {0: 0}
+
+
 def test_launchers_without_ranks_are_numbered_as_they_come(team):
     for name in ("a", "b", "c"):
         team.launchers[name] = team.start(None, size=3)

@@ -225,16 +225,21 @@ def test_a_job_loads_neither_typer_nor_torch(distlaunch):
     assert "distlaunch.core.probe.gpus" not in modules, "nobody asked which GPUs there are"
 
 
-def test_term_stops_the_job_in_order(distlaunch):
+@pytest.mark.parametrize(
+    ("signum", "said"), [(signal.SIGTERM, ""), (signal.SIGINT, "SIGINT: asking 2 workers to end, within 30 s")]
+)
+def test_a_signal_stops_the_job_in_order_and_who_presses_ctrl_c_hears_that_it_is_under_way(distlaunch, signum, said):
     (distlaunch.work / "train.py").write_text(
-        "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit('saved'))\nprint('up')\nsignal.pause()\n"
+        f"import signal, sys\nsignal.signal({signum:d}, lambda *_: sys.exit('saved'))\nprint('up')\nsignal.pause()\n"
     )
     running = distlaunch.start(["torchrun", "--nproc-per-node=2", "train.py"])
     running.wait_for(lambda: running.stdout == "up\n" * 2, "both workers")
-    running.send_signal(signal.SIGTERM)
+    running.send_signal(signum)
     result = running.wait()
-    assert result.returncode == 143
+    assert result.returncode == 128 + signum
     assert result.stderr.count("saved") == 2
+    ours = [line for line in result.stderr.splitlines() if line.startswith("distlaunch: ")]
+    assert [line.removeprefix("distlaunch: ").startswith(said) for line in ours] == [True] * bool(said)
 
 
 def test_one_worker_has_the_terminal(distlaunch):

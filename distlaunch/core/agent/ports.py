@@ -4,7 +4,8 @@ Held means bound and not listening, exclusively, on the dual-stack wildcard addr
 socket only just before rank 0 starts; rank 0's server sets the flag too and may then bind and listen, all others are
 refused. Other nodes try whether they get through to a second socket, which listens on the port until then: the held one
 must not listen itself, as its ``shutdown`` would give a port back that the kernel has chosen. A lock file says which
-job of ours holds a port: a bound, silent socket is in no table of the kernel.
+job of ours holds a port: a bound, silent socket is in no table of the kernel. Its folder is locked while one job takes
+such a lock and writes its name, so that nobody reads the name of a job before it, or none.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import fcntl
 import os
 import socket
 import stat
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
 
 _TIME_WAIT, _LISTEN = "06", "0A"  # as /proc/net/tcp has states
 _BACKLOG = 4096
+_TURN_S, _STEP_S = 1.0, 0.001
+"""How long a job that takes a lock is waited for, which takes it microseconds; then, it was stopped."""
 
 
 class HeldPort:
@@ -64,12 +69,12 @@ class HeldPort:
             self._lock = None
 
 
-def hold_port(number: int, *, owner: str) -> HeldPort:
+def hold_port(number: int, *, owner: str, pause: Callable[[float], None] = time.sleep) -> HeldPort:
     """Hold a port; 0 takes any free one. ``owner`` (a job id) is what another job of ours would name.
 
-    Raises ConfigError that names who has it.
+    ``pause``: waits for a job that is taking one, for so many seconds. Raises ConfigError that names who has it.
     """
-    lock = _lock(number, owner) if number else None
+    lock = _lock(number, owner, pause) if number else None
     try:
         return HeldPort(_bind(number), lock)
     except OSError as exc:
@@ -122,30 +127,57 @@ def _lock_directory() -> str:
     return directory
 
 
-def _lock(number: int, owner: str) -> int | None:
+def _lock(number: int, owner: str, pause: Callable[[float], None]) -> int | None:
     """Lock a port among our jobs; None where that cannot be: the exclusive bind still protects, only names are lost."""
     try:
-        path = os.path.join(_lock_directory(), f"port-{number}")
+        directory = _lock_directory()
+        path = os.path.join(directory, f"port-{number}")
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError:
         return None
     try:
         if not stat.S_ISREG(os.fstat(lock).st_mode):
             raise OSError(errno.EINVAL, "not a plain file")  # noqa: TRY301 - handled as all that goes wrong here
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(lock, 0)
-        os.write(lock, f"{owner} (pid {os.getpid()})".encode())
-    except BlockingIOError:
-        other = printable(os.read(lock, 200).decode(errors="replace").strip())
+        with _in_turn(directory, pause):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise _held(number, os.read(lock, 200)) from None
+            os.ftruncate(lock, 0)
+            os.write(lock, f"{owner} (pid {os.getpid()})".encode())
+    except ConfigError:
         os.close(lock)
-        raise ConfigError(
-            f"port {number} is held by distlaunch job {other}",
-            hint="leave --master-port out: each job then gets a free port of its own",
-        ) from None
+        raise
     except OSError:
         os.close(lock)
         return None
     return lock
+
+
+@contextmanager
+def _in_turn(directory: str, pause: Callable[[float], None]) -> Iterator[None]:
+    """Wait till no other job of ours is taking a lock; not for ever, as one may be stopped there. Raises OSError."""
+    turn = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for _ in range(round(_TURN_S / _STEP_S)):
+            try:
+                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pause(_STEP_S)
+            except OSError:  # a file system that locks no folders
+                break
+            else:
+                break
+        yield
+    finally:
+        os.close(turn)
+
+
+def _held(number: int, name: bytes) -> ConfigError:
+    other = printable(name.decode(errors="replace").strip())
+    by = f"distlaunch job {other}" if other else "another job of distlaunch"
+    hint = "leave --master-port out: each job then gets a free port of its own"
+    return ConfigError(f"port {number} is held by {by}", hint=hint)
 
 
 def _refused(number: int, exc: OSError) -> ConfigError:

@@ -243,13 +243,16 @@ def _busy_hint(groups: Sequence[Group], states: Mapping[int, str]) -> str | None
 
 
 def _odd_hint(group: Group) -> str:
-    pids = " ".join(map(str, group.pids[:8]))
+    """Say what to look at. Whoever reads it does so when the worker has been killed, unless the kernel holds it."""
     hints: Mapping[Kind, str] = {
-        "stopped": f"`kill -CONT {pids}` lets it go on",
-        "traced": f"`grep TracerPid /proc/{group.pids[0]}/status` names the debugger",
-        "kernel": f"`dmesg`, /proc/{group.pids[0]}/stack and the network mounts (`mount`, `df`) tell what it waits for",
+        "stopped": "who stops it? A `kill -STOP`, a scheduler that suspends jobs, or the script itself;"
+        " as long as a worker is there, `kill -CONT` and its pid have it go on",
+        "traced": "who traces it? gdb, strace and the like; as long as a worker is there, TracerPid in /proc/PID/status"
+        " names the debugger",
+        "kernel": "`dmesg` and the network mounts (`mount`, `df`) tell what it waits for, and as long as it is there"
+        f" /proc/{group.pids[0]}/stack",
     }
-    return hints.get(group.kind, f"see `dmesg`, and what /proc/{group.pids[0]}/task holds")
+    return hints.get(group.kind, f"see `dmesg`, and as long as it is there what /proc/{group.pids[0]}/task holds")
 
 
 # --- in words
@@ -301,7 +304,7 @@ def _at_steps(ranks: Sequence[int], others: Sequence[int], steps: Mapping[int, f
     own, theirs = _span(ranks, steps), _span(others, steps)
     if own is None:
         return ""
-    return f" (last reported step {own}{'' if theirs in (None, own) else f', the others {theirs}'})"
+    return f" (at least at step {own}{'' if theirs in (None, own) else f', the others at {theirs}'})"
 
 
 def _span(ranks: Iterable[int], steps: Mapping[int, float]) -> str | None:

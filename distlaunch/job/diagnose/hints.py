@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+from distlaunch.core.model.record import fields_of
 from distlaunch.job.diagnose.evidence import Evidence
 from distlaunch.job.diagnose.native import signal_name
+from distlaunch.resolve.options import TrainOptions
 
 _SHM = "a full /dev/shm or an out-of-memory kill does this: `df -h /dev/shm`, `dmesg`; use fewer loader workers"
 _LOADER = f"a loader worker may have been killed: {_SHM}"
@@ -15,6 +17,14 @@ _DEBUGGER = "it found no input; one worker alone on a terminal has the terminal:
 _ANY_PYTHON = "the workers' Python"
 _NOT_PYTHON = "is this no Python program? --no-python runs it as it is (it must be executable)"
 _NO_SOURCE = ("source code cannot contain null bytes", "source code string cannot contain", "Non-UTF-8 code starting")
+
+_NOT_THE_SCRIPTS = re.compile(
+    r"(?:unrecognized arguments: |no such option: |not used by the HfArgumentParser: |unknown command line flag )(.*)",
+    re.IGNORECASE,
+)
+"""How argparse, click and optparse, Transformers and absl tell of options that a script does not have."""
+_NO_OPTIONS = {"script_args", "given", "whole_nodes", "whole_gpus"}
+LOCAL_RANK = "-o local-rank=off leaves it out: LOCAL_RANK in the environment says the same"
 
 _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     (
@@ -117,6 +127,8 @@ def hint_for(evidence: Evidence, *, python: str | None, world_size: int) -> str 
         return _NOT_PYTHON
     if world_size > 1 and _asked_for_input(evidence):
         return _DEBUGGER
+    if (refused := _NOT_THE_SCRIPTS.search(evidence.message or "")) and (hint := _misplaced(refused[1])):
+        return hint
     missing = re.search(r"no module named '?([\w.]+)", text)
     if missing and evidence.repeats == "import error":
         name = re.search(r"No module named '?([\w.]+)", f"{evidence.message or ''}\n{evidence.text}")
@@ -144,6 +156,19 @@ def _missing_module(name: str, python: str | None, *, folder: str) -> str:
         f"{python or _ANY_PYTHON} has no module {name}, nor has {folder}: is the name right? "
         "If so, install it for that interpreter, or choose another with --python"
     )
+
+
+def _misplaced(said: str) -> str | None:
+    """Say of an option that the script did not know how it came there, if it is one of ours."""
+    if "--local_rank=" in said:
+        return LOCAL_RANK
+    ours = fields_of(TrainOptions).keys() - _NO_OPTIONS
+    names = re.findall(r"(?:--|^')([a-z][\w-]+)", said)
+    field = next((name.replace("-", "_") for name in names if name.replace("-", "_") in ours), None)
+    if field is None:
+        return None
+    name = field.replace("_", "-")
+    return f"--{name} goes before SCRIPT: it is the launcher's, and what follows SCRIPT is the script's own"
 
 
 def _asked_for_input(evidence: Evidence) -> bool:

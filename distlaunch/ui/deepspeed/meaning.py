@@ -31,8 +31,12 @@ _MEETING_SPELLING = (
 _LOCAL_RANK = "LOCAL_RANK in the environment says the same"
 _SPELLING = (
     *SPELLING,
+    (f"-o local-rank=off leaves it out: {_LOCAL_RANK}", f"--no_local_rank leaves it out: {_LOCAL_RANK}"),
     (_LOCAL_RANK, f"--no_local_rank leaves it out: {_LOCAL_RANK}"),
-    (USE_CPUS, "DS_ACCELERATOR=cpu in the environment has --num_gpus N start N workers without GPUs"),
+    # Its own launcher, too, starts as many where it finds no GPU (launcher/runner.py of 0.19).
+    (f"CPU workers; {USE_CPUS}", "CPU workers, as DeepSpeed's own launcher starts them where there is none"),
+    (f"one CPU worker; {USE_CPUS}", "one CPU worker; --num_gpus N starts N of them"),
+    (USE_CPUS, "with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs"),
 )
 _GRACE_S = 30.0
 """From TERM to KILL, as there."""

@@ -18,7 +18,7 @@ from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.resolve.allocation import Host
 from distlaunch.resolve.dialect import Dialect
 from distlaunch.resolve.location import check_lists
-from distlaunch.resolve.options import DropInOptions
+from distlaunch.resolve.options import USE_CPUS, DropInOptions
 from distlaunch.resolve.sources import flags
 from distlaunch.surroundings import read_host_file
 from distlaunch.ui.horovodrun.options import ELASTIC, OPTIONS, OWN
@@ -57,7 +57,8 @@ _SPELLING = (
         "-H a:#,b:# takes what is here; --device cpu asks for workers without GPUs",
     ),
     ("or for CPU workers: --procs-per-node N", "or for CPU workers: --device cpu"),
-    ("--num-procs N starts N workers without GPUs", "--device cpu asks for workers without GPUs"),
+    *((f"{each}; {USE_CPUS}", each) for each in ("CPU workers", "one CPU worker")),  # -np says nothing of GPUs
+    (USE_CPUS, "--device cpu asks for workers without GPUs"),
     ("--num-procs N starts workers on the CPU", "--device cpu starts them on the CPU"),
     ("--num-procs N or --procs-per-node N starts workers without GPUs", "--device cpu asks for workers without GPUs"),
     ("--num-procs", "-np"),
@@ -84,6 +85,7 @@ def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str]) ->
     if own["tcp"]:
         values["env"] = ("NCCL_IB_DISABLE=1", *values.get("env", ()))
     if command.python is None:
+        _check_program(values["script"], environ)
         values["no_python"] = True
     else:
         values["module"] = command.module
@@ -103,6 +105,13 @@ def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str]) ->
         dialect = replace(dialect, layout=horovodruns(workers))
     options = DropInOptions(**values, backend="horovod", dialect=dialect)
     return Meaning(options=options, remarks=tuple(remarks))
+
+
+def _check_program(name: str, environ: Mapping[str, str]) -> None:
+    """Refuse a script where a command is to stand. Raises UsageError."""
+    if name.endswith(".py") and os.sep not in name and shutil.which(name, path=environ.get("PATH")) is None:
+        shown = printable(name)
+        raise UsageError(f"{shown}: no such command on PATH", hint=f"python {shown} [ARGS]... runs a script")
 
 
 def _settings(given: Mapping[str, str], document: Document | None, values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -127,6 +128,48 @@ def test_the_name_is_that_of_the_present_owner():
         hold_port(number, owner="third")
     port.release()
     assert str(caught.value).endswith(f"job second (pid {os.getpid()})")
+
+
+@contextmanager
+def taking(number, tmp_path):
+    """Be a job that has locked a port and not yet written its name: gives the lock, and what others wait for."""
+    hold_port(number, owner="one-before").release()
+    [folder] = tmp_path.iterdir()
+    turn, lock = os.open(folder, os.O_RDONLY), os.open(folder / f"port-{number}", os.O_RDWR | os.O_TRUNC)
+    try:
+        for descriptor in (turn, lock):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield lock, turn
+    finally:
+        os.close(turn)
+        os.close(lock)
+
+
+def test_a_job_that_is_taking_the_port_is_waited_for_and_named(tmp_path):
+    number = free_port()
+    with taking(number, tmp_path) as (lock, turn):
+
+        def pause(_):
+            os.write(lock, b"job-a (pid 1)")
+            fcntl.flock(turn, fcntl.LOCK_UN)
+
+        with pytest.raises(ConfigError) as caught:
+            hold_port(number, owner="job-b", pause=pause)
+    assert caught.value.message == f"port {number} is held by distlaunch job job-a (pid 1)"
+
+
+def test_a_job_that_was_stopped_while_it_took_the_port_is_not_waited_for_any_longer(tmp_path):
+    number, paused_s = free_port(), []
+    with taking(number, tmp_path), pytest.raises(ConfigError) as caught:
+        hold_port(number, owner="job-b", pause=paused_s.append)
+    assert 0.5 < sum(paused_s) < 10
+    assert caught.value.message == f"port {number} is held by another job of distlaunch"
+
+
+def test_nothing_keeps_two_jobs_from_two_ports():
+    first, second = hold_port(free_port(), owner="a"), hold_port(free_port(), owner="b", pause=pytest.fail)
+    first.release()
+    second.release()
 
 
 @pytest.mark.parametrize("shared", [False, True])

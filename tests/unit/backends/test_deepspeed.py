@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -125,6 +126,15 @@ def test_a_file_that_ds_env_file_names_is_read_instead_and_has_to_be_there(tmp_p
         DeepSpeed.env_files({"HOME": "/nowhere", "DS_ENV_FILE": "other"}, str(tmp_path))
     assert caught.value.message == "DS_ENV_FILE 'other': there is no such file"
     assert caught.value.hint == f"looked in /nowhere and {tmp_path}"
+
+
+def test_what_ds_env_file_names_is_a_plain_file(tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, kind in {"folder": "a folder", "pipe": "no plain file"}.items():
+        with pytest.raises(ConfigError) as caught:
+            DeepSpeed.env_files({"HOME": "/nowhere", "DS_ENV_FILE": name}, str(tmp_path))
+        assert caught.value.message == f"DS_ENV_FILE '{name}': {tmp_path}/{name} is {kind}"
 
 
 def test_what_is_left_of_another_launch_is_not_wanted():

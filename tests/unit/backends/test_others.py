@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from distlaunch.backends.base import Backend, BackendOption
+from distlaunch.backends.base import Backend, BackendOption, Requirement
 from distlaunch.backends.others import guarded
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
@@ -160,9 +160,30 @@ def test_what_it_refuses_itself_stays_as_it_is():
         ("script_words", "--all", "a list of texts is needed"),
         ("notes", iter("ab"), "a list of texts is needed"),
         ("worker_words", (1,), "'1' is no text"),
+        ("worker_words", ("--all", "x" * 131_072), "xxx'... is 131,072 bytes, Linux takes 131,071 of one argument"),
+        ("script_words", ("x" * 3_000_000,), "xxx'... is 3,000,000 bytes, Linux takes 131,071 of one argument"),
+        ("worker_variables", {"N": "x" * 131_070}, "N is 131,072 bytes, Linux takes 131,071 of one"),
+        ("node_variables", {"A": "b", "N": "x" * 131_070}, "N is 131,072 bytes, Linux takes 131,071 of one"),
         ("options", [BackendOption(name="a", about="b", kind="choice")], "choices are for kind='choice'"),
         ("options", [BackendOption(name="a", about="b", kind="integer")], "is no option"),
         ("options", None, "'None' is no option"),
+        ("options", [BackendOption(name="UPPER", about="b")], "'UPPER' can never be given"),
+        ("options", [BackendOption(name="bucket_mb", about="b")], "'bucket_mb' can never be given"),
+        ("options", [BackendOption(name="a b", about="b")], "'a b' can never be given"),
+        ("options", [BackendOption(name="b=c", about="b")], "'b=c' can never be given"),
+        (
+            "options",
+            [BackendOption(name="a", about="b"), BackendOption(name="a", about="c")],
+            "two options are called a",
+        ),
+        ("options", [BackendOption(name="a", about="b", metavar=3)], "a line of text is needed, not '3'"),
+        ("options", [BackendOption(name="a", about="b", kind="choice", choices=(1, 2))], "'1' is no text"),
+        (
+            "options",
+            [BackendOption(name="a", about="b", kind="choice", choices=("x", "X"))],
+            "a: two choices differ in",
+        ),
+        ("needed", (Requirement(module="m", package=None),), "a line of text is needed, not 'None'"),
         ("sized", None, "TrainOptions are needed"),
         ("needed", ("torch",), "is no Requirement"),
     ],
@@ -181,6 +202,8 @@ def test_what_a_method_gives_is_looked_at(method, value, said):
         ({"about": "two\nlines"}, "Theirs.about: a line of text is needed"),
         ({"name": "otherone"}, "Theirs calls itself 'otherone'"),
         ({"requires": ("torch",)}, "Theirs.requires: "),
+        ({"usual": ("file",)}, "Theirs.usual: a mapping is needed"),
+        ({"usual": {"config": ("$HOME/file", "")}}, "Theirs.usual: a list of files is needed"),
         ({"worker_ports": -1}, "Theirs.worker_ports: "),
         ({"shared_memory": "a_{address}_{port}"}, "Theirs.shared_memory: a tuple of texts is needed"),
         ({"shared_memory": ("a_{port}_{rank}",)}, "is no name with {address} and {port} in it"),

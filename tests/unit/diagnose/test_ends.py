@@ -181,6 +181,33 @@ def test_hints_are_concrete(end_of, text, hint):
     assert (hint in (got or "")) if hint else got is None
 
 
+NOT_USED = (
+    'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\n'
+    "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--num-procs', '2']\n"
+)
+OURS = "--num-procs goes before SCRIPT: it is the launcher's, and what follows SCRIPT is the script's own"
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("usage: t.py [-h]\nt.py: error: unrecognized arguments: --num-procs 2\n", OURS),
+        ("usage: t.py [-h]\nt.py: error: unrecognized arguments: 7 --steps=3 --num_procs=2\n", OURS),
+        ("Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\nError: No such option: --num-procs\n", OURS),
+        ("FATAL Flags parsing error: Unknown command line flag 'num-procs'\n", OURS),
+        (NOT_USED, OURS),
+        (
+            "usage: t.py [-h]\nt.py: error: unrecognized arguments: --local_rank=0\n",
+            "-o local-rank=off leaves it out: LOCAL_RANK in the environment says the same",
+        ),
+        ("usage: t.py [-h]\nt.py: error: unrecognized arguments: --stepz 2 --given num-procs\n", None),
+        ("usage: t.py [-h]\nt.py: error: argument --num-procs: expected one argument\n", None),
+    ],
+)
+def test_an_option_that_the_script_does_not_have_is_led_to_where_it_belongs(end_of, said, hint):
+    assert one(end_of, said, returncode=1 if "Traceback" in said else 2).hint == hint
+
+
 def test_missing_module_names_the_interpreter(end_of):
     tail = "Traceback (most recent call last):\n  File \"/p/t.py\", line 1, in <module>\n    import X\nModuleNotFoundError: No module named 'X.y'\n"
     diagnosis = diagnose([end_of(0, tail)], world_size=1, python="/opt/py/bin/python3")

@@ -210,6 +210,7 @@ class NodesJob(Job):
         launchers=False,
         join_timeout_s=60.0,
         patience_s=None,
+        may_have_bounds=True,
         **more,
     ):
         self.bounds = (hosts, hosts) if bounds is None else bounds
@@ -228,6 +229,7 @@ class NodesJob(Job):
             patience_s=patience_s,
             discover=discover,
             launchers=launchers,
+            may_have_bounds=may_have_bounds,
         )
         super().__init__(0, per_node, gathering=gathering, **more)
 

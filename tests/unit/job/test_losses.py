@@ -57,6 +57,16 @@ def test_a_report_of_thousands_of_lost_nodes_stays_short(make_nodes):
     assert len(one_line(failed.diagnosis, many_hosts=True)) < 500
 
 
+@pytest.mark.parametrize("may_have_bounds", [True, False])
+def test_no_bounds_are_advised_where_there_can_be_none(make_nodes, may_have_bounds):
+    job = make_nodes(2, may_have_bounds=may_have_bounds).run()
+    job.lost(1)
+    job.stop_others(1)
+    [failed] = job.of(p.Failed)
+    assert ("--num-nodes MIN:MAX" in failed.diagnosis.hint) == may_have_bounds
+    assert "--max-restarts" in failed.diagnosis.hint
+
+
 @pytest.mark.parametrize(
     ("why", "hint"),
     [

@@ -210,7 +210,7 @@ def test_restarts_are_used_up(make_job):
         if job.exit_code is None:
             job.come_up()
     assert [start.attempt for start in job.of(p.StartAttempt)] == [0, 1, 2]
-    assert job.of(p.Failed)[-1].why_final.endswith("2 restarts are used up")
+    assert job.of(p.Failed)[-1].why_final.startswith("all 2 restarts are used up")
     assert job.exit_code == 1
 
 
@@ -225,7 +225,7 @@ def test_only_restarts_within_the_window_count(make_job):
     job.now = 150.0
     job.fail(uptime_s=60.0)
     assert job.exit_code == 1
-    assert job.of(p.Failed)[-1].why_final.endswith("used up within 100 s")
+    assert job.of(p.Failed)[-1].why_final.startswith("the one restart is used up within 100 s")
 
 
 def test_a_failure_that_would_repeat_is_not_retried(make_job):
@@ -261,10 +261,44 @@ def test_the_same_failure_after_progress_is_retried(make_job):
     assert job.attempt == 4
 
 
+OTHER = b'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\nKeyError: 1\n'
+
+
+def failed_thrice(job, *, uptime_s=12.0, last=None, steps=()) -> str:
+    """Have a job with two restarts fail three times; give what its report says of them."""
+    job.run()
+    for attempt in range(3):
+        if steps:
+            beat = m.Heartbeat(rank=0, values={"step": steps[attempt]})
+            job.say(0, m.Alive(attempt=attempt, heartbeats=(beat,), wrote=()))
+        job.fail(uptime_s=uptime_s, tail=last if last and attempt == 2 else job.RAISED)
+        if attempt < 2:
+            job.come_up()
+    return job.of(p.Failed)[-1].why_final
+
+
+def test_why_the_same_failure_was_retried_is_said_where_uptime_was_all_that_told(make_job):
+    why = failed_thrice(make_job(max_restarts=2))
+    first, _, hint = why.partition("\n  hint: ")
+    assert first == "all 2 restarts are used up"
+    assert hint.startswith("the same failure was tried again: without heartbeats (PROGRESS.md), 12.0 s of uptime")
+    assert "a longer --min-uptime" in hint
+
+
+def test_why_another_attempt_was_made_is_not_said_where_that_needs_no_words(make_job):
+    assert "hint" not in failed_thrice(make_job(max_restarts=2, min_uptime_s=0.0)), "the user wants it so"
+    assert "hint" not in failed_thrice(make_job(max_restarts=2), last=OTHER), "another failure than before"
+    assert "hint" not in failed_thrice(make_job(max_restarts=2), steps=(1, 2, 3)), "steps told of progress"
+    once = make_job(max_restarts=1).run()
+    once.fail(uptime_s=12.0)
+    once.come_up()
+    once.fail(uptime_s=12.0)
+    assert once.of(p.Failed)[-1].why_final == "the one restart is used up", "a first failure is always retried"
+
+
 def test_another_failure_in_between_is_not_the_same_twice(make_job):
-    other = b'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\nKeyError: 1\n'
     job = make_job(max_restarts=9).run()
-    for tail in (job.RAISED, other, job.RAISED, other):
+    for tail in (job.RAISED, OTHER, job.RAISED, OTHER):
         job.fail(tail=tail, uptime_s=2.0)
         job.come_up()
     assert job.attempt == 4

@@ -138,4 +138,11 @@ def test_all_variables_and_arguments_together_have_a_limit():
     check_total(environment, ["python", "t.py"], 10_000)
     with pytest.raises(ConfigError, match=r"variables and arguments are 5,058 bytes, the limit is 5,056") as caught:
         check_total(environment, ["python", "t.py"], 5_056)
-    assert "LONG, SHORT" in str(caught.value.hint)
+    assert str(caught.value.hint).startswith("the longest are LONG, ")
+
+
+def test_an_argument_among_the_longest_is_named_as_one():
+    with pytest.raises(ConfigError) as caught:
+        check_total({"SHORT": "1", "LONG": "x" * 500}, ["python", "y" * 5_000], 2_000)
+    longest = f"the longest are the argument '{'y' * 77}'..., LONG, the argument 'python'; "
+    assert str(caught.value.hint).startswith(longest)

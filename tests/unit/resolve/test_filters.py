@@ -103,6 +103,7 @@ def test_name_that_matches_nothing_names_the_nearest():
     assert error.hint == "do you mean 'worker-2'? there are worker-[0-2,10]"
     assert refused(exclude="worker-[0-3]").message.endswith("there is no host 'worker-3'")
     assert refused("zz").hint == "there are worker-[0-2,10]"
+    assert refused("zz", hosts="localhost:2").hint == "there is localhost"
     assert "no host '10'" in refused("10", hosts=DOMAINS).message
     assert "no host 'gpu9*'" in refused("gpu9*", hosts=DOMAINS).message
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from distlaunch.core.errors import ConfigError  # noqa: E402
 from distlaunch.toolkit.batches import StatefulBatchSampler  # noqa: E402
+from distlaunch.toolkit.errors import ToolkitError  # noqa: E402
 
 
 def sampler(rank, workers, samples, batch_size, **options):
@@ -66,8 +70,39 @@ def test_batches_fetched_ahead_do_not_count():
     del loader
     other = StatefulBatchSampler(data, 4, seed=5)
     other.load_state_dict(batches.state_dict())
-    assert len(other) == 7
     assert [batch[0].tolist() for batch in DataLoader(data, batch_sampler=other)] == whole[3:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("after_the_step", [False, True])
+def test_the_last_batch_of_an_iteration_is_told_by_the_length_after_a_resume_too(workers, after_the_step):
+    batches = StatefulBatchSampler(range(10), 2)
+    batches.load_state_dict({**batches.state_dict(), "position": 4})
+    loader = DataLoader(range(10), batch_sampler=batches, num_workers=workers)
+    assert len(loader) == 5, "what is made of it now is of an epoch, as what was made before the resume"
+    for expected in (3, 5):
+        lasts = []
+        for number, _ in enumerate(loader, 1):
+            if after_the_step:
+                batches.advance()
+            assert len(loader) == expected
+            lasts.append(number == len(loader))
+            if not after_the_step:
+                batches.advance()
+        assert lasts == [False] * (expected - 1) + [True]
+        assert len(loader) == 5
+
+
+def test_a_loop_that_was_left_has_no_length_any_more():
+    batches = StatefulBatchSampler(range(10), 2)
+    batches.advance(3)
+    for _ in batches:
+        assert len(batches) == 2
+        break
+    assert len(batches) == 5
+    going_on = iter(batches)
+    assert len(pickle.loads(pickle.dumps(batches))) == 5, "iterations are not taken along"
+    assert len(list(going_on)) == 2
 
 
 def test_each_epoch_has_an_order_of_its_own_that_only_the_seed_decides():
@@ -107,6 +142,26 @@ def test_other_data_or_another_seed_is_refused():
 def test_too_few_samples_are_refused(samples, batch, drop_last):
     with pytest.raises(ConfigError, match=f"{samples} samples are too few"):
         StatefulBatchSampler(range(samples), batch, drop_last=drop_last)
+
+
+@pytest.mark.parametrize("batch", [2.0, "2", True, None])
+def test_batches_of_no_whole_number_are_refused(batch):
+    with pytest.raises(ToolkitError, match=f"batch_size is {batch!r} .*whole number"):
+        StatefulBatchSampler(range(8), batch)
+
+
+@pytest.mark.parametrize("seed", [1 << 64, -(1 << 63) - 1, "1", 1.0, None])
+def test_seeds_that_torch_does_not_take_are_refused(seed):
+    with pytest.raises(ToolkitError, match=f"seed is {seed!r} .*whole number"):
+        StatefulBatchSampler(range(8), 2, seed=seed)
+
+
+def test_the_largest_seed_has_a_second_epoch_and_numpys_numbers_are_numbers():
+    batches = StatefulBatchSampler(range(8), np.int64(2), seed=(1 << 64) - 1)
+    first = list(batches)
+    batches.advance(4)
+    assert sorted(map(sorted, list(batches))) != sorted(map(sorted, first))
+    assert sorted(sample for batch in batches for sample in batch) == list(range(8))
 
 
 def test_several_workers_need_a_process_group_first(monkeypatch):

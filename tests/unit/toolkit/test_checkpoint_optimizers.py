@@ -119,6 +119,48 @@ def test_a_training_goes_on_as_if_it_had_not_stopped(tmp_path, kind):
     assert same(everything(other, again), everything(model, optimizer))
 
 
+class Master(torch.optim.SGD):
+    """Keep a copy in fp32 of each parameter, and more in types of their own."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["master"] = parameter.detach().float().clone()
+                    state["more"] = {"both": [parameter.detach() > 0, state["master"].double() / 3]}
+                    state["like"] = parameter.detach().clone()
+                state["master"] += 1 / 3
+                state["step"] = torch.tensor(7, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("here", [torch.bfloat16, torch.float64])
+def test_what_an_optimizer_keeps_in_a_type_of_its_own_keeps_it(tmp_path, here):
+    model = nn.Linear(3, 2).bfloat16()
+    optimizer = Master(model.parameters(), lr=0.1)
+    optimizer.step()
+    saved(tmp_path, model, optimizer)
+    other = nn.Linear(3, 2).to(here)
+    again = Master(other.parameters(), lr=0.1)
+    resumed(tmp_path, other, again)
+    for old, new in zip(model.parameters(), other.parameters(), strict=True):
+        state = optimizer.state[old]
+        assert same(again.state[new], {**state, "like": state["like"].to(here)})
+        types = [value.dtype for value in (again.state[new]["master"], *again.state[new]["more"]["both"])]
+        assert types == [torch.float32, torch.bool, torch.float64]
+        assert again.state[new]["like"].dtype == here, "it had the parameter's type, and has it"
+
+
+def test_a_fused_optimizer_has_its_counts_of_steps_as_it_needs_them(tmp_path):
+    model, optimizer = made(fused=True)
+    step(model, optimizer)
+    saved(tmp_path, model, optimizer)
+    other, again = made(fused=True)
+    resumed(tmp_path, other, again)
+    assert {state["step"].dtype for state in again.state.values()} == {torch.float32}
+    step(other, again)
+
+
 def test_adamw_takes_what_adam_has_left(tmp_path):
     model, optimizer = made()
     step(model, optimizer)

@@ -80,6 +80,14 @@ def test_a_manifest_of_another_checkpoint_is_not_this_one_s(saved):
         store_for(saved).manifest("step-000000002")
 
 
+def test_another_number_of_workers_is_told_of(saved, caplog):
+    checkpoint = Checkpoint(saved, model=nn.Linear(2, 1))
+    checkpoint._group.size = 2
+    assert checkpoint.resume() == 2
+    checkpoint.close()
+    assert f"{saved}/step-000000002 was made by 1 worker, and is read by 2" in caplog.text
+
+
 def test_a_manifest_s_sum_is_of_all_else_that_it_says():
     manifest = {"format": 1, "steps": 3, "files": {"ä": [1, 2]}}
     found = json.loads(sealed(json.dumps(manifest).encode()))

@@ -53,6 +53,7 @@ SAID = [
     "Linear is on the meta device: it has no values that all workers could start with (hint: make the model on the CPU; wrap() moves it)",
     "precision fp16 needs a GPU: on CPUs its gradients vanish (hint: -o precision=bf16)",
     "wrap-classes: Sequential has no Block (hint: it has Linear)",
+    "wrap-classes: Linear has no Liner (hint: it has no parts, and is sharded as a whole)",
     "activation-checkpointing: which parts of Sequential are to be computed again is not known (hint: name their classes: -o wrap-classes=Block)",
     "the SGD trains no parameter of Linear (hint: make the optimizer of model.parameters(), before wrap() or after it)",
     "LBFGS keeps all parameters in one vector, and cannot train those that FSDP2 shards (hint: another optimizer, or --backend pytorch-ddp)",

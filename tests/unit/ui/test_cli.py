@@ -191,6 +191,21 @@ def test_an_option_that_the_root_does_not_have_is_an_error_of_ours():
         run_app(["--nothing"], {})
 
 
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        (["backends", "--nothing"], "distlaunch backends"),
+        (["--nothing"], "distlaunch"),
+        (["render", "--nothing"], "distlaunch render"),
+    ],
+    ids=str,
+)
+def test_a_hint_leads_to_the_page_of_its_command(words, page):
+    with pytest.raises(UsageError) as caught:
+        run_app(words, {})
+    assert caught.value.hint == f"see {page} --help"
+
+
 def complete(words: str, cword: int) -> list[str]:
     env = {"PATH": os.defpath, "_DISTLAUNCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(cword)}
     done = subprocess.run(
@@ -230,6 +245,13 @@ def test_a_command_line_of_torchrun_is_led_to_train(words, hint):
         (["run", "x.py"], "distlaunch train"),
         (["x.py"], "distlaunch train x.py"),
         (["trian", "x.py"], "did you mean train?"),
+        (["ray", "x.py"], "distlaunch train --backend ray [--address HOST:PORT] SCRIPT [ARGS]..."),
+        (["fsdp", "x.py"], "distlaunch train --backend fsdp SCRIPT [ARGS]..."),
+        (["TF", "x.py"], "distlaunch train --backend tensorflow SCRIPT [ARGS]..."),
+        (["horovod", "x.py"], "distlaunch train --backend horovod SCRIPT [ARGS]..."),
+        (["--num-procs", "2", "x.py"], "distlaunch train --num-procs ... SCRIPT [ARGS]..."),
+        (["--num_gpus=2", "x.py"], "distlaunch train --num-gpus ... SCRIPT [ARGS]..."),
+        (["-m", "x"], "distlaunch train -m ... SCRIPT [ARGS]..."),
     ],
     ids=str,
 )

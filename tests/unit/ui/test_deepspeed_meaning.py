@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.job.diagnose.hints import LOCAL_RANK
+from distlaunch.resolve.options import USE_CPUS
 from distlaunch.ui.deepspeed.command import deepspeed
 from distlaunch.ui.deepspeed.meaning import Meaning, understand
 from distlaunch.ui.deepspeed.options import OPTIONS, THEIRS
@@ -129,6 +131,23 @@ def test_errors_name_options_as_deepspeed_writes_them(words, message):
 def test_ds_accelerator_says_what_workers_compute_on_unless_gpus_are_asked_for():
     assert options(DS_ACCELERATOR="cpu").device == "cpu"
     assert options("--gpus", "1", DS_ACCELERATOR="cpu").device == "auto"
+
+
+def test_workers_without_gpus_are_told_of_as_its_own_launcher_starts_them():
+    spelt = options("--num_gpus", "4").dialect.spelt
+    assert spelt(f"no GPU found: 4 CPU workers; {USE_CPUS}") == (
+        "no GPU found: 4 CPU workers, as DeepSpeed's own launcher starts them where there is none"
+    )
+    assert spelt(f"no GPU found: one CPU worker; {USE_CPUS}") == (
+        "no GPU found: one CPU worker; --num_gpus N starts N of them"
+    )
+    assert spelt(USE_CPUS) == ("with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs")
+
+
+def test_a_script_that_does_not_take_local_rank_is_told_how_deepspeed_leaves_it_out():
+    assert options().dialect.spelt(LOCAL_RANK) == (
+        "--no_local_rank leaves it out: LOCAL_RANK in the environment says the same"
+    )
 
 
 # --- nodes

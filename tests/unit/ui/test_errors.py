@@ -92,7 +92,13 @@ def test_a_reader_that_has_gone_away_is_no_error_to_talk_about(lines, tmp_path):
         )
     finally:
         os.close(writer)
-    assert (done.returncode, done.stderr) == (1, b"")
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_broken_pipe_that_is_not_stdouts_is_a_fault_of_ours(tmp_path):
+    done = run_guarded("def work(): raise BrokenPipeError(32, 'Broken pipe')", tmp_path)
+    assert done.returncode == 70
+    assert "internal error: BrokenPipeError" in done.stderr
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -153,22 +159,52 @@ def test_the_command_works_without_any_standard_stream(words):
     assert done.returncode == (0 if words[-1] == "--help" else 2)
 
 
-def test_a_plan_that_nobody_reads_to_its_end_is_no_error_to_talk_about(tmp_path):
+def unread(words: list[str], tmp_path: Path) -> tuple[int, bytes]:
+    """Run this where stdout is a pipe that nobody reads; give the exit code and what stderr got."""
     reader, writer = os.pipe()
     os.close(reader)
-    words = ["plan", "--num-procs", "64", "--no-python", "/bin/true"]
+    env = {"PATH": os.defpath, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "distlaunch", *words],
-            env={"PATH": os.defpath, "HOME": str(tmp_path)},
-            stdout=writer,
-            stderr=subprocess.PIPE,
-            timeout=60,
-            check=False,
+            [sys.executable, *words], env=env, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
         )
     finally:
         os.close(writer)
-    assert (done.returncode, done.stderr) == (1, b"")
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "--num-procs", "64", "--no-python", "/bin/true"],
+        ["plan", "--num-procs", "2", "--format", "json", "--no-python", "/bin/true"],
+        ["train", "--num-procs", "2", "--dry-run", "--no-python", "/bin/true"],
+        ["train", "--help"],
+        ["--version"],
+        ["backends"],
+        ["torchrun", "--help"],
+        ["render", "slurm", "--procs-per-node", "2", "x.py"],
+    ],
+    ids=" ".join,
+)
+def test_what_nobody_reads_to_its_end_is_no_failure(words, tmp_path):
+    assert unread(["-m", "distlaunch", *words], tmp_path) == (0, b"")
+
+
+def test_a_job_whose_own_channel_breaks_has_failed_though_nobody_reads_stdout(tmp_path):
+    source = """
+import distlaunch.launch
+from distlaunch.resolve.options import TrainOptions
+from distlaunch.ui.errors import guarded
+from distlaunch.ui.run import train
+def broken(*given, **named):
+    raise BrokenPipeError(32, "Broken pipe")
+distlaunch.launch.run_job = broken
+raise SystemExit(guarded(lambda: train(TrainOptions(script="x.py"))))
+"""
+    code, said = unread(["-c", source], tmp_path)
+    assert code == 70
+    assert b"a channel of the job broke" in said
 
 
 def test_the_command_prints_an_error_and_exits_with_its_code():

@@ -55,6 +55,14 @@ def test_a_command_line_that_cannot_be_taken_apart_is_spoken_of_in_its_words(wor
     assert (caught.value.message, caught.value.hint) == (says, hint)
 
 
+def test_a_script_without_a_python_is_led_to_one(tmp_path):
+    error = refused("-np", "2", command=("hvd.py", "--lr=1"), PATH=str(tmp_path))
+    assert (error.message, error.hint) == ("hvd.py: no such command on PATH", "python hvd.py [ARGS]... runs a script")
+    assert options("-np", "2", command=("./hvd.py",), PATH=str(tmp_path)).script == "./hvd.py"
+    (tmp_path / "hvd.py").touch(0o755)
+    assert options("-np", "2", command=("hvd.py",), PATH=str(tmp_path)).script == "hvd.py"
+
+
 def test_np_alone_is_this_machine():
     found = options("-np", "4")
     assert (found.backend, found.hosts, found.env, found.no_python) == ("horovod", "localhost:4", (), False)
@@ -173,9 +181,9 @@ def test_messages_speak_of_what_was_typed():
     assert spelt("--preload and --python exclude each other") == "--preload and python3.99 exclude each other"
     assert spelt("--python python3.99: no such executable") == "python3.99: no such executable"
     assert options("-np", "2", "--python", "x").dialect.spelt("--preload and --python") == "--preload and --python"
-    assert spelt(f"no GPU found: 2 CPU workers; {USE_CPUS}") == (
-        "no GPU found: 2 CPU workers; --device cpu asks for workers without GPUs"
-    )
+    assert spelt(f"no GPU found: 2 CPU workers; {USE_CPUS}") == "no GPU found: 2 CPU workers"
+    assert spelt(f"no GPU found: one CPU worker; {USE_CPUS}") == "no GPU found: one CPU worker"
+    assert spelt(USE_CPUS) == "--device cpu asks for workers without GPUs"
     assert spelt("--num-procs 2: how many workers a takes") == "-np 2: how many workers a takes"
     for each in ("--gpus-per-node", "--procs-per-node"):
         assert spelt(f"say how many each node has: {each} 2, or HOST:SLOTS") == (

@@ -188,6 +188,12 @@ def test_help_before_the_script_is_handed_on(asker: str):
             "unknown option '--config-file'",
             "--backend accelerate takes it as -o config=FILE. Options of the script go after SCRIPT.",
         ),
+        (
+            ("--zero", "3", "--backend", "deepspeed", "s"),
+            "unknown option '--zero'",
+            "--backend deepspeed takes it as -o zero=0|1|2|3. Options of the script go after SCRIPT.",
+        ),
+        (("--zero=3", "s", "--backend", "nccl"), "unknown option '--zero'", "Options of the script go after SCRIPT."),
         (("--backend", "nosuch", "--lr=1", "s"), "unknown option '--lr'", "Options of the script go after SCRIPT."),
         (("-q", "s"), "unknown option '-q'", "Options of the script go after SCRIPT."),
         (("-mq", "s"), "unknown option '-q'", "Options of the script go after SCRIPT."),
@@ -295,6 +301,15 @@ def test_a_variable_with_our_prefix_that_nobody_reads_is_told_with_the_nearest()
         ),
         "the variable 'DISTLAUNCH_ZZZ' is not one of ours and changes nothing",
     ]
+
+
+def test_a_variable_that_only_workers_get_is_told_with_the_options_own():
+    environ = {"DISTLAUNCH_BACKEND": "fsdp", "DISTLAUNCH_JOB_ID": "j", "DISTLAUNCH_RUN_DIR": "/r"}
+    assert unknown_variables(environ) == [
+        "the variable 'DISTLAUNCH_BACKEND' is what workers get, and no option: did you mean DISTLAUNCH_TRAIN_BACKEND?",
+        "the variable 'DISTLAUNCH_JOB_ID' is what workers get, and no option: did you mean DISTLAUNCH_TRAIN_JOB_ID?",
+    ]
+    assert unknown_variables({**environ, "DISTLAUNCH_ATTEMPT": "0"}) == [], "a launcher inside a worker"
 
 
 def test_options_are_not_abbreviated():

@@ -1,0 +1,80 @@
+"""Layer toolkit: what is sharded in the states of parts, as the average of an FSDP model's weights is.
+
+A sharded tensor belongs to the workers that there are. It is therefore no part of a
+worker's own bytes, but an entry of the checkpoint, as the model's are, which any number of workers reads.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from distlaunch.toolkit.sharded_tensors import is_sharded, sharded_like
+
+Path = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """Stands in a part's state for a tensor that has an entry of its own; pickled."""
+
+    place: str
+
+
+def split(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Give the state without its sharded tensors, and these by their places."""
+    sharded: dict[str, torch.Tensor] = {}
+
+    def take(path: Path, value: Any) -> Any:
+        if not is_sharded(value):
+            return value
+        place = str(path)
+        sharded[place] = value
+        return Elsewhere(place=place)
+
+    return changed(state, take), sharded
+
+
+def joined(
+    state: Any,
+    read: Callable[[str], torch.Tensor],
+    here: Callable[[], dict[str, torch.Tensor]],
+    shapes: Container[torch.Size],
+) -> Any:
+    """Put what was ``read`` of each place into a part's state; shard what was whole and is sharded ``here``.
+
+    ``shapes``: of what is sharded in the model. Only for a tensor of one of them is the part asked what it has.
+    """
+
+    def put(path: Path, value: Any) -> Any:
+        if isinstance(value, Elsewhere):
+            return read(value.place)
+        if not isinstance(value, torch.Tensor) or value.shape not in shapes:
+            return value
+        like = here().get(str(path))
+        return value if like is None else sharded_like(value, like)
+
+    return changed(state, put)
+
+
+def changed(value: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
+    """Change what a state of dictionaries, lists and tuples holds; what stays the same is not copied."""
+    if isinstance(value, dict):
+        old: dict[Any, Any] = value
+    elif isinstance(value, list | tuple):
+        old = dict(enumerate(value))
+    else:
+        return change(path, value)
+    new = {key: changed(each, change, (*path, key)) for key, each in old.items()}
+    if all(new[key] is each for key, each in old.items()):
+        return value
+    if isinstance(value, tuple):
+        return type(value)(*new.values()) if hasattr(value, "_fields") else type(value)(new.values())
+    copied = copy.copy(value)  # a module's state is more than a dictionary
+    for key, each in new.items():
+        copied[key] = each
+    return copied

@@ -1,0 +1,26 @@
+"""Layer toolkit: torch's DTensor, of which each worker has a shard, wherever torch has it: 2.2 to 2.4 elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def is_sharded(value: object) -> bool:
+    """Tell a DTensor."""
+    return isinstance(value, torch.Tensor) and hasattr(value, "full_tensor")
+
+
+def sharded_like(value: Any, like: torch.Tensor) -> Any:
+    """Give a worker's shard of a whole tensor, if ``like`` is sharded and of its shape; anything else as it is."""
+    whole = isinstance(value, torch.Tensor) and not is_sharded(value)
+    if not (whole and is_sharded(like) and value.shape == like.shape and value.dim()):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    template: Any = like
+    own = distribute_tensor(value, template.device_mesh, template.placements, src_data_rank=None)
+    kept: Any = torch.empty_like(template, dtype=value.dtype, requires_grad=False)
+    kept.to_local().copy_(own.to_local())
+    return kept

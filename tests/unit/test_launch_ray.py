@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+
+from distlaunch.backends.base import Requirement
+from distlaunch.backends.ray import Ray
+from distlaunch.core.errors import ConfigError
+from distlaunch.launch_ray import check_own_python, told_if_slow
+
+BOUND_S = 60.0
+
+
+@pytest.mark.parametrize("python", [None, "/opt/ray/bin/python"])
+def test_without_ray_it_is_said_that_distlaunch_itself_needs_it_and_how_to_start_it_where_ray_is(monkeypatch, python):
+    monkeypatch.setattr(Ray, "requires", (Requirement(module="gossipd", package="gossip", at_least="2.9"),))
+    with pytest.raises(ConfigError) as caught:
+        check_own_python(python)
+    ours = (
+        f"--backend ray: {sys.executable} has no module gossipd: distlaunch itself, which runs there, asks the cluster"
+    )
+    assert caught.value.message.startswith(ours)
+    assert "whatever --python says" in caught.value.message
+    pip = f"{sys.executable} -m pip install 'gossip>=2.9'"
+    there = (
+        "" if python is None else "/opt/ray/bin/python -m distlaunch train ..., if distlaunch is installed there, or "
+    )
+    assert caught.value.hint == there + pip
+
+
+def test_what_takes_long_is_told_of_while_it_does():
+    heard = threading.Event()
+    said = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        heard.set()
+
+    with told_if_slow(say, "starting Ray here", after_s=0.0):
+        assert heard.wait(BOUND_S)
+    assert said == ["starting Ray here"]
+
+
+def test_what_is_done_in_time_is_not_told_of_and_leaves_no_thread():
+    said = []
+    with told_if_slow(said.append, "starting Ray here", after_s=BOUND_S):
+        during = threading.active_count()
+    assert said == []
+    assert threading.active_count() == during - 1
