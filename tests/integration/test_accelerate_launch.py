@@ -227,6 +227,7 @@ def test_workers_get_what_accelerate_launch_gives_them(line, folder, distlaunch)
             assert mine["OMP_NUM_THREADS"] == other["OMP_NUM_THREADS"] == "3"
 
 
+@pytest.mark.timeout(240)
 def test_machines_that_each_have_a_launcher_share_the_number_of_processes(distlaunch, folder):
     script = folder / "show.py"
     script.write_text(SHOW)

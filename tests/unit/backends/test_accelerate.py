@@ -310,6 +310,13 @@ def test_settings_rank_above_the_file_by_key_and_null_takes_one_out():
     assert "conf/a.yaml says num_processes: 8" in next(iter(made(text).notes_on(GPUS)))
 
 
+def test_a_setting_ranks_above_both_names_that_a_file_may_have_for_it():
+    text = "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true\n  offload_params: true\n"
+    for name in ("fsdp_offload_params", "offload_params"):
+        above = f'{{"fsdp_config": {{"{name}": false}}}}'
+        assert made(text, f"settings={above}").job_variables(GPUS)["FSDP_OFFLOAD_PARAMS"] == "false"
+
+
 def test_settings_are_all_there_is_without_a_file():
     above = '{"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}}'
     variables = made(None, f"settings={above}").job_variables(GPUS)
