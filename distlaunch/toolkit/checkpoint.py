@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
-import operator
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from numbers import Integral, Real
 from typing import Any, NoReturn
 
 import torch
@@ -21,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import counted
+from distlaunch.toolkit.checkpoint_arguments import above_0, not_shared, several, steps_after
 from distlaunch.toolkit.checkpoint_asking import Asking
 from distlaunch.toolkit.checkpoint_group import end_groups, new_groups, text_of
 from distlaunch.toolkit.checkpoint_signals import Requests
@@ -30,6 +29,7 @@ from distlaunch.toolkit.checkpoint_writing import Writing
 from distlaunch.toolkit.meeting import end_after, end_process_group, end_without
 
 log = logging.getLogger("distlaunch.checkpoint")
+_TOO_LATE = "it came after the last step, and nothing has been saved for it"
 
 
 class Stopped(SystemExit):
@@ -69,15 +69,14 @@ class Checkpoint:
         **parts: Stateful,
     ) -> None:
         """``background``: write in a thread, from a copy on the CPU, while the training goes on."""
-        _see_that_it_is_above_0("keep", keep, whole=True)
+        above_0("keep", keep, whole=True)
         if every is not None:
-            _see_that_it_is_above_0("every", every, whole=True)
+            above_0("every", every, whole=True)
         if every_s is not None:
-            _see_that_it_is_above_0("every_s", every_s, whole=False)
+            above_0("every_s", every_s, whole=False)
         named = {"scheduler": scheduler, "scaler": scaler, "sampler": sampler, **parts}
         stateful = {name: stateful_part(name, part) for name, part in named.items() if part is not None}
-        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-        self._trained = Trained(model, () if optimizers is None else optimizers, stateful)
+        self._trained = Trained(model, several(optimizer), stateful)
         self._sampler = sampler
         self._every, self._every_s, self._background = every, every_s, background
         self._group, writing = new_groups()
@@ -86,10 +85,12 @@ class Checkpoint:
         self._requests = Requests()
         self._asking = Asking(time.monotonic())
         self._resumed = self._closed = False
+        self._reached = 0
+        """After how many steps a call was last, or what resume() gave."""
         self._saved_at = time.monotonic()
         self._owner = os.getpid()
         atexit.register(self._finish)
-        end_after(self._finish)
+        end_after(self._leave)
 
     # --- going on --------------------------------------------------------------------------------------------------
 
@@ -107,7 +108,6 @@ class Checkpoint:
         if steps is not None and not names:
             there = ", ".join(str(steps_of(name)) for name in all_names) or "none"
             raise ConfigError(f"checkpoints in {self._store.root}: none after {steps} steps; there are: {there}")
-        self._resumed = True
         self._asking.restart(time.monotonic())
         damaged: list[str] = []
         for name in names:
@@ -119,8 +119,9 @@ class Checkpoint:
                 continue
             self._load(name, manifest)
             self._set_aside([newer for newer in all_names if steps_of(newer) > steps_of(name)])
-            self._writing.saved_steps = steps_of(name)
-            return self._writing.saved_steps
+            self._resumed, self._reached = True, steps_of(name)
+            self._writing.saved_steps = self._reached
+            return self._reached
         if damaged and steps is not None:
             others = ", ".join(str(steps_of(name)) for name in all_names if name not in names) or "none"
             raise CheckpointError(f"{'; '.join(damaged)}; others that are there: {others}")
@@ -128,6 +129,7 @@ class Checkpoint:
             raise CheckpointError(
                 "no checkpoint is whole; choose another directory to begin anew. " + "; ".join(damaged)
             )
+        self._resumed, self._reached = True, 0
         return 0
 
     def _verified(self, name: str) -> tuple[Nested, str | None]:
@@ -195,11 +197,12 @@ class Checkpoint:
         Stopped after a TERM, and CheckpointError if one could not be written: at once, or when it is noticed.
         """
         self._see_that_it_is_open("step")
-        steps = _counted(step) + 1
+        steps, before = steps_after(step, self._reached), self._reached
+        self._reached = steps
         self._requests.stepped = True
         if hasattr(self._sampler, "advance"):
             self._sampler.advance(batches)
-        due = self._every is not None and steps % self._every == 0
+        due = self._every is not None and steps // self._every > before // self._every
         stop = False
         if due or self._group.size == 1 or self._asking.is_due(steps):
             asked, stop = self._ask(steps)
@@ -214,7 +217,8 @@ class Checkpoint:
         Raises Stopped after a TERM, as ``step`` does.
         """
         self._see_that_it_is_open("save")
-        self._save(_counted(step) + 1, background=background, stop=False)
+        self._reached = steps_after(step, self._reached)
+        self._save(self._reached, background=background, stop=False)
 
     def wait(self) -> None:
         """Wait until what has been begun is whole. Raises CheckpointError if it could not be written."""
@@ -263,8 +267,6 @@ class Checkpoint:
     def _begin(self, steps: int) -> bool:
         """Have all workers ready for the next one, or none; tell whether one of them is to stop."""
         names = self._writing.names
-        if there := [name for name in names if steps_of(name) == steps]:
-            raise ConfigError(f"{self._store.where(there[0])} is there already: only steps that follow can be saved")
         name, folder, error, state = self._store.name(steps), "", None, {}
         try:
             if self._group.rank == 0:
@@ -272,11 +274,11 @@ class Checkpoint:
                 folder = self._store.folder(name)
             state = self._trained.state(self._group.rank)
         except Exception as failure:  # noqa: BLE001 - the others wait for an answer
-            error = failure.message if isinstance(failure, CheckpointError) else text_of(failure)
+            error = self._writing.told(failure, names)
         answers = self._group.all((name, folder, error, self._requests.stop))
         name, folder, _, _ = answers[0]
         if errors := [f"rank {rank}: {error}" for rank, (_, _, error, _) in enumerate(answers) if error is not None]:
-            raise self._writing.not_written(name, errors[0], names)
+            raise self._writing.not_written(name, errors[0])
         self._writing.begin(name, folder, state)
         return any(stop for _, _, _, stop in answers)
 
@@ -297,51 +299,58 @@ class Checkpoint:
         if refused is not None:
             self._store.release()
             raise ConfigError(refused)
-        host = os.uname().nodename
-        hosts = self._group.all((host, _sees(self._store, mark)))
-        blind = sorted({host for host, seen in hosts if not seen})
-        if blind:
+        places = self._group.all((os.uname().nodename, self._store.root, _sees(self._store, mark)))
+        if not all(seen for _, _, seen in places):
             self._store.release()
-            raise ConfigError(
-                f"checkpoints in {self._store.root}: {', '.join(blind)} and {hosts[0][0]} do not see the same "
-                "directory: it has to be one that all nodes share"
-            )
+            raise ConfigError(not_shared(places))
         return names
 
     def close(self) -> None:
         """Wait for what is being written, and give up the place, the signals and the groups. Call it on all workers.
 
-        Raises CheckpointError if the last checkpoint could not be written.
+        Raises CheckpointError if the last checkpoint could not be written, and Stopped after a TERM that came behind
+        the last step.
         """
         if self._closed:
             return
-        self._closed = True
+        self._closed, stop = True, False
         atexit.unregister(self._finish)
-        end_without(self._finish)
+        end_without(self._leave)
         try:
             self.wait()
         finally:
-            self._end()
+            stop = self._end()
             end_groups(self._group, self._writing.group)
+        if stop:
+            self._stop(_TOO_LATE)
 
-    def _finish(self) -> None:
-        """Let a checkpoint that is being written become whole when Python, or the group, ends without ``close``."""
+    def _leave(self) -> None:
+        """Do the same where the group ends without ``close``."""
+        if self._finish():
+            self._stop(_TOO_LATE)
+
+    def _finish(self) -> bool:
+        """Let a checkpoint that is being written become whole when Python ends without ``close``."""
         if self._closed or os.getpid() != self._owner:  # a forked child has no thread that writes
-            return
+            return False
         self._closed = True
         try:
             self.wait()
         except Exception as error:  # noqa: BLE001 - Python is ending, maybe since another worker has
             log.warning("distlaunch: warning: %s", error)
-        self._end()
+        stop = self._end()
         self._group.handle = self._writing.group.handle = None  # a group lives as long as somebody has it
+        return stop
 
-    def _end(self) -> None:
-        self._requests.end()
+    def _end(self) -> bool:
+        """Give all up; tell whether TERM has come that nothing has answered. An error that is under way goes first."""
+        stop = self._requests.end()
         self._store.release()
         self._writing.end()
+        return stop and sys.exc_info()[0] is None
 
     def _stop(self, why: str) -> NoReturn:
+        self._requests.answered()
         self._say(f"told to stop by SIGTERM: {why}")
         with suppress(CheckpointError):
             self.close()
@@ -357,23 +366,6 @@ class Checkpoint:
     def _say(self, text: str) -> None:
         if self._group.rank == 0:
             log.warning("distlaunch: %s", text)
-
-
-def _counted(step: Any) -> int:
-    """Take numpy's and torch's whole numbers as well."""
-    try:
-        number = operator.index(step)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise ConfigError(f"Checkpoint: the step is {step!r}; a whole number is expected, from 0")
-    return number
-
-
-def _see_that_it_is_above_0(name: str, number: Any, *, whole: bool) -> None:
-    if not (isinstance(number, Integral if whole else Real) and 0 < float(number) < math.inf):
-        expected = "a whole number above 0" if whole else "a number of seconds above 0"
-        raise ConfigError(f"Checkpoint: {name} is {number!r}, and has to be {expected}")
 
 
 def _sees(store: Store, mark: str) -> bool:

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import socket
+import stat
 import struct
 import time
 import weakref
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_store import MANIFEST, CheckpointError, Store, Summed, sealed
+from distlaunch.toolkit.checkpoint_store import MANIFEST, CheckpointError, PlaceLostError, Store, Summed, sealed
 
 _LOCK = ".lock"
 _SAVING, _REMOVING, _ASIDE = ".saving-", ".removing-", "aside-"
@@ -142,9 +143,9 @@ class Folder(Store):
         try:
             there, own = os.stat(f"{self.root}/{_LOCK}"), os.fstat(self._lock)
         except OSError as error:
-            raise CheckpointError(f"{where}: the directory has been removed meanwhile: {error.strerror}") from error
+            raise PlaceLostError(f"{where}: the directory has been removed meanwhile: {error.strerror}") from error
         if (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
-            raise CheckpointError(f"{where}: the directory has been replaced meanwhile")
+            raise PlaceLostError(f"{where}: the directory has been replaced meanwhile")
         if self._holder().get("mark") != self._mark:
             raise CheckpointError(f"{where}: another job has begun to save there")
 
@@ -164,7 +165,7 @@ class Folder(Store):
 
     def open(self, path: str) -> BinaryIO:
         """Open for reading."""
-        return open(f"{self.root}/{path}", "rb")
+        return open(f"{self.root}/{path}", "rb", opener=_open_regular)
 
     def write(self, path: str, data: bytes) -> None:
         """Write and flush to the disk."""
@@ -250,6 +251,15 @@ class _Files(FileSystem):
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         super().rename(path, new_path)
         self.sums[os.path.basename(new_path)] = self.sums.pop(os.path.basename(path))
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Refuse what is no file: reading a FIFO would wait for who writes to it."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return descriptor
 
 
 def _sync(directory: str) -> None:

@@ -17,7 +17,7 @@ class _Heard:
 
     def __init__(self) -> None:
         self.saves = 0
-        self.stop = False
+        self.stop = self.answered = False
         self.open: list[Requests] = []
         self._before: dict[int, Handler] = {}
         self._hearing = False
@@ -25,7 +25,7 @@ class _Heard:
 
     def begin(self) -> None:
         """Set the handlers. Those of an earlier Checkpoint may still be called by a script's own."""
-        self._owner, self.stop = os.getpid(), False
+        self._owner, self.stop, self.answered = os.getpid(), False, False
         if threading.current_thread() is threading.main_thread():  # Python lets only that one set handlers
             for number in (signal.SIGTERM, signal.SIGUSR1):
                 if (before := signal.signal(number, self.hear)) != self.hear:
@@ -94,9 +94,16 @@ class Requests:
         again, self._stopping = self._stopping, True
         return again or not waits
 
-    def end(self) -> None:
-        """Hear no more; the last one gives the signals back."""
-        if self in _heard.open:
-            _heard.open.remove(self)
-            if not _heard.open:
-                _heard.end()
+    def answered(self) -> None:
+        """Say that Stopped is raised."""
+        _heard.answered = True
+
+    def end(self) -> bool:
+        """Hear no more; the last one gives the signals back, and tells whether TERM has come and is not answered."""
+        if self not in _heard.open:
+            return False
+        _heard.open.remove(self)
+        if _heard.open:
+            return False
+        _heard.end()
+        return _heard.stop and not _heard.answered

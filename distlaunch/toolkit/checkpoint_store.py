@@ -33,6 +33,10 @@ class CheckpointError(LaunchError):
     exit_code = 1
 
 
+class PlaceLostError(CheckpointError):
+    """The place is not there any more, nor is what was in it."""
+
+
 class Summed(io.RawIOBase):
     """A file being written: counts and sums its bytes, and has them on the disk when it is closed."""
 

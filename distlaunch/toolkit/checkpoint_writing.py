@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from distlaunch.toolkit.checkpoint_group import Group, text_of
 from distlaunch.toolkit.checkpoint_state import Nested
-from distlaunch.toolkit.checkpoint_store import FORMAT, CheckpointError, Store, steps_of
+from distlaunch.toolkit.checkpoint_store import FORMAT, CheckpointError, PlaceLostError, Store, steps_of
 
 
 class Writing:
@@ -60,20 +60,31 @@ class Writing:
             self._thread.shutdown()
             self._thread = None
 
-    def not_written(self, name: str, error: object, names: Sequence[str]) -> CheckpointError:
-        """Say what went wrong, and what there is."""
-        kept = f"{names[0]} is whole and kept" if names else "there is none before it"
-        return CheckpointError(f"checkpoint {self._store.where(name)} not written: {error}; {kept}")
+    def told(self, failure: Exception | str, names: Sequence[str]) -> str:
+        """Say what went wrong, and what there is: nothing where the place is lost, which then is what went wrong."""
+        with suppress(Exception):  # of a place that is there: the failure tells more
+            try:
+                if self.group.rank == 0:
+                    self._store.check_claim()
+            except PlaceLostError as lost:
+                return lost.message
+        if isinstance(failure, Exception):
+            failure = failure.message if isinstance(failure, CheckpointError) else text_of(failure)
+        return f"{failure}; {f'{names[0]} is whole and kept' if names else 'there is none before it'}"
+
+    def not_written(self, name: str, told: str) -> CheckpointError:
+        """Make the error of what ``told`` has said."""
+        return CheckpointError(f"checkpoint {self._store.where(name)} not written: {told}")
 
     # --- in the thread ---------------------------------------------------------------------------------------------
 
     def _write(self, state: Nested, writer: Any, folder: str, name: str, names: list[str]) -> list[str]:
         try:
-            error = self._committed(self._saved(state, writer), writer, folder, name)
+            error = self._committed(self._saved(state, writer), writer, folder, name, names)
         except RuntimeError as failure:  # of gloo's: the last checkpoint is whole, and this one is nobody's
-            error = f"another worker has ended ({str(failure)[:200]})"
+            error = self.told(f"another worker has ended ({str(failure)[:200]})", names)
         if error is not None:
-            raise self.not_written(name, error, names)
+            raise self.not_written(name, error)
         names = [name, *names]
         old, names = names[self._keep :], names[: self._keep]
         if self.group.rank == 0:
@@ -102,17 +113,19 @@ class Writing:
             return text_of(failure)
         return None
 
-    def _committed(self, error: str | None, writer: Any, folder: str, name: str) -> str | None:
+    def _committed(self, error: str | None, writer: Any, folder: str, name: str, names: Sequence[str]) -> str | None:
         """Have rank 0 complete it, or remove what was written; all get the same answer."""
         parts = self.group.all((error, writer.fs.sums))
         error = next((each for each, _ in parts if each is not None), None)
         if self.group.rank == 0:
+            failed: Exception | str | None = error
             try:
                 if error is None:
                     self._commit(folder, name, {file: sum_ for _, sums in parts for file, sum_ in sums.items()})
             except Exception as failure:  # noqa: BLE001 - the others wait for an answer
-                error = failure.message if isinstance(failure, CheckpointError) else text_of(failure)
-            if error is not None:
+                failed = failure
+            if failed is not None:
+                error = self.told(failed, names)
                 with suppress(Exception):
                     self._store.remove(folder)
         return self.group.first(error)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+_NOT_ON_SHARDS = {"Adafactor", "Rprop"}
+_FUSED_NOT_ON_SHARDS = {"Adagrad", "SGD"}
+"""Optimizers of torch 2.13 that raise for DTensors, or do so where they are fused."""
 _SHOWN = 12
 _REPLACED = "_distlaunch_replaced"
 _FOUND_RIGHT: WeakSet[torch.optim.Optimizer] = WeakSet()
@@ -88,10 +91,28 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, options: W
                 f"{name} is a single number, which FSDP2 cannot shard",
                 hint="make it a vector of one, torch.ones(1), or train with --backend pytorch-ddp",
             )
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise ToolkitError(
+                f"{name or type(module).__name__} has sparse gradients, which FSDP2 cannot sum up",
+                hint="make it without sparse=True, or train with --backend pytorch-ddp",
+            )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ToolkitError(
             "LBFGS keeps all parameters in one vector, and cannot train those that FSDP2 shards",
             hint="another optimizer, or --backend pytorch-ddp",
+        )
+    kind = type(optimizer).__name__
+    if optimizer is None or type(optimizer) is not getattr(torch.optim, kind, None):
+        return
+    if kind in _NOT_ON_SHARDS:
+        raise ToolkitError(
+            f"torch's {kind} cannot step parameters that FSDP2 shards",
+            hint="another optimizer, or --backend pytorch-ddp",
+        )
+    if kind in _FUSED_NOT_ON_SHARDS and any(group.get("fused") for group in optimizer.param_groups):
+        raise ToolkitError(
+            f"torch's fused {kind} cannot step parameters that FSDP2 shards", hint="leave out fused=True"
         )
 
 

@@ -27,6 +27,8 @@ from distlaunch.toolkit.checkpoint import Checkpoint, Stopped  # noqa: E402
 from distlaunch.toolkit.checkpoint_store import CheckpointError  # noqa: E402
 from tests.unit.toolkit.training import Training, checkpoints, names, train  # noqa: E402
 
+OPTIMIZER = torch.optim.SGD(nn.Linear(1, 1).parameters())
+
 
 @pytest.fixture(autouse=True, scope="module")
 def torch_has_set_its_variables(tmp_path_factory):
@@ -262,6 +264,7 @@ def test_two_in_one_directory_are_refused(tmp_path, monkeypatch):
     [
         ({"keep": 0}, "keep is 0"),
         ({"keep": None}, "keep is None"),
+        ({"keep": True}, "keep is True"),
         ({"every": -1}, "every is -1"),
         ({"every_s": 0.0}, "every_s is 0.0"),
         ({"keep": 1.5}, "keep is 1.5, and has to be a whole number"),
@@ -269,6 +272,8 @@ def test_two_in_one_directory_are_refused(tmp_path, monkeypatch):
         ({"every_s": float("nan")}, "every_s is nan"),
         ({"scaler": 3}, r"scaler \(int\) has no state_dict"),
         ({"optimizer": "adam"}, "optimizer is a str"),
+        ({"optimizer": {}}, "optimizer is a dict"),
+        ({"optimizer": [OPTIMIZER, OPTIMIZER]}, "optimizer has one of them twice"),
         (
             {"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters())},
             r"\(SGD\) has parameters that the model does not",
@@ -341,7 +346,7 @@ def test_the_same_step_is_saved_once_and_an_earlier_one_not_again(tmp_path):
         assert checkpoint.step(0)
         checkpoint.save(0)
         checkpoint.step(1)
-        with pytest.raises(ConfigError, match="step-000000001 is there already"):
+        with pytest.raises(ConfigError, match="step 0 after step 1: only steps that follow can be saved"):
             checkpoint.save(0)
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
 

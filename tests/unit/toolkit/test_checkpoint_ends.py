@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -87,6 +89,35 @@ def test_term_is_seen_by_a_script_that_only_saves(tmp_path):
     assert names(tmp_path) == ["step-000000005"]
 
 
+@pytest.mark.parametrize("end", ["close", "_leave"], ids=["close", "the block's end"])
+def test_term_behind_the_last_step_ends_the_job_when_all_is_saved(tmp_path, end):
+    checkpoint = made(tmp_path, every=1)
+    checkpoint.step(0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(Stopped) as stopped:
+        getattr(checkpoint, end)()
+    assert stopped.value.code == 143
+    assert names(tmp_path) == ["step-000000001"]
+    checkpoint.close()
+    made(tmp_path).close()
+
+
+def test_the_last_one_to_close_answers_term_and_an_error_goes_before_it(tmp_path):
+    first, second = made(tmp_path / "a"), made(tmp_path / "b")
+    os.kill(os.getpid(), signal.SIGTERM)
+    first.close()
+    with pytest.raises(KeyError), second_closed(second):
+        raise KeyError("of the training")
+
+
+@contextmanager
+def second_closed(checkpoint):
+    try:
+        yield
+    finally:
+        checkpoint.close()
+
+
 @pytest.mark.parametrize("method", ["save", "step"])
 def test_after_close_nothing_is_saved(tmp_path, method):
     checkpoint = made(tmp_path, every=1)
@@ -158,6 +189,26 @@ def test_an_error_of_any_kind_is_told_and_nothing_stays(tmp_path, monkeypatch):
     monkeypatch.undo()
     checkpoint.close()
     assert os.listdir(tmp_path) == [".lock"]
+
+
+@pytest.mark.parametrize("when", ["before", "while it is written"])
+def test_a_directory_that_is_removed_is_told_and_nothing_is_said_to_be_kept(tmp_path, monkeypatch, when):
+    where = tmp_path / "c"
+    checkpoint = made(where)
+    checkpoint.save(0)
+    real = Writing._saved
+
+    def removing(*args):
+        shutil.rmtree(where)
+        return real(*args)
+
+    if when == "before":
+        shutil.rmtree(where)
+    else:
+        monkeypatch.setattr(Writing, "_saved", removing)
+    with pytest.raises(CheckpointError, match=r"the directory has been removed meanwhile: No such file or directory$"):
+        checkpoint.save(1)
+    checkpoint.close()
 
 
 def test_a_checkpoint_that_lacks_a_worker_is_not_completed(tmp_path, monkeypatch):

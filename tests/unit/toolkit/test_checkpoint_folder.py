@@ -18,6 +18,7 @@ from torch import nn  # noqa: E402
 from distlaunch.core.errors import ConfigError  # noqa: E402
 from distlaunch.toolkit import checkpoint_folder  # noqa: E402
 from distlaunch.toolkit.checkpoint import Checkpoint  # noqa: E402
+from distlaunch.toolkit.checkpoint_arguments import not_shared  # noqa: E402
 from distlaunch.toolkit.checkpoint_folder import Folder  # noqa: E402
 from distlaunch.toolkit.checkpoint_store import CheckpointError  # noqa: E402
 
@@ -149,6 +150,25 @@ def test_a_mark_of_another_directory_is_not_seen(tmp_path):
     assert not other.sees(one.mark())
     one.release()
     other.release()
+
+
+def test_workers_that_were_given_other_places_are_told_so_and_hosts_only_where_they_were_not():
+    places = [("a", "/x/0", True), ("b", "/x/0", False), ("a", "/x/2", False)]
+    assert "rank 2 was given another place, /x/2" in not_shared(places)
+    assert "checkpoints in /x/0: b and a do not see the same directory" in not_shared(places[:2])
+
+
+@pytest.mark.parametrize("file", ["manifest.json", ".metadata", "__0_0.distcp"])
+def test_a_fifo_in_a_checkpoint_is_damage_and_nothing_waits_for_it(tmp_path, caplog, file):
+    checkpoint = Checkpoint(tmp_path, model=nn.Linear(2, 1))
+    checkpoint.save(0)
+    checkpoint.save(1)
+    (tmp_path / "step-000000002" / file).unlink()
+    os.mkfifo(tmp_path / "step-000000002" / file)
+    assert checkpoint.resume() == 1
+    checkpoint.close()
+    assert "step-000000002 is damaged: " in caplog.text
+    assert "not a regular file; it is skipped" in caplog.text
 
 
 def test_the_mark_is_on_the_disk_when_other_nodes_look_for_it(tmp_path, monkeypatch):
