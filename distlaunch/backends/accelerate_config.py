@@ -199,17 +199,14 @@ def _overlaid(document: Document, above: Mapping[str, Any]) -> Document:
     values, lines = dict(document.values), dict(document.lines)
     for name, value in above.items():
         if name in n.SECTIONS and isinstance(value, Mapping):
-            prefix = n.SECTIONS[name].prefix
-            said = {key.removeprefix(prefix) for key in value}
-            kept = {key: each for key, each in _mapping(document, name).items() if key.removeprefix(prefix) not in said}
-            values[name] = {**kept, **value}
+            kept = {key: each for key, each in _mapping(document, name).items() if key not in value}
+            values[name] = {**kept, **value}  # of two names for one key the last one counts
             lines = {keys: line for keys, line in lines.items() if keys[:1] != (name,) or keys[-1] in kept}
-            continue
-        values[name] = value
-        lines.pop((name,), None)
-    return Document(
-        path=document.path, values={name: value for name, value in values.items() if value is not None}, lines=lines
-    )
+        else:
+            values[name] = value
+            lines.pop((name,), None)
+    there = {name: value for name, value in values.items() if value is not None}
+    return Document(path=document.path, values=there, lines=lines)
 
 
 def _is_inline(text: str) -> bool:
