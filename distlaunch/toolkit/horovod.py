@@ -93,8 +93,8 @@ class _Averages:
             return
         kinds = torch.zeros(2, len(self._parameters))
         kinds[0, list(self._under_way)] = kinds[1, list(self._sparse)] = 1
-        self._hvd.allreduce_(kinds, name=self._name, op=self._hvd.Sum)
-        if not kinds[0].eq(self._hvd.size()).all():
+        self._hvd.allreduce_(kinds, name=self._name, op=self._hvd.Average)  # which goes along with the last gradients
+        if kinds[0].min() < 1 - 0.5 / self._hvd.size():
             for number, (dense, sparse) in enumerate(kinds.t().tolist()):
                 if dense and number not in self._under_way:
                     self._send(number)
