@@ -1,8 +1,8 @@
 """Layer ui: the command ``distlaunch``; also ``python -m distlaunch``.
 
-``train``, ``plan``, ``render``, ``torchrun``, ``deepspeed`` and ``horovodrun`` start without typer, whose loading costs
-more than starting a worker; everything else, help but torchrun's included, is typer's. Nothing is imported before
-``main`` can answer Ctrl-C.
+``train``, ``plan``, ``render``, ``torchrun``, ``deepspeed``, ``horovodrun`` and ``accelerate launch`` start without
+typer, whose loading costs more than starting a worker; everything else, help but torchrun's included, is typer's.
+Nothing is imported before ``main`` can answer Ctrl-C.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from distlaunch.resolve.options import TrainOptions
 
 
-_DROP_INS = ("torchrun", "deepspeed", "horovodrun")
+_DROP_INS = ("torchrun", "deepspeed", "horovodrun", "accelerate")
 
 
 def main() -> NoReturn:
@@ -94,6 +94,10 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
             from distlaunch.ui.horovodrun.command import horovodrun
 
             return horovodrun(argv[1:], environ)
+        if argv[:1] == ["accelerate"]:
+            from distlaunch.ui.accelerate.command import accelerate
+
+            return accelerate(argv[1:], environ)
     from distlaunch.ui.cli import run_app
 
     return run_app(argv, environ)

@@ -7,17 +7,20 @@ which machines and devices, is what distlaunch is told, whatever the file says o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from distlaunch.backends import accelerate_config as c
+from distlaunch.backends import accelerate_names as n
 from distlaunch.backends.base import BackendOption, Requirement, Value
-from distlaunch.backends.config_text import read_document
+from distlaunch.backends.config_text import Document, read_document
 from distlaunch.backends.deepspeed import DeepSpeed, read_config
 from distlaunch.backends.pytorch_ddp import TorchBackend
-from distlaunch.core.model.text import counted, printable
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.core.model.topology import Topology
 
 _SHARDED = ("FSDP", "MEGATRON_LM")
+_SETTINGS = "-o settings"
 _DEFAULT = "accelerate/default_config.yaml"
 """Accelerate speaks of a JSON file, too, and calls that default_config.yaml as well."""
 
@@ -40,8 +43,11 @@ class Accelerate(TorchBackend):
         super().__init__(chosen, texts)
         self._above_zero("gradient-accumulation-steps")
         self._config = None
-        if "config" in chosen:
-            self._config = c.read_config(read_document(texts["config"], str(chosen["config"])))
+        above = _settings(str(chosen.get("settings", "{}")))
+        if "config" in chosen or above:
+            bare = Document(path=_SETTINGS, values={}, lines={})
+            document = read_document(texts["config"], str(chosen["config"])) if "config" in chosen else bare
+            self._config = c.read_config(document, above)
             self._config.variables(None)  # raises what is wrong before anything else is done
 
     @classmethod
@@ -55,12 +61,17 @@ class Accelerate(TorchBackend):
                 kind="file",
             ),
             BackendOption(
-                name="mixed-precision", about="what forward computes in", kind="choice", choices=c.PRECISIONS
+                name="settings",
+                about="what ranks above that file, or is all there is without one: JSON of the same names and values",
+                metavar="JSON",
             ),
             BackendOption(
-                name="dynamo-backend", about="compile with this backend", kind="choice", choices=c.DYNAMO_BACKENDS
+                name="mixed-precision", about="what forward computes in", kind="choice", choices=n.PRECISIONS
             ),
-            BackendOption(name="dynamo-mode", about="how to compile", kind="choice", choices=c.DYNAMO_MODES),
+            BackendOption(
+                name="dynamo-backend", about="compile with this backend", kind="choice", choices=n.DYNAMO_BACKENDS
+            ),
+            BackendOption(name="dynamo-mode", about="how to compile", kind="choice", choices=n.DYNAMO_MODES),
             BackendOption(
                 name="gradient-accumulation-steps", about="batches between two steps of the optimizer", kind="count"
             ),
@@ -71,7 +82,7 @@ class Accelerate(TorchBackend):
     def check_files(self, variables: Mapping[str, str], read: Callable[[str, str], str | None]) -> None:
         """Look at the file of DeepSpeed that the configuration names, unless a user's variable names another."""
         path = None if self._config is None else self._config.deepspeed_file
-        if self._config is None or path is None or variables.get(c.DEEPSPEED_FILE) != path:
+        if self._config is None or path is None or variables.get(n.DEEPSPEED_FILE) != path:
             return
         where = self._config.document.where("deepspeed_config", "deepspeed_config_file")
         named = f"{where}: deepspeed_config_file: {printable(path)}"
@@ -95,7 +106,7 @@ class Accelerate(TorchBackend):
 
     def unwanted(self) -> Sequence[str]:
         """Name what a configuration decides: it is all there is then, and the environment without one."""
-        return () if self._config is None else c.DECIDED
+        return () if self._config is None else n.DECIDED
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Give what ``Accelerator()`` reads. Raises ConfigError."""
@@ -117,6 +128,13 @@ class Accelerate(TorchBackend):
         if on_cpus and kind != "DEEPSPEED":  # which Accelerate leaves out then
             variables["ACCELERATE_USE_CPU"] = "true"
         return {**super().job_variables(topology), **variables}
+
+
+def _settings(text: str) -> Mapping[str, Any]:
+    """Read ``-o settings``. Raises ConfigError."""
+    if not text.lstrip().startswith("{"):
+        raise ConfigError(f"{_SETTINGS} takes JSON, not {quoted(text)}", hint='{"fsdp_config": {"fsdp_version": 2}}')
+    return read_document(text, _SETTINGS).values
 
 
 def _contradictions(config: c.Config, topology: Topology) -> Iterator[str]:
@@ -142,7 +160,7 @@ def _contradictions(config: c.Config, topology: Topology) -> Iterator[str]:
     if port and port != topology.master_port:
         where = config.document.where("main_process_port")
         yield f"{where}: main_process_port: {port} is not used: a free port is taken, or --master-port"
-    for section, key in (("mpirun_config", "mpirun_hostfile"), *(("deepspeed_config", k) for k in c.NODE_LISTS)):
+    for section, key in (("mpirun_config", "mpirun_hostfile"), *(("deepspeed_config", k) for k in n.NODE_LISTS)):
         if config.section(section).get(key) is not None:
             where = config.document.where(section, key)
             yield f"{where}: {key} is not used: --hostfile, --include and --exclude name nodes"
@@ -151,7 +169,7 @@ def _contradictions(config: c.Config, topology: Topology) -> Iterator[str]:
         yield f"{where}: enable_cpu_affinity does nothing in a file, under accelerate launch too: --bind numa does it"
     if config.uses_cpu and topology.device == "cuda":
         yield f"{path} is for CPUs: these workers' GPUs are idle (--num-procs starts workers on CPUs)"
-    if topology.device == "cpu" and config.kind in c.ON_GPUS:
+    if topology.device == "cpu" and config.kind in n.ON_GPUS:
         yield f"{path} is for GPUs (distributed_type: {config.kind}); these workers run on CPUs"
     if topology.device == "cpu" and config.kind in _SHARDED:
         yield f"{path}: Accelerate does {config.kind} on GPUs alone; these workers, on CPUs, train with DDP"

@@ -1,9 +1,4 @@
-"""Layer backends: what ``accelerate launch`` would set for a configuration file, as tables.
-
-Names, defaults and forms are those of Accelerate 1.15; releases that know less read less. Left out is what is the
-launcher's here (``MASTER_*``, ``OMP_NUM_THREADS``, device masks) and Intel's ``KMP_AFFINITY``, which would put all
-workers of a node on the same cores.
-"""
+"""Layer backends: what ``accelerate launch`` would set for a configuration file, and for what ranks above it."""
 
 from __future__ import annotations
 
@@ -14,133 +9,19 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
+from distlaunch.backends import accelerate_names as n
 from distlaunch.backends.accelerate_values import check_value
 from distlaunch.backends.config_text import Document
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, quoted
 
-PRECISIONS = ("no", "fp16", "bf16", "fp8")
-DYNAMO_MODES = ("default", "reduce-overhead", "max-autotune")
-DYNAMO_BACKENDS = (
-    "no", "eager", "aot_eager", "inductor", "aot_ts_nvfuser", "nvprims_nvfuser", "cudagraphs", "ofi", "fx2trt",
-    "onnxrt", "tensorrt", "aot_torchxla_trace_once", "torchxla_trace_once", "tvm", "hpu_backend", "neuron",
-)  # fmt: skip
-ON_GPUS = (
-    "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU", "MULTI_HPU", "MULTI_NEURON",
-)  # fmt: skip
-_TYPES = ("NO", "MULTI_CPU", *ON_GPUS, "FSDP", "DEEPSPEED", "MEGATRON_LM")
-
 _MOST_TOLD = 10
 _MOST_COMPARED = 200
 """Of keys that are not known: how many are told of, and how many are looked at for slips of the pen."""
 
-_TOP = frozenset({
-    "compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug", "num_processes", "machine_rank",
-    "num_machines", "gpu_ids", "main_process_ip", "main_process_port", "rdzv_backend", "same_network",
-    "main_training_function", "enable_cpu_affinity", "fp8_config", "deepspeed_config", "fsdp_config",
-    "parallelism_config", "megatron_lm_config", "mpirun_config", "downcast_bf16", "tpu_name", "tpu_zone",
-    "tpu_use_cluster", "tpu_use_sudo", "command_file", "commands", "tpu_vm", "tpu_env", "dynamo_config", "fp16",
-    "dynamo_backend",
-})  # fmt: skip
-
-
 _ACCUMULATION = "gradient_accumulation_steps"
 """Of all but DeepSpeed's; accelerate launch has an option for it and refuses it in a file."""
-
-
-class _Row(Record):
-    """One key of a section: which variable it becomes, what holds without it, and whether it is written in small."""
-
-    variable: str
-    default: str | None = None
-    small: bool = False
-
-
-def _rows(prefix: str, small: str = "", as_is: str = "", **defaults: str) -> dict[str, _Row]:
-    """Make rows for keys whose variables are called alike; ``defaults`` are of any of them."""
-    names = {**dict.fromkeys(as_is.split(), False), **dict.fromkeys(small.split(), True)}
-    return {
-        name: _Row(variable=prefix + name.upper(), default=defaults.get(name), small=is_small)
-        for name, is_small in names.items()
-    }
-
-
-_FSDP = {
-    **_rows(
-        "FSDP_",
-        small="reshard_after_forward offload_params forward_prefetch use_orig_params cpu_ram_efficient_loading"
-        " sync_module_states activation_checkpointing activation_checkpointing_offload",
-        as_is="version sharding_strategy min_num_params auto_wrap_policy backward_prefetch state_dict_type"
-        " ignored_modules",
-        version="1", sharding_strategy="FULL_SHARD", reshard_after_forward="true", offload_params="false",
-        min_num_params="100000000", forward_prefetch="false", use_orig_params="true",
-        cpu_ram_efficient_loading="true", sync_module_states="true", activation_checkpointing="false",
-        activation_checkpointing_offload="false",
-    ),
-    "transformer_layer_cls_to_wrap": _Row(variable="FSDP_TRANSFORMER_CLS_TO_WRAP"),
-}  # fmt: skip
-_DEEPSPEED = {
-    **_rows(
-        "ACCELERATE_DEEPSPEED_",
-        small="offload_optimizer_device offload_param_device zero3_save_16bit_model",
-        as_is="zero_stage offload_optimizer_nvme_path offload_param_nvme_path",
-    ),
-    **_rows("ACCELERATE_", small="gradient_clipping", as_is="gradient_accumulation_steps deepspeed_config_file"),
-    "zero3_init_flag": _Row(variable="ACCELERATE_DEEPSPEED_ZERO3_INIT", small=True),
-    "deepspeed_moe_layer_cls_names": _Row(variable="ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"),
-}
-DEEPSPEED_FILE = _DEEPSPEED["deepspeed_config_file"].variable
-NODE_LISTS = ("deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter")
-"""Keys of ``deepspeed_config`` that say which nodes take part."""
-_DYNAMO = {
-    "backend": _Row(variable="ACCELERATE_DYNAMO_BACKEND", default="NO"),
-    "mode": _Row(variable="ACCELERATE_DYNAMO_MODE", default="default"),
-    **_rows(
-        "ACCELERATE_DYNAMO_",
-        as_is="use_fullgraph use_dynamic use_regional_compilation",
-        use_fullgraph="False", use_dynamic="False", use_regional_compilation="False",
-    ),
-}  # fmt: skip
-_MEGATRON = _rows(
-    "MEGATRON_LM_",
-    as_is="tp_degree use_custom_fsdp no_load_optim eod_mask_loss no_save_optim optimizer_cpu_offload"
-    " use_precision_aware_optimizer overlap_cpu_optimizer_d2h_h2d decoder_last_pipeline_num_layers pp_degree"
-    " gradient_clipping num_micro_batches sequence_parallelism recompute_activations use_distributed_optimizer"
-    " recompute_granularity recompute_method recompute_num_layers attention_backend expert_model_parallel_size"
-    " context_parallel_size attention_dropout hidden_dropout attention_softmax_in_fp32 expert_tensor_parallel_size"
-    " calculate_per_token_loss use_rotary_position_embeddings",
-    tp_degree="1", use_custom_fsdp="False", no_load_optim="False", eod_mask_loss="False", no_save_optim="False",
-    optimizer_cpu_offload="False", use_precision_aware_optimizer="False", overlap_cpu_optimizer_d2h_h2d="False",
-    pp_degree="1", gradient_clipping="1.0",
-)  # fmt: skip
-_PARALLELISM = _rows(
-    "PARALLELISM_CONFIG_",
-    as_is="dp_replicate_size dp_shard_size tp_size cp_size cp_backend sp_size sp_backend cp_comm_strategy"
-    " sp_seq_length sp_seq_length_is_variable sp_attn_implementation",
-    dp_replicate_size="1", dp_shard_size="1", tp_size="1", cp_size="1", cp_backend="torch", sp_size="1",
-    sp_backend="deepspeed",
-)  # fmt: skip
-_FP8 = _rows(
-    "ACCELERATE_FP8_",
-    as_is="backend use_autocast_during_eval margin interval format amax_history_len amax_compute_algo opt_level"
-    " enable_fsdp_float8_all_gather pad_inner_dim amax_compute_algorithm amax_history_length optimization_level",
-    use_autocast_during_eval="False", margin="0", interval="1", format="HYBRID", amax_history_len="1024",
-    amax_compute_algo="most_recent", opt_level="O2", enable_fsdp_float8_all_gather="1", pad_inner_dim="1",
-)  # fmt: skip
-_FP8_OVERRIDES = ("FPROP", "DGRAD", "WGRAD")
-
-DECIDED = (
-    *(f"ACCELERATE_USE_{way}" for way in ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG", "CPU")),
-    "ACCELERATE_CONFIG_DS_FIELDS",
-    *(
-        row.variable
-        for rows in (_FSDP, _DEEPSPEED, _MEGATRON, _PARALLELISM)
-        for row in rows.values()
-        if row.variable != "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # which any script may read
-    ),
-)
-"""Which way a job is spread out, and all that belongs to one of these ways: what a file leaves out holds by default."""
 
 
 class Config(Record):
@@ -152,6 +33,8 @@ class Config(Record):
     precision: str | None
     """``mixed_precision``, if it says so."""
     notes: tuple[str, ...]
+    of_deepspeed: tuple[str, ...]
+    """Keys of the file's own ``deepspeed_config``, without what ranks above it."""
 
     def number(self, name: str) -> int | None:
         """Give a whole number, or None where there is none (or -1). Raises ConfigError."""
@@ -187,19 +70,19 @@ class Config(Record):
             variables.update(self._fp8())
         if self.kind == "DEEPSPEED":
             fields = [
-                *self.section("deepspeed_config"),
+                *self.of_deepspeed,
                 *(["mixed_precision"] if not precision and self.precision else []),
             ]
-            variables.update(self._of("deepspeed_config", _DEEPSPEED, "deepspeed_"))
+            variables.update(self._of("deepspeed_config", n.DEEPSPEED, "deepspeed_"))
             variables["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(fields).lower()
             variables["ACCELERATE_USE_DEEPSPEED"] = "true"
         else:
-            variables.update(self._of("dynamo_config", _DYNAMO, "dynamo_"))
+            variables.update(self._of("dynamo_config", n.DYNAMO, "dynamo_"))
             variables["ACCELERATE_DYNAMO_BACKEND"] = self._dynamo_backend(variables["ACCELERATE_DYNAMO_BACKEND"])
         if self.kind == "FSDP":
             variables.update(self._fsdp())
         if self.kind == "MEGATRON_LM":
-            variables.update(self._of("megatron_lm_config", _MEGATRON, "megatron_lm_"))
+            variables.update(self._of("megatron_lm_config", n.MEGATRON, "megatron_lm_"))
             variables["ACCELERATE_USE_MEGATRON_LM"] = "true"
         if self.section("parallelism_config") and self.kind not in ("NO", "MULTI_CPU"):
             variables.update(self._parallelism())
@@ -216,7 +99,7 @@ class Config(Record):
         """Give the names and values of a section; none where it is missing. Raises ConfigError."""
         return _mapping(self.document, name)
 
-    def _of(self, section: str, rows: Mapping[str, _Row], prefix: str) -> dict[str, str]:
+    def _of(self, section: str, rows: Mapping[str, n.Row], prefix: str) -> dict[str, str]:
         """Turn a section into variables; its keys may have the prefix that launch's options have."""
         given = {
             (key if key in rows else key.removeprefix(prefix)): (key, value)
@@ -229,7 +112,7 @@ class Config(Record):
         return dict(_settings({name: value for name, (_, value) in given.items()}, rows))
 
     def _fsdp(self) -> dict[str, str]:
-        variables = {**self._of("fsdp_config", _FSDP, "fsdp_"), "ACCELERATE_USE_FSDP": "true"}
+        variables = {**self._of("fsdp_config", n.FSDP, "fsdp_"), "ACCELERATE_USE_FSDP": "true"}
         if (variables["FSDP_CPU_RAM_EFFICIENT_LOADING"], variables["FSDP_SYNC_MODULE_STATES"]) == ("true", "false"):
             where = self.document.where("fsdp_config", "fsdp_sync_module_states")
             raise ConfigError(
@@ -239,7 +122,7 @@ class Config(Record):
         return variables
 
     def _parallelism(self) -> dict[str, str]:
-        variables = self._of("parallelism_config", _PARALLELISM, "parallelism_config_")
+        variables = self._of("parallelism_config", n.PARALLELISM, "parallelism_config_")
         defaults = {}
         if variables["PARALLELISM_CONFIG_CP_SIZE"] != "1":
             defaults["CP_COMM_STRATEGY"] = "allgather"
@@ -249,26 +132,31 @@ class Config(Record):
         return {**named, **variables, "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
 
     def _fp8(self) -> dict[str, str]:
-        variables = self._of("fp8_config", _FP8, "fp8_")
-        told = self.section("fp8_config").get("override_linear_precision") or (False,) * len(_FP8_OVERRIDES)
+        variables = self._of("fp8_config", n.FP8, "fp8_")
+        told = self.section("fp8_config").get("override_linear_precision") or (False,) * len(n.FP8_OVERRIDES)
         values = told.split(",") if isinstance(told, str) else told
-        if not isinstance(values, list | tuple) or len(values) != len(_FP8_OVERRIDES):
+        if not isinstance(values, list | tuple) or len(values) != len(n.FP8_OVERRIDES):
             where = self.document.where("fp8_config", "override_linear_precision")
             raise ConfigError(f"{where}: override_linear_precision takes three switches: forward, dgrad, wgrad")
-        overrides = zip(_FP8_OVERRIDES, values, strict=True)
+        overrides = zip(n.FP8_OVERRIDES, values, strict=True)
         return {**variables, **{f"ACCELERATE_FP8_OVERRIDE_{name}": str(value).strip() for name, value in overrides}}
 
     def _dynamo_backend(self, text: str) -> str:
         # Without quotes a file's "no" is false.
         name = "no" if text == "False" else text.lower()
-        if name not in DYNAMO_BACKENDS:
+        if name not in n.DYNAMO_BACKENDS:
             where = self.document.where("dynamo_config", "dynamo_backend")
-            raise ConfigError(f"{where}: dynamo_backend {quoted(text)}", hint=_choices(text, DYNAMO_BACKENDS))
+            raise ConfigError(f"{where}: dynamo_backend {quoted(text)}", hint=_choices(text, n.DYNAMO_BACKENDS))
         return name.upper()
 
 
-def read_config(document: Document) -> Config:
-    """Check a configuration. Raises ConfigError with file and line for what cannot be meant, or is not for here."""
+def read_config(document: Document, above: Mapping[str, Any] | None = None) -> Config:
+    """Check a configuration, with what ranks ``above`` it: names and values as in it.
+
+    Raises ConfigError with file and line for what cannot be meant, or is not for here.
+    """
+    of_deepspeed = tuple(_mapping(document, "deepspeed_config"))
+    document = _overlaid(document, above or {})
     values = document.values
     notes = tuple(_unknown_keys(document))
     environment = values.get("compute_environment", "LOCAL_MACHINE")
@@ -278,18 +166,18 @@ def read_config(document: Document) -> Config:
             hint="compute_environment: LOCAL_MACHINE is for any machines that you can log in to",
         )
     if "distributed_type" not in values:
-        raise ConfigError(f"{document.where()}: distributed_type is missing", hint=", ".join(_TYPES))
+        raise ConfigError(f"{document.where()}: distributed_type is missing", hint=", ".join(n.TYPES))
     kind = "NO" if values["distributed_type"] is False else str(values["distributed_type"])
     if kind in ("XLA", "TPU"):
         raise ConfigError(f"{document.where('distributed_type')}: TPUs are not started by distlaunch")
-    if kind not in _TYPES:
-        raise ConfigError(f"{document.where('distributed_type')}: {quoted(kind)}", hint=_choices(kind, _TYPES))
+    if kind not in n.TYPES:
+        raise ConfigError(f"{document.where('distributed_type')}: {quoted(kind)}", hint=_choices(kind, n.TYPES))
     precision = values.get("mixed_precision", "fp16" if values.get("fp16") else None)
     precision = "no" if precision is False else precision
-    if precision is not None and str(precision).lower() not in PRECISIONS:
+    if precision is not None and str(precision).lower() not in n.PRECISIONS:
         raise ConfigError(
             f"{document.where('mixed_precision')}: mixed_precision {quoted(str(precision))}",
-            hint=_choices(str(precision), PRECISIONS),
+            hint=_choices(str(precision), n.PRECISIONS),
         )
     if "dynamo_backend" in values and "dynamo_config" not in values:  # of Accelerate before 0.17
         document = Document(
@@ -298,8 +186,27 @@ def read_config(document: Document) -> Config:
             lines=document.lines,
         )
     return Config(
-        document=document, kind=kind, precision=None if precision is None else str(precision).lower(), notes=notes
+        document=document,
+        kind=kind,
+        precision=None if precision is None else str(precision).lower(),
+        notes=notes,
+        of_deepspeed=of_deepspeed,
     )
+
+
+def _overlaid(document: Document, above: Mapping[str, Any]) -> Document:
+    """Give the document with other values in it, of a section by its keys; None takes a key out."""
+    values, lines = dict(document.values), dict(document.lines)
+    for name, value in above.items():
+        if name in n.SECTIONS and isinstance(value, Mapping):
+            kept = {key: each for key, each in _mapping(document, name).items() if key not in value}
+            values[name] = {**kept, **value}  # of two names for one key the last one counts
+            lines = {keys: line for keys, line in lines.items() if keys[:1] != (name,) or keys[-1] in kept}
+        else:
+            values[name] = value
+            lines.pop((name,), None)
+    there = {name: value for name, value in values.items() if value is not None}
+    return Document(path=document.path, values=there, lines=lines)
 
 
 def _is_inline(text: str) -> bool:
@@ -310,7 +217,7 @@ def _is_inline(text: str) -> bool:
     return False
 
 
-def _settings(given: Mapping[str, Any], rows: Mapping[str, _Row]) -> Iterator[tuple[str, str]]:
+def _settings(given: Mapping[str, Any], rows: Mapping[str, n.Row]) -> Iterator[tuple[str, str]]:
     for name, row in rows.items():
         value = str(given[name]) if name in given else row.default
         if value is not None:
@@ -326,24 +233,14 @@ def _mapping(document: Document, name: str) -> Mapping[str, Any]:
     return value
 
 
-_SECTIONS: Mapping[str, tuple[str, Mapping[str, _Row], tuple[str, ...]]] = {
-    "fsdp_config": ("fsdp_", _FSDP, ()),
-    "deepspeed_config": ("deepspeed_", _DEEPSPEED, (*NODE_LISTS, "deepspeed_multinode_launcher")),
-    "dynamo_config": ("dynamo_", _DYNAMO, ()),
-    "megatron_lm_config": ("megatron_lm_", _MEGATRON, ()),
-    "parallelism_config": ("parallelism_config_", _PARALLELISM, ()),
-    "fp8_config": ("fp8_", _FP8, ("override_linear_precision",)),
-}
-
-
 def _unknown_keys(document: Document) -> Iterator[str]:
     """Refuse what looks like a slip of the pen, and tell of what a newer Accelerate may know."""
     unknown: list[tuple[tuple[str, ...], frozenset[str]]] = [
-        ((name,), _TOP) for name in document.values if name not in _TOP
+        ((name,), n.TOP) for name in document.values if name not in n.TOP
     ]
-    for section, (prefix, rows, others) in _SECTIONS.items():
-        known = {*rows, *(prefix + name for name in rows), *others}
-        unknown += [((section, name), frozenset(known)) for name in _mapping(document, section) if name not in known]
+    for name, section in n.SECTIONS.items():
+        known = {*section.rows, *(section.prefix + key for key in section.rows), *section.others}
+        unknown += [((name, key), frozenset(known)) for key in _mapping(document, name) if key not in known]
     for at, (keys, there) in enumerate(unknown[:_MOST_COMPARED]):
         said = f"{document.where(*keys)}: {quoted(keys[-1])} is not known"
         near = get_close_matches(keys[-1], sorted(there), n=1, cutoff=0.85)

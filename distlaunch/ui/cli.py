@@ -130,6 +130,10 @@ def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan, render: R
     _add_torchrun(app, environ)
     _add_drop_in(app, environ, "deepspeed", "DeepSpeed's launcher")
     _add_drop_in(app, environ, "horovodrun", "horovodrun", usage="COMMAND")
+    launch = typer.Typer(help="Run a command line of accelerate launch.", context_settings=_settings())
+    launch.callback()(lambda: None)  # else typer takes the one command for the whole
+    _add_drop_in(launch, environ, "accelerate", "accelerate launch", command="launch")
+    app.add_typer(launch, name="accelerate")
     _add_render(app, environ, render)
     _add_backends(app, environ)
     return app
@@ -227,8 +231,13 @@ def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
     app.command("torchrun", help=text, context_settings=settings, add_help_option=False)(run_torchrun)
 
 
-def _add_drop_in(app: typer.Typer, environ: Mapping[str, str], name: str, text: str, *, usage: str = "SCRIPT") -> None:
-    """Add a command whose help is typer's, as train's is, and whose words are another launcher's."""
+def _add_drop_in(
+    app: typer.Typer, environ: Mapping[str, str], name: str, text: str, *, usage: str = "SCRIPT", command: str = ""
+) -> None:
+    """Add a command whose help is typer's, as train's is, and whose words are another launcher's.
+
+    ``command``: what it is called, if not as the launcher.
+    """
     table = import_module(f"distlaunch.ui.{name}.options")
     options = table.OPTIONS
 
@@ -243,7 +252,7 @@ def _add_drop_in(app: typer.Typer, environ: Mapping[str, str], name: str, text: 
     }
     command_class = type(f"_{name.title()}Command", (_TrainCommand,), own)
     text = f"Run a command line of {text}; train's other options are taken as well."
-    _add(app, run_drop_in, command_class, options, name=name, help_text=text)
+    _add(app, run_drop_in, command_class, options, name=command or name, help_text=text)
 
 
 def _add_backends(app: typer.Typer, environ: Mapping[str, str]) -> None:

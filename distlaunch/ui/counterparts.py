@@ -75,7 +75,7 @@ def instead_of(args: Sequence[str], names: Sequence[str]) -> str:
     if program == "torchrun" or any(word in _TORCHRUN_MODULES for word in args[1:4]):
         return "torchrun's words go after distlaunch torchrun: distlaunch torchrun [OPTIONS] SCRIPT [ARGS]..."
     if program == "accelerate":
-        return "distlaunch train --backend accelerate [-o config=FILE] SCRIPT [ARGS]... does as accelerate launch"
+        return "distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]... takes a command line of accelerate launch"
     if (backend := backend_called(first)) is not None:
         more = _WORDS_OF_BACKENDS.get(backend, "")
         return f"distlaunch train --backend {backend}{more} SCRIPT [ARGS]...; distlaunch backends {backend} has more"

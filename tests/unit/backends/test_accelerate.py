@@ -290,3 +290,59 @@ def test_deepspeeds_own_configuration_has_to_be_json(text, why, hint):
 def test_a_file_that_is_on_other_machines_alone_is_theirs_to_read():
     backend = made(WITH_FILE.format(file="ds.json"))
     backend.check_files(backend.job_variables(GPUS), lambda *_: None)
+
+
+# --- what ranks above the file
+
+
+def test_settings_rank_above_the_file_by_key_and_null_takes_one_out():
+    text = (
+        "distributed_type: FSDP\nnum_processes: 8\ndebug: true\n"
+        "fsdp_config:\n  fsdp_version: 2\n  offload_params: true\n  fsdp_min_num_params: 5\n"
+    )
+    above = '{"fsdp_config": {"fsdp_offload_params": false, "version": 1}, "num_processes": null, "debug": null}'
+    backend = made(text, f"settings={above}")
+    variables = backend.job_variables(GPUS)
+    assert (variables["FSDP_OFFLOAD_PARAMS"], variables["FSDP_VERSION"]) == ("false", "1")
+    assert variables["FSDP_MIN_NUM_PARAMS"] == "5"
+    assert "ACCELERATE_DEBUG_MODE" not in variables
+    assert list(backend.notes_on(GPUS)) == []
+    assert "conf/a.yaml says num_processes: 8" in next(iter(made(text).notes_on(GPUS)))
+
+
+def test_a_setting_ranks_above_both_names_that_a_file_may_have_for_it():
+    text = "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true\n  offload_params: true\n"
+    for name in ("fsdp_offload_params", "offload_params"):
+        above = f'{{"fsdp_config": {{"{name}": false}}}}'
+        assert made(text, f"settings={above}").job_variables(GPUS)["FSDP_OFFLOAD_PARAMS"] == "false"
+
+
+def test_settings_are_all_there_is_without_a_file():
+    above = '{"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}}'
+    variables = made(None, f"settings={above}").job_variables(GPUS)
+    assert variables["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
+    assert variables["ACCELERATE_CONFIG_DS_FIELDS"] == ""  # which are the file's alone, there too
+    assert made(None, "settings={}").job_variables(GPUS) == {}
+
+
+@pytest.mark.parametrize(
+    ("above", "message"),
+    [
+        ("fsdp", "-o settings takes JSON, not 'fsdp'"),
+        ('{"distributed_type": ', "-o settings:1: no JSON: "),
+        ('{"debug": true}', "-o settings: distributed_type is missing"),
+        ('{"distributed_type": "FSDP", "fsdp_config": {"fsdp_versions": 2}}', "-o settings: 'fsdp_versions' is not"),
+        ('{"distributed_type": "FSDP", "fsdp_config": 2}', "-o settings: fsdp_config takes names and values"),
+    ],
+)
+def test_settings_that_are_wrong_are_named_as_such(above, message):
+    with pytest.raises(ConfigError) as caught:
+        made(None, f"settings={above}")
+    assert caught.value.message.startswith(message)
+
+
+def test_a_wrong_setting_is_not_said_to_stand_in_a_line_of_the_file():
+    text = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
+    with pytest.raises(ConfigError) as caught:
+        made(text, 'settings={"fsdp_config": {"fsdp_version": 3}}')
+    assert caught.value.message == "conf/a.yaml: fsdp_version takes 1 or 2, not '3'"

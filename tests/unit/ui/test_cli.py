@@ -137,11 +137,15 @@ def test_the_help_names_the_options_without_a_variable(capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("command", "shown"),
-    [("deepspeed", ["--num-gpus ", "SCRIPT [ARGS]..."]), ("horovodrun", ["--num-proc  -np ", "COMMAND [ARGS]..."])],
+    [
+        ("deepspeed", ["--num-gpus ", "SCRIPT [ARGS]..."]),
+        ("horovodrun", ["--num-proc  -np ", "COMMAND [ARGS]..."]),
+        ("accelerate launch", ["Usage: distlaunch accelerate launch [OPTIONS]", "--num-processes ", "--fsdp-version "]),
+    ],
 )
 def test_the_help_of_other_launchers_words_is_of_their_options(command, shown, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert run_app([command, "--help"], {}) == 0
+    assert run_app([*command.split(), "--help"], {}) == 0
     text = capsys.readouterr().out
     assert [each for each in shown if each not in text] == []
     assert "--hosts in DISTLAUNCH_HOSTS" in text
@@ -169,10 +173,10 @@ def test_version_is_printed(capsys):
         ("trian", "did you mean train?"),
         ("plans", "did you mean plan?"),
         (
-            "accelerate",
-            "distlaunch train --backend accelerate [-o config=FILE] SCRIPT [ARGS]... does as accelerate launch",
+            "bin/accelerate",
+            "distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]... takes a command line of accelerate launch",
         ),
-        ("xyz", "there are train, plan, torchrun, deepspeed, horovodrun, backends, render"),
+        ("xyz", "there are train, plan, torchrun, deepspeed, horovodrun, backends, accelerate, render"),
     ],
 )
 def test_a_command_that_does_not_exist_is_answered_with_the_nearest(word, hint):

@@ -1,0 +1,62 @@
+"""Layer ui: the command ``distlaunch accelerate launch``: parse, read the configuration, understand, run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from distlaunch.backends import usual
+from distlaunch.backends.accelerate import Accelerate
+from distlaunch.backends.accelerate_config import Config, read_config
+from distlaunch.backends.choosing import option_name
+from distlaunch.backends.config_text import read_document
+from distlaunch.backends.configuring import read_users_text
+from distlaunch.core.errors import UsageError
+from distlaunch.core.model.text import printable, quoted
+from distlaunch.ui.accelerate.meaning import PARSING, own_command, understand
+from distlaunch.ui.accelerate.options import OPTIONS, THEIRS
+from distlaunch.ui.drop_in import in_words_of, run_drop_in, take_apart
+from distlaunch.ui.options import HELP_FLAGS
+from distlaunch.ui.quick import Given, HelpRequested
+
+
+def accelerate(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run what follows ``accelerate`` on the command line; return the exit code.
+
+    Raises HelpRequested, or a LaunchError before the start.
+    """
+    if not argv:
+        raise UsageError("accelerate what?", hint="distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]...")
+    word = argv[0]
+    if word in HELP_FLAGS:
+        raise HelpRequested
+    if word != "launch":
+        raise UsageError(f"accelerate {printable(word)}: there is launch alone here", hint=own_command(printable(word)))
+    return run(*take_apart(argv[1:], OPTIONS, THEIRS, PARSING), environ)
+
+
+def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command line that was taken apart; return the exit code. Raises LaunchError before the start."""
+    with in_words_of(PARSING):
+        meaning = understand(given, rest, environ, configuration(given, environ, os.getcwd()))
+    return run_drop_in(meaning.options, meaning.remarks, environ)
+
+
+def configuration(given: Given, environ: Mapping[str, str], cwd: str) -> Config | None:
+    """Read the file that the command line names, or else the default one; ``--cpu`` and ``-o config=none`` do without.
+
+    Raises LaunchError.
+    """
+    without_usual = "cpu" in given
+    for word in given.get("opt", ()):
+        match option_name(word), word.partition("=")[2]:
+            case "config", usual.NEITHER:
+                without_usual = True
+            case "config" | "settings", _:
+                raise UsageError(f"-o {quoted(word)}: the command line says it itself", hint="--config_file FILE")
+    if "config_file" in given:
+        path = given["config_file"][-1]
+        text = read_users_text(os.path.join(cwd, path), f"--config_file {quoted(path)}")
+        return read_config(read_document(text, path))
+    there = None if without_usual else usual.usual_files(Accelerate.usual, environ, cwd).get("config")
+    return None if there is None else read_config(read_document(read_users_text(there, printable(there)), there))
