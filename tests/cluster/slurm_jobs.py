@@ -119,8 +119,8 @@ class Job:
     def enough(self) -> None:
         (self.place / "enough").touch()
 
-    def fail(self, rank: int) -> None:
-        (self.place / f"fail-{rank}").touch()
+    def fail(self, rank: int, attempt: int = 0) -> None:
+        (self.place / f"fail-{attempt}-{rank}").touch()
 
     def next_turn(self, count: int) -> None:
         """Have Slurm begin the next turn of a job that was requeued now, not in two minutes; see that it counts on."""

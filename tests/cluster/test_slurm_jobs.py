@@ -64,6 +64,7 @@ def test_a_failure_ends_the_job_with_the_workers_own_exit_code(slurm):
     two.up(2)
     two.fail(0)
     two.up(2, attempt=1)
+    two.fail(0, attempt=1)
     for job, rank in ((one, 1), (two, 0)):
         done = job.wait()
         assert (done.state, done.exit_code) == ("FAILED", "7:0"), done.output

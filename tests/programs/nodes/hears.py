@@ -1,6 +1,6 @@
 """Says in PLACE/ATTEMPT-RANK, as JSON, where it is, then writes there a line for each signal that it gets, and for its end.
 
-PLACE/enough ends it well, PLACE/fail-RANK with 7; TERM after a moment for saving. With ``leaves`` USR1 ends it well, too.
+PLACE/enough ends it well, PLACE/fail-ATTEMPT-RANK with 7; TERM after a moment for saving. With ``leaves`` USR1 ends it well, too.
 It has a child, and a daemon that has cut all ties.
 """
 
@@ -28,7 +28,7 @@ with open(f"{path}.new", "w", buffering=1) as log:
     os.rename(f"{path}.new", path)
     while not os.path.exists(os.path.join(PLACE, "enough")):
         time.sleep(0.02)
-        if os.path.exists(os.path.join(PLACE, f"fail-{RANK}")):
+        if os.path.exists(os.path.join(PLACE, f"fail-{ATTEMPT}-{RANK}")):
             sys.exit(7)
         while got:
             number = got.pop(0)
