@@ -55,7 +55,6 @@ def pytest_configure(config: pytest.Config) -> None:
 # --- several tests at a time (-n N) ----------------------------------------------------------------------------------
 
 
-@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
     """Keep a file's tests together, with what they share, and the files in their order: frameworks come last."""
     config.option.loadscopereorder = False
