@@ -159,9 +159,11 @@ class Checkpoint:
         was = int(manifest["world_size"])
         metadata = self._group.agree(where, lambda: self._store.reader(name).read_metadata())
         state = self._group.agree(where, lambda: trained.template(metadata, manifest.get("optimizers")))
-        own = self._group.agree(where, lambda: self._read(name, trained.own_template(metadata, rank, was)))
+        own = self._group.agree(where, lambda: trained.own_template(metadata, rank, was))
+        self._group.agree(where, lambda: self._read(name, own))
         said = self._group.agree(where, lambda: trained.take_own(own, rank, was, world_size))
-        self._group.agree(where, lambda: trained.take(self._read(name, state), metadata))
+        self._group.agree(where, lambda: self._read(name, state))
+        self._group.agree(where, lambda: trained.take(state, metadata))
         if was != world_size:
             said.append(f"was made by {counted(was, 'worker')}, and is read by {world_size:,}")
         if (converted := trained.converted(metadata)) is not None:
@@ -172,7 +174,8 @@ class Checkpoint:
         if hasattr(self._sampler, "before_first"):  # a DataLoader draws a number when an iteration begins
             self._sampler.before_first = trained.restore_random
 
-    def _read(self, name: str, state: Nested) -> Nested:
+    def _read(self, name: str, state: Nested) -> None:
+        """Read into ``state``, all workers together: nothing that may fail on one alone goes before it unagreed."""
         load(
             state,
             storage_reader=self._store.reader(name),
@@ -180,7 +183,6 @@ class Checkpoint:
             process_group=self._group.handle,
             no_dist=self._group.handle is None,
         )
-        return state
 
     def _set_aside(self, names: Sequence[str]) -> None:
         if self._group.rank == 0:

@@ -18,6 +18,7 @@ PROGRAM = ROOT / "tests" / "programs" / "frameworks" / "checkpointed.py"
 BLOCK = ROOT / "tests" / "programs" / "toolkit" / "block.py"
 SHARDED_PARTS = BLOCK.with_name("sharded_parts.py")
 EACH_WORKERS = BLOCK.with_name("each_workers.py")
+PART_FAILS = BLOCK.with_name("part_fails_on_one.py")
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -158,6 +159,16 @@ def test_averages_of_sharded_weights_and_masters_in_fp32_are_read_by_any_number_
         if left is not None:
             assert left.startswith(told[0]["begins"]), f"{backend} with {workers} workers"
         left = told[0]["ends"]
+
+
+def test_a_part_that_fails_on_one_worker_alone_fails_the_resume_on_all(distlaunch, tmp_path):
+    """What is read of it is read together: the others would wait for this worker there."""
+    job = ("--num-procs", "2", "--backend", "fsdp", PART_FAILS, tmp_path / "c")
+    result = distlaunch.train(*job, timeout=120)
+    assert result.returncode == 0, result.stderr
+    error = "rank 1: ValueError: nothing is left of it"
+    told = found(r"rank (\d): (.*)", result.stdout)
+    assert sorted(told) == [(rank, f"{tmp_path}/c/step-000000001: {error}") for rank in "01"]
 
 
 @pytest.mark.parametrize("backend", ["pytorch-ddp", "fsdp"])
