@@ -46,6 +46,11 @@ def configured_backend(
     chosen = chosen_options(given_words(options, known, kind.name), known, kind.name)
     texts: dict[str, str] = {}
     unasked: list[str] = []
+
+    def text_of(path: str, named: str, *, hint: str | None) -> str:
+        known = options.texts.get(path)
+        return read_users_text(path, named, hint=hint) if known is None else known
+
     for option in (option for option in known if option.kind == "file"):
         name, there = option.name, usual.get(option.name)
         if name in kind.usual and chosen.get(name) == NEITHER:
@@ -53,10 +58,10 @@ def configured_backend(
         elif name in chosen:
             path = os.path.join(cwd, str(chosen[name]))
             hint = f"the usual one is {printable(there)}, which is read without -o {name}" if there else None
-            texts[name] = read_users_text(path, f"-o {name}={chosen[name]}", hint=hint)
+            texts[name] = text_of(path, f"-o {name}={chosen[name]}", hint=hint)
             chosen[name] = path  # workers may have another directory
         elif there:
-            texts[name] = read_users_text(there, printable(there), hint=without(name))
+            texts[name] = text_of(there, printable(there), hint=without(name))
             chosen[name] = there
             unasked.append(name)
     try:

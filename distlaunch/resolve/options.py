@@ -126,6 +126,11 @@ class TrainOptions(Record):
         return _TRAIN
 
     @property
+    def texts(self) -> Mapping[str, str]:
+        """Give what is in files that have been read before, by path: a pipe is empty the second time."""
+        return _NO_TEXTS
+
+    @property
     def needs_gpus(self) -> bool:
         """Tell whether it matters which GPUs there are."""
         counts_processes = self.num_procs is not None or self.procs_per_node is not None
@@ -134,12 +139,14 @@ class TrainOptions(Record):
 
 
 _TRAIN = Dialect()
+_NO_TEXTS: Mapping[str, str] = {}
 
 
 class DropInOptions(TrainOptions):
     """One command in the words of another launcher whose meaning ``train`` has options for."""
 
     dialect: Dialect = _TRAIN
+    texts: Mapping[str, str] = _NO_TEXTS
 
 
 class TorchrunOptions(TrainOptions):

@@ -248,6 +248,21 @@ def test_machines_that_each_have_a_launcher_share_the_number_of_processes(distla
     ]
 
 
+def test_a_configuration_that_is_a_pipe_counts_as_a_file_does(distlaunch, folder):
+    script = folder / "show.py"
+    script.write_text(SHOW)
+    (folder / "got").mkdir()
+    os.mkfifo(folder / "pipe.yaml")
+    words = ["accelerate", "launch", "--num_processes", "1", "--config_file", "pipe.yaml", script]
+    env = {"HF_HOME": str(folder), "GOT": str(folder / "got")}
+    launcher = distlaunch.start(words, env=env, cwd=folder)
+    (folder / "pipe.yaml").write_text("distributed_type: MULTI_CPU\nuse_cpu: true\nmixed_precision: bf16\n")
+    result = launcher.wait(PATIENCE_S)
+    assert result.returncode == 0, result.stderr
+    [(environ, _)] = got(folder / "got")
+    assert environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
+
+
 def test_a_link_that_has_accelerates_name_is_this_command(distlaunch, folder):
     link = folder / "accelerate"
     link.write_text(f"#!{sys.executable}\nfrom distlaunch.__main__ import main\nmain()\n")

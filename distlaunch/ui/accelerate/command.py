@@ -12,6 +12,7 @@ from distlaunch.backends.choosing import option_name
 from distlaunch.backends.config_text import read_document
 from distlaunch.backends.configuring import read_users_text
 from distlaunch.core.errors import UsageError
+from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.ui.accelerate.meaning import PARSING, own_command, understand
 from distlaunch.ui.accelerate.options import OPTIONS, THEIRS
@@ -38,14 +39,15 @@ def accelerate(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a command line that was taken apart; return the exit code. Raises LaunchError before the start."""
     with in_words_of(PARSING):
-        meaning = understand(given, rest, environ, configuration(given, environ, os.getcwd()))
-    return run_drop_in(meaning.options, meaning.remarks, environ)
+        config, texts = configuration(given, environ, os.getcwd())
+        meaning = understand(given, rest, environ, config)
+    return run_drop_in(replace(meaning.options, texts=texts), meaning.remarks, environ)
 
 
-def configuration(given: Given, environ: Mapping[str, str], cwd: str) -> Config | None:
+def configuration(given: Given, environ: Mapping[str, str], cwd: str) -> tuple[Config | None, dict[str, str]]:
     """Read the file that the command line names, or else the default one; ``--cpu`` and ``-o config=none`` do without.
 
-    Raises LaunchError.
+    The text goes along, by the file's path. Raises LaunchError.
     """
     without_usual = "cpu" in given
     for word in given.get("opt", ()):
@@ -56,7 +58,12 @@ def configuration(given: Given, environ: Mapping[str, str], cwd: str) -> Config 
                 raise UsageError(f"-o {quoted(word)}: the command line says it itself", hint="--config_file FILE")
     if "config_file" in given:
         path = given["config_file"][-1]
-        text = read_users_text(os.path.join(cwd, path), f"--config_file {quoted(path)}")
-        return read_config(read_document(text, path))
-    there = None if without_usual else usual.usual_files(Accelerate.usual, environ, cwd).get("config")
-    return None if there is None else read_config(read_document(read_users_text(there, printable(there)), there))
+        whole, named = os.path.join(cwd, path), f"--config_file {quoted(path)}"
+    else:
+        there = None if without_usual else usual.usual_files(Accelerate.usual, environ, cwd).get("config")
+        if there is None:
+            return None, {}
+        path = whole = there
+        named = printable(there)
+    text = read_users_text(whole, named)
+    return read_config(read_document(text, path)), {whole: text}

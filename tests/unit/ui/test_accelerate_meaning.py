@@ -239,7 +239,7 @@ def test_the_file_is_the_named_one_or_the_default_one_but_for_cpu(tmp_path):
     environ = {"HF_HOME": str(tmp_path)}
 
     def kind(given, environ):
-        found = configuration(given, environ, str(tmp_path))
+        found, _ = configuration(given, environ, str(tmp_path))
         return found and found.kind
 
     assert kind({}, environ) == "FSDP"
