@@ -63,7 +63,7 @@ class Trained:
 
     @property
     def kinds(self) -> list[str]:
-        """Name the optimizers' classes; Horovod's has the name of the one it wraps."""
+        """Name the optimizers' classes."""
         return [type(optimizer).__name__ for optimizer in self.optimizers]
 
     def state(self, rank: int) -> Nested:
@@ -132,7 +132,8 @@ class Trained:
     def template(self, metadata: Metadata, kinds: Sequence[str] | None) -> Nested:
         """Give the entries of model and optimizer to be read, by flat names; tensors of the model are the live ones.
 
-        What an optimizer had in its parameter's type of numbers is read in the one of the parameter here.
+        What an optimizer had in its parameter's shape and type of numbers is read in the type of the parameter here. A
+        count of steps is none of that, whatever its shape: bf16 has no 301.
 
         ``kinds``: of the checkpoint. Raises ConfigError if the checkpoint is of something else.
         """
@@ -152,7 +153,8 @@ class Trained:
                 flat[key] = live if len(path) == 2 and isinstance(live, torch.Tensor) else _empty(entry, None)
             elif path[:2] == ("optimizer", "state"):
                 parameter, was = parameters[path[2]], _type(there.get(f"model.{path[2]}"))
-                flat[key] = _empty(entry, parameter, parameter.dtype if _type(entry) == was else None)
+                converted = path[3] != "step" and _size(entry) == parameter.size() and _type(entry) == was
+                flat[key] = _empty(entry, parameter, parameter.dtype if converted else None)
             elif path[0] == "optimizer" and path[3] in optimizer["param_groups"][path[2]].keys() - _NAMES:
                 flat[key] = _empty(entry, None)
         return flat
@@ -322,6 +324,10 @@ def _empty(entry: object, parameter: torch.Tensor | None, dtype: torch.dtype | N
 
 def _type(entry: object) -> torch.dtype | None:
     return entry.properties.dtype if isinstance(entry, TensorStorageMetadata) else None
+
+
+def _size(entry: object) -> torch.Size | None:
+    return entry.size if isinstance(entry, TensorStorageMetadata) else None
 
 
 def differing_parameters(model: Mapping[str, Any], metadata: Metadata) -> list[str]:

@@ -151,6 +151,34 @@ def test_what_an_optimizer_keeps_in_a_type_of_its_own_keeps_it(tmp_path, here):
         assert again.state[new]["like"].dtype == here, "it had the parameter's type, and has it"
 
 
+class Scaled(nn.Module):
+    """Its weight has a shape, and its scale the one of a count of steps."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.weight, self.scale = (nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in ((2, 3), ()))
+
+    def forward(self, x):
+        return self.scale * x.to(self.scale.dtype) @ self.weight.T
+
+
+@pytest.mark.parametrize("here", [torch.bfloat16, torch.float16])
+def test_the_count_of_steps_goes_on_where_the_model_is_converted(tmp_path, here):
+    """There is no 301 in bf16, and what adds 1 to 256 there stays at it."""
+    model = Scaled(torch.float32)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(301):
+        step(model, optimizer)
+    saved(tmp_path, model, optimizer)
+    other = Scaled(here)
+    again = torch.optim.Adam(other.parameters())
+    resumed(tmp_path, other, again)
+    step(other, again)
+    counts = [state["step"] for state in again.state.values()]
+    assert [(count.item(), count.dtype) for count in counts] == [(302, torch.float32)] * 2
+    assert {state["exp_avg"].dtype for state in again.state.values()} == {here}
+
+
 def test_a_fused_optimizer_has_its_counts_of_steps_as_it_needs_them(tmp_path):
     model, optimizer = made(fused=True)
     step(model, optimizer)
