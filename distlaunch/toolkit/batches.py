@@ -32,6 +32,7 @@ class StatefulBatchSampler(Sampler[list[int]]):
 
     Its length, and so a DataLoader's, is that of an epoch, before and after a resume; while an iteration goes on, it is
     the iteration's, which after a resume may have begun within an epoch: the last batch is the one that makes it up.
+    A DataLoader with ``persistent_workers`` keeps an iteration, and its length, until the next one begins.
     Raises ConfigError if there are too few samples for one batch, or no process group although there are workers.
     """
 

@@ -93,6 +93,21 @@ def test_the_last_batch_of_an_iteration_is_told_by_the_length_after_a_resume_too
         assert len(loader) == 5
 
 
+def test_persistent_workers_keep_the_length_of_an_iteration_until_the_next_one():
+    """Nothing tells the end of a loop from its last batch, which is told by the length."""
+    batches = StatefulBatchSampler(range(10), 2)
+    batches.advance(2)
+    loader = DataLoader(range(10), batch_sampler=batches, num_workers=1, persistent_workers=True)
+    assert len(loader) == 5
+    for expected in (3, 5):
+        lasts = []
+        for number, _ in enumerate(loader, 1):
+            batches.advance()
+            lasts.append(number == len(loader))
+        assert lasts == [False] * (expected - 1) + [True]
+        assert len(loader) == expected
+
+
 def test_a_loop_that_was_left_has_no_length_any_more():
     batches = StatefulBatchSampler(range(10), 2)
     batches.advance(3)
