@@ -63,6 +63,9 @@ class _Averages:
     Horovod's own optimizer waits for them in its step, and whatever clips, scales, checks or adds up gradients before
     would work on those that are under way. To average again what has been averaged changes nothing: a backward pass may
     add to the gradients of the one before, and those within a backward pass (of checkpointed parts) end one by one.
+
+    Copies are averaged, which is as much memory as the gradients have until backward returns: a parameter that is used
+    in a checkpointed part and outside it gets the rest of its gradient while the first part is under way.
     """
 
     def __init__(self, hvd: Any, name: str, model: nn.Module, compression: str) -> None:
@@ -87,6 +90,7 @@ class _Averages:
         else:
             self._send(number)
 
+    @torch.no_grad()
     def _finish(self) -> None:
         """Average what only other workers have computed, too, and wait for everything."""
         if not self._under_way and not self._sparse:
@@ -102,19 +106,20 @@ class _Averages:
                     self._send_sparse(number)
         self._sparse.clear()
         for number in list(self._under_way):
-            self._receive(number)
+            averaged, gradient = self._wait(number)
+            gradient.copy_(averaged)
 
     @torch.no_grad()
     def _send(self, number: int) -> None:
         if number in self._under_way:  # since a backward pass that has failed, or is around this one
-            self._receive(number)
+            self._wait(number)  # and no more: the gradient has been added to
         parameter: Any = self._parameters[number]()
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         elif parameter.grad.is_sparse:
             parameter.grad = parameter.grad.to_dense()
         real = torch.view_as_real(parameter.grad) if parameter.grad.is_complex() else parameter.grad.detach()
-        sent = real.to(self._carrier(real.dtype)).contiguous()
+        sent = real.to(self._carrier(real.dtype), copy=True, memory_format=torch.contiguous_format)
         handle = self._hvd.allreduce_async_(sent, name=self._names[number], op=self._hvd.Average)
         self._under_way[number] = handle, real
 
@@ -128,12 +133,10 @@ class _Averages:
         handle = self._hvd.sparse_allreduce_async(sent, name=self._names[number], op=self._hvd.Average)
         self._under_way[number] = handle, parameter.grad
 
-    @torch.no_grad()
-    def _receive(self, number: int) -> None:
+    def _wait(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Wait for an average; give the gradient that it is of, too."""
         handle, gradient = self._under_way.pop(number)
-        averaged = handle().coalesce() if gradient.is_sparse else self._hvd.synchronize(handle)
-        if gradient.is_sparse or averaged.data_ptr() != gradient.data_ptr():
-            gradient.copy_(averaged)
+        return (handle().coalesce() if gradient.is_sparse else self._hvd.synchronize(handle)), gradient
 
     def _carrier(self, dtype: torch.dtype) -> torch.dtype:
         """Name the type to average in: Horovod does not know them all."""

@@ -87,7 +87,7 @@ def test_an_optimizer_that_has_learnt_goes_on_under_horovod_from_what_rank_0_has
 
 CASES_OF_AVERAGES = [
     "clipping", "scaler", "accumulation", "left_out", "two_models", "closures", "heads", "sparse", "kinds",
-    "sixteen_bits", "again", "made_after",
+    "sixteen_bits", "again", "tied", "tied_sixteen_bits", "made_after",
 ]  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def learnt(tmp_path_factory, horovod_python) -> dict[str, list[dict]]:
 @pytest.mark.parametrize("case", CASES_OF_AVERAGES)
 def test_under_horovod_a_script_learns_what_it_learns_under_ddp(learnt, case):
     expected = learnt["pytorch-ddp"][0][case]
-    tolerance = 0.02 if case == "sixteen_bits" else 1e-6  # two ways to round a sum
+    tolerance = {"sixteen_bits": 0.02, "tied_sixteen_bits": 0.004}.get(case, 1e-6)  # two ways to round a sum
     for rank in (0, 1):
         torch.testing.assert_close(learnt["horovod"][rank][case], expected, rtol=0, atol=tolerance)
     torch.testing.assert_close(learnt["horovod"][0][case], learnt["horovod"][1][case], rtol=0, atol=0)

@@ -213,6 +213,37 @@ def again(_):
     return model
 
 
+class Tied(nn.Module):
+    """Uses a weight in a part that is computed again within backward, and outside it, as its embedding and its head."""
+
+    def __init__(self):
+        super().__init__()
+        self.both, self.part = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, rows):
+        inner = checkpoint(lambda inner: torch.tanh(self.part(self.both(inner))), rows, use_reentrant=True)
+        return self.both(inner)
+
+
+def trained_tied(dtype):
+    model, optimizer = wrapped(
+        Tied().to(dtype), lambda parameters: torch.optim.SGD(parameters, lr=0.1), static_graph=True
+    )
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        (model(torch.randn(8, WIDTH, dtype=dtype, requires_grad=True)).square().mean() * 50).backward()
+        optimizer.step()
+    return model
+
+
+def tied(_):
+    return trained_tied(torch.float32)
+
+
+def tied_sixteen_bits(_):
+    return trained_tied(torch.bfloat16)
+
+
 def made_after(_):
     model = wrap(deep())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -229,7 +260,8 @@ def tensors_of(model):
 
 
 CASES = [
-    clipping, scaler, accumulation, left_out, two_models, closures, heads, sparse, kinds, sixteen_bits, again, made_after
+    clipping, scaler, accumulation, left_out, two_models, closures, heads, sparse, kinds, sixteen_bits, again, tied,
+    tied_sixteen_bits, made_after
 ]  # fmt: skip
 
 if __name__ == "__main__":
