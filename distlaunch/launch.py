@@ -146,6 +146,7 @@ def _run(
             options,
             plan,
             environ,
+            backend=planned.backend,
             gathering=None if nodes is None else nodes.gathering(),
             scheduler=None if site is None else site.scheduler(),
             terminal=terminal is not None,

@@ -293,6 +293,7 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
             options,
             plan,
             environ,
+            backend=mine.planned.backend,
             gathering=launchers.gathering(),
             scheduler=None if site is None else site.scheduler(),
             terminal=False,

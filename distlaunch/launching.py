@@ -23,6 +23,7 @@ from distlaunch.job.settings import Gathering, PolicySettings, Scheduler
 from distlaunch.job.signals import SignalPipe
 from distlaunch.job.sink import Sink
 from distlaunch.planning import needed_descriptors
+from distlaunch.resolve.backend import PlannedBackend
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.resolve.select import hints
 
@@ -120,6 +121,7 @@ def policy_settings(
     plan: LaunchPlan,
     environ: Mapping[str, str],
     *,
+    backend: PlannedBackend,
     gathering: Gathering | None,
     scheduler: Scheduler | None,
     terminal: bool,
@@ -132,6 +134,7 @@ def policy_settings(
         scheduler=scheduler,
         gathering=gathering,
         python=None if options.no_python else options.python or sys.executable,
+        adds_local_rank=any(word.startswith("--local_rank=") for word in backend.worker_words(0)),
         master_port=plan.wanted_port,
         worker_ports=plan.worker_ports,
         max_restarts=options.max_restarts,

@@ -24,7 +24,13 @@ def diagnose(
     """Find the first cause, among the workers that ended badly; its hint speaks the user's dialect."""
     from distlaunch.job.diagnose.judge import diagnose as find
 
-    found = find(ends, world_size=world_size, python=settings.python, after_grace=after_grace)
+    found = find(
+        ends,
+        world_size=world_size,
+        python=settings.python,
+        after_grace=after_grace,
+        adds_local_rank=settings.adds_local_rank,
+    )
     return replace(found, hint=settings.dialect.spelt(found.hint)) if found.hint else found
 
 

@@ -76,6 +76,8 @@ class PolicySettings(Record):
     """For a job of several nodes, or of one that is not this machine."""
     python: str | None = None
     """The workers' interpreter, for hints; None if they are no Python."""
+    adds_local_rank: bool = False
+    """The script gets ``--local_rank=N`` from the launcher, also for hints."""
     script_dir: str = ""
     """Where the script is: tells the user's code from libraries in stacks."""
     master_port: int = 0

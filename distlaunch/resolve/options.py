@@ -19,6 +19,8 @@ HostKeys = Literal["strict", "accept-new", "off"]
 OutputFormat = Literal["rich", "plain", "jsonl"]
 
 USE_CPUS = "--num-procs N starts N workers without GPUs"
+LOCAL_RANK_TOO = "LOCAL_RANK in the environment says the same"
+NO_LOCAL_RANK = f"-o local-rank=off leaves it out: {LOCAL_RANK_TOO}"
 
 
 class TrainOptions(Record):

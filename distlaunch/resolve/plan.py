@@ -17,7 +17,7 @@ from distlaunch.resolve.backend import PlannedBackend
 from distlaunch.resolve.binding import bind_cpus, pinned_note, threads_per_worker
 from distlaunch.resolve.environment import base_environment, check_length, given_environment, unless_set, who_gives
 from distlaunch.resolve.facts import Facts
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.options import LOCAL_RANK_TOO, TrainOptions
 
 if TYPE_CHECKING:
     from distlaunch.resolve.meeting import Meeting
@@ -290,7 +290,7 @@ def _own_argv(
         return None
     if options.preload is not None:
         why = f"{macro} in the arguments of the script" if replaced else f"{more[0].partition('=')[0]} for each worker"
-        raise ConfigError(f"--preload and {why} exclude each other", hint="LOCAL_RANK in the environment says the same")
+        raise ConfigError(f"--preload and {why} exclude each other", hint=LOCAL_RANK_TOO)
     words = argv[first:] if macro is None else (word.replace(macro, str(local_rank)) for word in argv[first:])
     return (*argv[:first], *more, *words)
 

@@ -55,6 +55,17 @@ def test_workers_get_their_local_rank_before_the_scripts_own_arguments(show):
     assert got == [[["sub"], ["0"]], [["sub"], ["1"]]]
 
 
+def test_a_script_that_knows_no_local_rank_is_told_how_to_do_without_and_only_where_it_was_added(distlaunch):
+    (distlaunch.work / "strict.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    off = "--no_local_rank leaves it out: LOCAL_RANK in the environment says the same"
+    result = distlaunch.run(["deepspeed", "--num_gpus", "2", "strict.py"])
+    assert result.returncode == 2
+    assert off in " ".join(result.stderr.split())
+    result = distlaunch.run(["deepspeed", "--num_gpus", "2", "--no_local_rank", "strict.py", "--local_rank=0"])
+    assert result.returncode == 2
+    assert "leaves it out" not in result.stderr
+
+
 def test_the_slots_of_its_host_file_and_its_filters_are_the_workers(show, distlaunch):
     (distlaunch.work / "hosts").write_text("# one\nlocalhost slots=3\n")
     assert len(show("-H", "hosts", "show.py")[0]) == 3

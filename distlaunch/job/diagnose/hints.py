@@ -7,7 +7,7 @@ import re
 from distlaunch.core.model.record import fields_of
 from distlaunch.job.diagnose.evidence import Evidence
 from distlaunch.job.diagnose.native import signal_name
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.options import NO_LOCAL_RANK, TrainOptions
 
 _SHM = "a full /dev/shm or an out-of-memory kill does this: `df -h /dev/shm`, `dmesg`; use fewer loader workers"
 _LOADER = f"a loader worker may have been killed: {_SHM}"
@@ -24,7 +24,6 @@ _NOT_THE_SCRIPTS = re.compile(
 )
 """How argparse, click and optparse, Transformers and absl tell of options that a script does not have."""
 _NO_OPTIONS = {"script_args", "given", "whole_nodes", "whole_gpus"}
-LOCAL_RANK = "-o local-rank=off leaves it out: LOCAL_RANK in the environment says the same"
 
 _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     (
@@ -116,8 +115,8 @@ _BY_SIGNAL = {
 }
 
 
-def hint_for(evidence: Evidence, *, python: str | None, world_size: int) -> str | None:
-    """Return one line that says what to look at, or None where nothing useful is known."""
+def hint_for(evidence: Evidence, *, python: str | None, world_size: int, adds_local_rank: bool = False) -> str | None:
+    """Return one line that says what to look at, or None where nothing useful is known; see ``diagnose``."""
     text = f"{evidence.exception_type or ''}: {evidence.message or ''}\n{evidence.text}".lower()
     if evidence.main_module is not None:
         if "cannot be directly executed" in text:
@@ -127,8 +126,11 @@ def hint_for(evidence: Evidence, *, python: str | None, world_size: int) -> str 
         return _NOT_PYTHON
     if world_size > 1 and _asked_for_input(evidence):
         return _DEBUGGER
-    if (refused := _NOT_THE_SCRIPTS.search(evidence.message or "")) and (hint := _misplaced(refused[1])):
-        return hint
+    if refused := _NOT_THE_SCRIPTS.search(evidence.message or ""):
+        if adds_local_rank and "--local_rank=" in refused[1]:
+            return NO_LOCAL_RANK
+        if hint := _misplaced(refused[1]):
+            return hint
     missing = re.search(r"no module named '?([\w.]+)", text)
     if missing and evidence.repeats == "import error":
         name = re.search(r"No module named '?([\w.]+)", f"{evidence.message or ''}\n{evidence.text}")
@@ -159,16 +161,14 @@ def _missing_module(name: str, python: str | None, *, folder: str) -> str:
 
 
 def _misplaced(said: str) -> str | None:
-    """Say of an option that the script did not know how it came there, if it is one of ours."""
-    if "--local_rank=" in said:
-        return LOCAL_RANK
+    """Say of an option that the script did not know where it may belong, if there is one of ours of that name."""
     ours = fields_of(TrainOptions).keys() - _NO_OPTIONS
     names = re.findall(r"(?:--|^')([a-z][\w-]+)", said)
     field = next((name.replace("-", "_") for name in names if name.replace("-", "_") in ours), None)
     if field is None:
         return None
     name = field.replace("_", "-")
-    return f"--{name} goes before SCRIPT: it is the launcher's, and what follows SCRIPT is the script's own"
+    return f"distlaunch has an option --{name}, which goes before SCRIPT: what follows SCRIPT is the script's own"
 
 
 def _asked_for_input(evidence: Evidence) -> bool:

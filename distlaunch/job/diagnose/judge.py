@@ -47,11 +47,13 @@ def diagnose(
     running: Sequence[int] = (),
     python: str | None = None,
     after_grace: str | None = None,
+    adds_local_rank: bool = False,
 ) -> Diagnosis:
     """Find the first cause among the ends of one attempt.
 
     ``running``: ranks that have not ended; ``python``: the workers' interpreter, for hints; ``after_grace`` says why
-    those were killed that had not ended when told to. The exit code is the named worker's own, 128+N if signal N ended
+    those were killed that had not ended when told to; ``adds_local_rank``: the launcher has given the script
+    ``--local_rank=N``. The exit code is the named worker's own, 128+N if signal N ended
     it.
     """
     bad = sorted((end for end in ends if end.returncode != 0), key=lambda end: end.ended_s)
@@ -79,7 +81,7 @@ def diagnose(
     others = [end for end in ends if end.rank not in named]
     lost = _lost_before_the_stop(others)
     hint = (
-        hint_for(best, python=python, world_size=world_size)
+        hint_for(best, python=python, world_size=world_size, adds_local_rank=adds_local_rank)
         if cause_seen
         else _hint_without_cause(best, ends, running, world_size, lost)
     )

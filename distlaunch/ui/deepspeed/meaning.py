@@ -12,7 +12,7 @@ from distlaunch.core.errors import UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 from distlaunch.resolve.dialect import Dialect
-from distlaunch.resolve.options import USE_CPUS, DropInOptions
+from distlaunch.resolve.options import LOCAL_RANK_TOO, NO_LOCAL_RANK, USE_CPUS, DropInOptions
 from distlaunch.ui.deepspeed.options import LAUNCHERS, OPTIONS, OWN, SPELLING
 from distlaunch.ui.quick import Given, build
 
@@ -28,11 +28,9 @@ _MEETING_SPELLING = (
     ("--rendezvous names", "--master_port names"),
     ("--rendezvous", _MEETING_OPTION),
 )
-_LOCAL_RANK = "LOCAL_RANK in the environment says the same"
 _SPELLING = (
     *SPELLING,
-    (f"-o local-rank=off leaves it out: {_LOCAL_RANK}", f"--no_local_rank leaves it out: {_LOCAL_RANK}"),
-    (_LOCAL_RANK, f"--no_local_rank leaves it out: {_LOCAL_RANK}"),
+    *((hint, f"--no_local_rank leaves it out: {LOCAL_RANK_TOO}") for hint in (NO_LOCAL_RANK, LOCAL_RANK_TOO)),
     # Its own launcher, too, starts as many where it finds no GPU (launcher/runner.py of 0.19).
     (f"CPU workers; {USE_CPUS}", "CPU workers, as DeepSpeed's own launcher starts them where there is none"),
     (f"one CPU worker; {USE_CPUS}", "one CPU worker; --num_gpus N starts N of them"),

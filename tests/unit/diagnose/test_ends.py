@@ -185,7 +185,7 @@ NOT_USED = (
     'Traceback (most recent call last):\n  File "/p/t.py", line 1, in f\n    g()\n'
     "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--num-procs', '2']\n"
 )
-OURS = "--num-procs goes before SCRIPT: it is the launcher's, and what follows SCRIPT is the script's own"
+OURS = "distlaunch has an option --num-procs, which goes before SCRIPT: what follows SCRIPT is the script's own"
 
 
 @pytest.mark.parametrize(
@@ -196,16 +196,20 @@ OURS = "--num-procs goes before SCRIPT: it is the launcher's, and what follows S
         ("Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\nError: No such option: --num-procs\n", OURS),
         ("FATAL Flags parsing error: Unknown command line flag 'num-procs'\n", OURS),
         (NOT_USED, OURS),
-        (
-            "usage: t.py [-h]\nt.py: error: unrecognized arguments: --local_rank=0\n",
-            "-o local-rank=off leaves it out: LOCAL_RANK in the environment says the same",
-        ),
         ("usage: t.py [-h]\nt.py: error: unrecognized arguments: --stepz 2 --given num-procs\n", None),
         ("usage: t.py [-h]\nt.py: error: argument --num-procs: expected one argument\n", None),
     ],
 )
 def test_an_option_that_the_script_does_not_have_is_led_to_where_it_belongs(end_of, said, hint):
     assert one(end_of, said, returncode=1 if "Traceback" in said else 2).hint == hint
+
+
+@pytest.mark.parametrize("said", ["--local_rank=0", "--local_rank=0 --num-procs 2"])
+def test_the_local_rank_can_be_left_out_where_the_launcher_has_added_it(end_of, said):
+    end = end_of(0, f"usage: t.py [-h]\nt.py: error: unrecognized arguments: {said}\n", returncode=2)
+    off = "-o local-rank=off leaves it out: LOCAL_RANK in the environment says the same"
+    assert diagnose([end], world_size=2, adds_local_rank=True).hint == off
+    assert diagnose([end], world_size=2).hint == (OURS if "num-procs" in said else None)
 
 
 def test_missing_module_names_the_interpreter(end_of):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError, UsageError
-from distlaunch.job.diagnose.hints import LOCAL_RANK
-from distlaunch.resolve.options import USE_CPUS
+from distlaunch.resolve.options import NO_LOCAL_RANK, USE_CPUS
 from distlaunch.ui.deepspeed.command import deepspeed
 from distlaunch.ui.deepspeed.meaning import Meaning, understand
 from distlaunch.ui.deepspeed.options import OPTIONS, THEIRS
@@ -145,7 +144,7 @@ def test_workers_without_gpus_are_told_of_as_its_own_launcher_starts_them():
 
 
 def test_a_script_that_does_not_take_local_rank_is_told_how_deepspeed_leaves_it_out():
-    assert options().dialect.spelt(LOCAL_RANK) == (
+    assert options().dialect.spelt(NO_LOCAL_RANK) == (
         "--no_local_rank leaves it out: LOCAL_RANK in the environment says the same"
     )
 
