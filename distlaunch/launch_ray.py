@@ -24,6 +24,8 @@ _LOCAL_S = 10.0
 """Nobody adds nodes to a cluster that was started here."""
 _SLOW_S = 2.0
 """After so long the user hears what a start waits for."""
+_SAY_S = 1.0
+"""So long may that take: whoever reads our output may have stopped."""
 
 
 class Interrupted(LaunchError):  # noqa: N818 - as KeyboardInterrupt
@@ -82,7 +84,8 @@ def placed_in_ray(
 
     is_local = backend.address == "local"
     try:
-        with _interruptible(), told_if_slow(say, "starting Ray here" if is_local else "connecting to Ray"):
+        doing = "starting Ray here" if is_local else "connecting to Ray"
+        with _interruptible(), told_if_slow(say, doing) as done:
             found = places.place(
                 backend.address,
                 demand.bundles,
@@ -90,6 +93,7 @@ def placed_in_ray(
                 strategy=demand.strategy,
                 within_s=_LOCAL_S if is_local else options.join_timeout,
                 say=lambda text: say(f"waiting for Ray: {text}"),
+                when_connected=done,
             )
         hosts = [Host(name=place.host, slots=place.bundles * demand.workers, unit=demand.unit) for place in found]
         location = located(hosts, printable(socket.gethostname()) or "localhost")
@@ -112,15 +116,16 @@ def check_own_python(python: str | None) -> None:
 
 
 @contextmanager
-def told_if_slow(say: Callable[[str], None], text: str, *, after_s: float = _SLOW_S) -> Iterator[None]:
-    """Have the user hear what is being done, if it is not done by then."""
+def told_if_slow(say: Callable[[str], None], text: str, *, after_s: float = _SLOW_S) -> Iterator[Callable[[], None]]:
+    """Have the user hear what is being done, if it is not done by then; give what says that it is."""
     timer = threading.Timer(after_s, say, (text,))
+    timer.daemon = True
     timer.start()
     try:
-        yield
+        yield timer.cancel
     finally:
         timer.cancel()
-        timer.join()
+        timer.join(_SAY_S)
 
 
 def _set(handlers: Mapping[signal.Signals, Any]) -> None:

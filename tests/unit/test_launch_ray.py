@@ -49,3 +49,29 @@ def test_what_is_done_in_time_is_not_told_of_and_leaves_no_thread():
         during = threading.active_count()
     assert said == []
     assert threading.active_count() == during - 1
+
+
+def test_what_is_done_before_the_rest_is_not_told_of_while_that_lasts():
+    said = []
+    with told_if_slow(said.append, "connecting to Ray", after_s=BOUND_S) as done:
+        [timer] = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+        done()
+        timer.join(BOUND_S / 2)
+        assert not timer.is_alive()
+    assert said == []
+
+
+def test_a_reader_who_has_stopped_holds_nothing_up():
+    begun, read_on = threading.Event(), threading.Event()
+
+    def say(_: str) -> None:
+        begun.set()
+        read_on.wait(BOUND_S)
+
+    with told_if_slow(say, "starting Ray here", after_s=0.0):
+        assert begun.wait(BOUND_S)
+        [timer] = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    is_held = timer.is_alive()
+    read_on.set()
+    timer.join(BOUND_S)
+    assert is_held

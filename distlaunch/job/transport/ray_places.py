@@ -95,10 +95,11 @@ class RayPlaces:
         strategy: str,
         within_s: float,
         say: Callable[[str], None],
+        when_connected: Callable[[], None] = lambda: None,
     ) -> list[Place]:
         """Have Ray place all bundles, or one like ``each`` for every GPU that there is; give where they are.
 
-        ``say`` gets a line if that takes long. Raises ConfigError for a cluster that cannot be used, NodesError for
+        ``say`` gets a line if placing takes long; what comes before is over ``when_connected``. Raises ConfigError for a cluster that cannot be used, NodesError for
         bundles that it cannot place.
         """
         code = base64.b64encode(self._code).decode()
@@ -106,6 +107,7 @@ class RayPlaces:
         call, answer = self._ask({**asked, "within_s": within_s, "quiet_s": _QUIET_S, "code": code}, None)
         answer.say = say
         connected = answer.connected.wait(_START_S if address == "local" else _CONNECT_S)
+        when_connected()
         told = answer.wait(within_s + _LATER_S if connected else 0.0)
         with self._lock:
             self._answers.pop(call, None)

@@ -46,14 +46,23 @@ def driver(monkeypatch):
         each.close()
 
 
-def place(places, say=print):
+def place(places, say=print, **more):
     each = {"CPU": 1.0}
-    return places.place("auto", [each], each=each, strategy="PACK", within_s=20.0, say=say)
+    return places.place("auto", [each], each=each, strategy="PACK", within_s=20.0, say=say, **more)
 
 
 def test_nodes_of_one_name_are_told_apart_by_their_ids(driver):
     places = driver("tell(call=call, connected=True); tell(call=call, places=hosts('a', 'b', 'a')); ask()")
     assert [each.host for each in place(places)] == ["a-0bcdef", "b", "a-2bcdef"]
+
+
+def test_it_is_told_when_the_cluster_is_reached_and_before_anything_is_placed(driver, tmp_path):
+    reached = tmp_path / "reached"
+    places = driver(
+        f"tell(call=call, connected=True)\nwhile not os.path.exists({str(reached)!r}): pass\n"
+        "tell(call=call, places=hosts('a')); ask()"
+    )
+    assert [each.host for each in place(places, when_connected=reached.touch)] == ["a"]
 
 
 def test_a_cluster_that_is_lost_while_it_places_is_a_matter_of_nodes(driver):
