@@ -268,14 +268,19 @@ class Checkpoint:
 
     def _begin(self, steps: int) -> bool:
         """Have all workers ready for the next one, or none; tell whether one of them is to stop."""
-        names = self._writing.names
-        name, folder, error, state = self._store.name(steps), "", None, {}
+        names, name = self._writing.names, self._store.name(steps)
+        folder, error, taken, state = "", None, None, {}
         try:
             if self._group.rank == 0:
                 self._store.check_claim()
                 folder = self._store.folder(name)
-            state = self._trained.state(self._group.rank)
+            taken = self._trained.taken(alone=self._group.size == 1)
         except Exception as failure:  # noqa: BLE001 - the others wait for an answer
+            error = self._writing.told(failure, names)
+        rank_0s = self._group.first({} if taken is None else taken.digests)
+        try:
+            state = {} if taken is None else taken.state(self._group.rank, rank_0s)
+        except Exception as failure:  # noqa: BLE001 - as above
             error = self._writing.told(failure, names)
         answers = self._group.all((name, folder, error, self._requests.stop))
         name, folder, _, _ = answers[0]

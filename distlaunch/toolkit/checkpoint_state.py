@@ -1,9 +1,9 @@
 """Layer toolkit: what is in a checkpoint, and how it gets back into model, optimizer, scheduler and random states.
 
 Names are canonical (torch.distributed.checkpoint.state_dict), so that DDP, FSDP and a plain model read each other's.
-What a worker has for itself is its own entry, ``worker-<rank>``: the bytes of ``torch.save``; buffers, too, but for
-those that DDP makes rank 0's before they are used. Read is what the checkpoint has, not what is here: an optimizer that
-has not stepped has no state, and torch would step it to get one.
+What a worker has for itself is its own entry, ``worker-<rank>``: the bytes of ``torch.save``; buffers, too, where they
+are not rank 0's, but for those that DDP makes rank 0's before they are used. Read is what the checkpoint has, not what
+is here: an optimizer that has not stepped has no state, and torch would step it to get one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import _get_fqns, get_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.checkpoint_own import Taken, digests, unshared
 from distlaunch.toolkit.checkpoint_parts import joined, split
-from distlaunch.toolkit.checkpoint_random import random_states, set_random_states
+from distlaunch.toolkit.checkpoint_random import set_random_states
 from distlaunch.toolkit.optimizer_state import load_optimizer_state
 from distlaunch.toolkit.sharded_tensors import is_sharded
 
@@ -66,38 +67,18 @@ class Trained:
         """Name the optimizers' classes."""
         return [type(optimizer).__name__ for optimizer in self.optimizers]
 
-    def state(self, rank: int) -> Nested:
-        """Give what this worker adds to a checkpoint; tensors are the live ones."""
+    def taken(self, *, alone: bool) -> Taken:
+        """Read what this worker adds to a checkpoint, but for its random states; tensors are the live ones."""
         model, optimizer = self._canonical()
-        parts = {name: split(part.state_dict()) for name, part in self.parts.items()}
-        own: Nested = {
-            "random": random_states(),
-            "parts": {name: unsharded for name, (unsharded, _) in parts.items()},
-            "model": self._unshared(model) if rank else {},
-        }
-        stream = io.BytesIO()
-        torch.save(own, stream)
-        state: Nested = {f"worker-{rank}": torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)}
-        if sharded := {name: tensors for name, (_, tensors) in parts.items() if tensors}:
-            state["parts"] = sharded
-        if rank == 0 or not isinstance(self.model, DistributedDataParallel):  # DDP: all have what rank 0 has
-            state["model"] = model
-            if self.optimizers:
-                state["optimizer"] = optimizer
-        return state
-
-    def _unshared(self, entries: Nested) -> Nested:
-        """Copy what of the model may differ between workers: extra states, and buffers that DDP does not broadcast."""
-        shared = [name for name, _ in self.model.named_parameters(remove_duplicate=False)]
-        if isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers:
-            buffers = self.model.module.named_buffers(remove_duplicate=False)
-            shared += [f"module.{name}" for name, _ in buffers if name not in self.model.parameters_to_ignore]
-        canonical = {name for each in shared for name in _get_fqns(self.model, each)}
-        return {
-            name: value.clone() if isinstance(value, torch.Tensor) else value  # a view has all of its storage saved
-            for name, value in entries.items()
-            if name not in canonical
-        }
+        own = {} if alone else unshared(self.model, model)
+        return Taken(
+            model=model,
+            optimizer=optimizer if self.optimizers else None,
+            parts={name: split(part.state_dict()) for name, part in self.parts.items()},
+            own=own,
+            digests=digests(own),
+            for_all=isinstance(self.model, DistributedDataParallel),
+        )
 
     def _canonical(self) -> tuple[Nested, Nested]:
         """Give both by canonical names, and change nothing."""
@@ -243,9 +224,10 @@ class Trained:
         """Put what was read by ``template`` where it belongs; tensors of the model are there already."""
         nested = unflatten_state_dict(read, {key: metadata.planner_data[key] for key in read})
         model, optimizer = self._canonical()
+        entries, self._own_entries = self._own_entries, {}
         own = {
             name: value.to(model[name].device) if isinstance(value, torch.Tensor) else value
-            for name, value in self._own_entries.items()
+            for name, value in entries.items()
         }
         set_model_state_dict(self.model, {**model, **nested.get("model", {}), **own})
         found = nested.get("optimizer", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import NamedTuple
 
 import pytest
@@ -28,13 +29,65 @@ def statistics(value: float) -> nn.Module:
 @pytest.mark.parametrize(("workers", "expected"), [(2, 5.0), (3, 1.0), (1, 1.0)])
 def test_a_worker_gets_its_own_buffers_where_there_are_as_many_workers_and_else_rank_0s(workers, expected):
     """Rank 0's are the model's, which are read before; parameters are nobody's own."""
-    own = Trained(statistics(5.0), (), {}).state(1)["worker-1"]
+    own = Trained(statistics(5.0), (), {}).taken(alone=False).state(1, {})["worker-1"]
     here = Trained(statistics(1.0), (), {})
     assert here.take_own({"worker-1": own}, 1, 2, workers) == []
     here.take({}, Metadata({}, planner_data={}))
     assert here.model.running_mean.tolist() == [expected] * 2
     assert here.model.num_batches_tracked.item() == expected
     assert here.model.weight.tolist() == [1.0, 1.0]
+
+
+class Masked(nn.Module):
+    """It has a large mask, a small count, and what is no tensor; each may be this worker's."""
+
+    def __init__(self, count, *, extra=0, mask=True):
+        super().__init__()
+        self.register_buffer("mask", torch.full((1 << 20,), mask))
+        self.register_buffer("count", torch.tensor([float(count), float("nan")]))
+        self.extra = extra
+
+    def get_extra_state(self):
+        return {"extra": self.extra}
+
+    def set_extra_state(self, state):
+        self.extra = state["extra"]
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (Masked(1), []),
+        (Masked(2), ["count"]),
+        (Masked(-0.0), ["count"]),
+        (Masked(1, extra=3), ["_extra_state"]),
+        (Masked(2, mask=False), ["count", "mask"]),
+        (Masked(1).double(), ["count"]),
+    ],
+)
+def test_a_worker_writes_of_its_buffers_and_extra_states_only_what_is_not_rank_0s(model, expected):
+    rank_0s = Trained(Masked(1), (), {}).taken(alone=False).digests
+    written = Trained(model, (), {}).taken(alone=False).state(1, rank_0s)["worker-1"]
+    own = torch.load(io.BytesIO(written.numpy().tobytes()), weights_only=False)
+    assert sorted(own["model"]) == expected
+    assert ("mask" in expected) == (len(written) > 1 << 20)
+
+
+def test_what_a_worker_has_not_written_it_gets_of_rank_0_and_nothing_is_kept():
+    rank_0s = Trained(statistics(5.0), (), {}).taken(alone=False)
+    model = statistics(5.0)
+    model.running_mean.fill_(7.0)
+    own = Trained(model, (), {}).taken(alone=False).state(1, rank_0s.digests)["worker-1"]
+    here = Trained(statistics(1.0), (), {})
+    here.take_own({"worker-1": own}, 1, 2, 2)
+    for entry in ("running_var", "num_batches_tracked"):  # as they are when rank 0's model has been read
+        getattr(here.model, entry).fill_(5)
+    here.take({}, Metadata({}, planner_data={}))
+    assert here.model.running_mean.tolist() == [7.0] * 2
+    assert here.model.running_var.tolist() == [5.0] * 2
+    here.model.running_mean.fill_(9.0)
+    here.take({}, Metadata({}, planner_data={}))
+    assert here.model.running_mean.tolist() == [9.0] * 2, "what has been taken is gone"
 
 
 class Pair(NamedTuple):
