@@ -20,7 +20,10 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
-    """Stands in a part's state for a tensor that has an entry of its own; pickled."""
+    """Stands in a part's state for a tensor that has an entry of its own.
+
+    It is pickled by the names of module, class and field: checkpoints that there are do not outlive another name.
+    """
 
     place: str
 
@@ -61,15 +64,23 @@ def joined(
     return changed(state, put)
 
 
-def changed(value: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
-    """Change what a state of dictionaries, lists and tuples holds; what stays the same is not copied."""
+def changed(
+    value: Any, change: Callable[[Path, Any], Any], path: Path = (), above: frozenset[int] = frozenset()
+) -> Any:
+    """Change what a state of dictionaries, lists and tuples holds; what stays the same is not copied.
+
+    ``above``: the ids of those that it is in. One that holds itself is not entered again, but left as it is there.
+    """
+    if id(value) in above:
+        return value
     if isinstance(value, dict):
         old: dict[Any, Any] = value
     elif isinstance(value, list | tuple):
         old = dict(enumerate(value))
     else:
         return change(path, value)
-    new = {key: changed(each, change, (*path, key)) for key, each in old.items()}
+    above |= {id(value)}
+    new = {key: changed(each, change, (*path, key), above) for key, each in old.items()}
     if all(new[key] is each for key, each in old.items()):
         return value
     if isinstance(value, tuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.distributed.checkpoint.metadata import Metadata  # noqa: E402
 
-from distlaunch.toolkit.checkpoint_parts import changed, split  # noqa: E402
+from distlaunch.toolkit.checkpoint_parts import Elsewhere, changed, split  # noqa: E402
 from distlaunch.toolkit.checkpoint_state import Trained  # noqa: E402
 
 
@@ -106,3 +107,23 @@ def test_of_a_parts_state_only_what_is_changed_is_copied_and_all_keeps_its_kind(
     assert state["more"][0].other == [2, 3]
     assert new["more"][1] is state["more"][1]
     assert split(state) == (state, {})
+
+
+def test_a_state_that_holds_itself_is_gone_through_once():
+    state = {"kept": [torch.ones(2)], "number": 1}
+    state["kept"].append(state)
+    state["self"] = state
+    same, sharded = split(state)
+    assert same is state
+    assert sharded == {}
+    del state["kept"]
+    new = changed(state, lambda _path, value: 2 if value == 1 else value)
+    assert new["number"] == 2
+    assert new["self"] is state
+
+
+def test_a_sharded_tensors_mark_in_checkpoints_that_there_are_is_read():
+    written = (
+        b"\x80\x02cdistlaunch.toolkit.checkpoint_parts\nElsewhere\nq\x00)\x81q\x01]q\x02X\x06\x00\x00\x00('a',)q\x03ab."
+    )
+    assert pickle.loads(written) == Elsewhere(place="('a',)")
