@@ -316,7 +316,7 @@ class Checkpoint:
         """Wait for what is being written, and give up the place, the signals and the groups. Call it on all workers.
 
         Raises CheckpointError if the last checkpoint could not be written, and Stopped after a TERM that came behind
-        the last step.
+        the last step; in an ``except`` or ``finally`` of an error that TERM is only logged: the error goes before it.
         """
         if self._closed:
             return
@@ -350,11 +350,17 @@ class Checkpoint:
         return stop
 
     def _end(self) -> bool:
-        """Give all up; tell whether TERM has come that nothing has answered. An error that is under way goes first."""
+        """Give all up; tell whether TERM has come that nothing has answered.
+
+        An error goes first. Nothing tells one that is under way from one that the script is just handling.
+        """
         stop = self._requests.end()
         self._store.release()
         self._writing.end()
-        return stop and sys.exc_info()[0] is None
+        if stop and (kind := sys.exc_info()[0]) is not None:
+            self._say(f"told to stop by SIGTERM: {_TOO_LATE}; {kind.__name__} goes before it")
+            return False
+        return stop
 
     def _stop(self, why: str) -> NoReturn:
         self._requests.answered()

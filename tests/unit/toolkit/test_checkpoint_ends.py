@@ -110,6 +110,18 @@ def test_the_last_one_to_close_answers_term_and_an_error_goes_before_it(tmp_path
         raise KeyError("of the training")
 
 
+def test_a_term_that_is_noticed_in_the_handling_of_an_error_is_told(tmp_path, caplog):
+    """It may be the error that ends the job, which would have no traceback any more."""
+    checkpoint = made(tmp_path)
+    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        raise KeyError("of the training")
+    except KeyError:
+        checkpoint.close()
+    assert "told to stop by SIGTERM: it came after the last step" in caplog.text
+    assert "KeyError goes before it" in caplog.text
+
+
 @contextmanager
 def second_closed(checkpoint):
     try:
