@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.rendezvous import rendezvous
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
@@ -262,34 +263,32 @@ def _own_backend(kind: str) -> str:
 def _form(place: Mapping[str, int], backend: str, timeout: timedelta | None, strategy: Strategy) -> None:
     """Form the group of all workers."""
     rank, world = place["RANK"], place["WORLD_SIZE"]
+    store: Any
     if strategy == "horovod":
         from distlaunch.toolkit.horovod import rendezvous
 
         store = rendezvous(rank, world)
     elif "RANK" in os.environ:
-        dist.init_process_group(backend, init_method="distlaunch://", timeout=timeout)
-        return
+        store = _meet(rank, world, timeout or default_pg_timeout)
     else:
         store = dist.HashStore()  # type: ignore[attr-defined] # it is documented there
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
 
 
-def _rendezvous(_url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
-    """Have the workers find each other as by ``env://``, whose store is kept, with keys of each group's own.
+def _meet(rank: int, world: int, timeout: timedelta) -> Any:
+    """Have the workers find each other as torch does; give what is then kept of it, with keys of each group's own.
 
     torch numbers its groups anew when all have ended, and takes what earlier ones have written for the new ones' where
     the store is still there: it is torchrun's, somebody keeps a group, or rank 0 has not ended it yet.
     """
     where = (os.getpid(), *(os.environ[name] for name in ("RANK", *_NEEDED)))
     if where not in _stores:
-        store, _, _ = next(rendezvous("env://", **options))
+        store, _, _ = next(rendezvous("env://", rank, world, timeout=timeout))
         _stores[where] = store, count(1)
     store, turns = _stores[where]
     own = dist.PrefixStore(f"distlaunch/{next(turns)}", store)  # type: ignore[attr-defined] # it is documented there
-    yield own, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-
-
-register_rendezvous_handler("distlaunch", _rendezvous)  # type: ignore[no-untyped-call] # torch's has no types
+    own.set_timeout(timeout)
+    return own
 
 
 def _of_rank(seed: int, rank: int) -> int:

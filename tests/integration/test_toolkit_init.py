@@ -26,6 +26,13 @@ def test_a_plain_script_is_a_world_of_one_whose_collectives_work(clean_env, tmp_
     assert drawn(done.stdout)[0][0] == "7", "a single worker has the seed as it was given"
 
 
+def test_the_module_can_be_loaded_again_as_notebooks_do(clean_env, tmp_path):
+    again = "import importlib; from distlaunch.toolkit import context; importlib.reload(context).init()"
+    argv = [sys.executable, "-c", again]
+    done = subprocess.run(argv, capture_output=True, text=True, env=clean_env, cwd=tmp_path, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
 def test_workers_of_a_job_share_sums_and_no_random_numbers(distlaunch):
     done = distlaunch.train("--num-procs", "2", PROGRAM, "end", timeout=100)
     assert done.returncode == 0, done.stderr

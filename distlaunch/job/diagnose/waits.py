@@ -30,7 +30,6 @@ class Wait(Record):
 
 _TORCH = frozenset(
     {
-        "_create_c10d_store",
         "_store_based_barrier",
         "_sync_module_states",
         "_sync_params_and_buffers",
@@ -99,6 +98,7 @@ _PLAIN = frozenset(
 )
 _JAX = frozenset({"sync_global_devices", "broadcast_one_to_all", "process_allgather", "assert_equal"})
 _TABLE: tuple[tuple[str, frozenset[str] | None, str, Waiting], ...] = (
+    ("/torch/distributed/rendezvous.py", None, "torch.distributed init_process_group", Waiting.SURELY),
     ("/torch/distributed/", _TORCH, "torch.distributed {}", Waiting.SURELY),
     ("/horovod/", _PLAIN, "Horovod {}", Waiting.SURELY),
     ("/ray/util/collective/", _PLAIN, "Ray's collective {}", Waiting.SURELY),

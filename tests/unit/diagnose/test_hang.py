@@ -200,6 +200,16 @@ def test_ranks_that_wait_in_different_collectives_are_said_to():
     assert "same order" in told.text
 
 
+def test_ranks_that_look_for_each_other_without_torchs_own_call_are_said_to_form_a_group():
+    looking = (f"{LIB}/torch/distributed/rendezvous.py", 190, "_create_c10d_store")
+    toolkit = (f"{LIB}/distlaunch/toolkit/context.py", 280, "_meet")
+    told = explain([stack(rank, looking, toolkit) for rank in range(3)])
+    assert told.behind == ()
+    flat = " ".join(told.text.split())
+    assert "torch.distributed init_process_group" in flat
+    assert "hint: all wait for the group to form" in flat
+
+
 def test_ranks_that_ended_are_what_the_others_wait_for():
     told = explain([stack(rank, ALL_REDUCE) for rank in range(3)], ended=[3])
     assert told.behind == (3,)
