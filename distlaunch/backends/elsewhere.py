@@ -33,7 +33,7 @@ def release(name):
         return version(name)
     except PackageNotFoundError:
         return ""
-print("\\n" + json.dumps({name: release(package) if there(name) else None for name, package in wanted.items()}))
+print("\\n" + json.dumps([release(package) if there(name) else None for name, package in wanted]))
 """
 """The counterpart of ``requirements._in_ours``, for Python 3.8 and newer; it imports nothing of what it looks for."""
 
@@ -43,7 +43,7 @@ def installed_for(
 ) -> Installed | None:
     """Ask this interpreter, as workers run it; None where it gives no answer: a worker then says what is wrong."""
     known = [each for one in requirements for each in (one, one.beside) if each is not None]
-    wanted = {each.module: each.package.partition("[")[0] for each in known}
+    wanted = list(dict.fromkeys(map(_named, known)))
     try:
         child = subprocess.Popen(
             [python, "-c", _ASK, json.dumps([list(path), wanted])],
@@ -58,11 +58,16 @@ def installed_for(
     with child:
         try:
             answer = child.communicate(timeout=_PATIENCE_S)[0]
-            found = json.loads(answer.rstrip().rpartition(b"\n")[2])
-        except (subprocess.TimeoutExpired, ValueError):
+            found = dict(zip(wanted, json.loads(answer.rstrip().rpartition(b"\n")[2]), strict=True))
+        except (subprocess.TimeoutExpired, TypeError, ValueError):
             return None
         finally:
             child.kill()
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_REAP_S)
-    return lambda requirement: (found.get(requirement.module), wanted[requirement.module])
+    return lambda requirement: (found[_named(requirement)], _named(requirement)[1])
+
+
+def _named(requirement: Requirement) -> tuple[str, str]:
+    """Give the module and its package, that without extras."""
+    return requirement.module, requirement.package.partition("[")[0]

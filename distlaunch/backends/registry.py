@@ -57,7 +57,8 @@ def other_backends() -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
     for point in _entry_points():
         known = found.setdefault(point.name, [])
-        if all((each.value, _package(each)) != (point.value, _package(point)) for each in known):  # found by two paths
+        where = (point.value, package_of(point))
+        if all((each.value, package_of(each)) != where for each in known):  # found by two paths
             known.append(point)
     return found
 
@@ -92,22 +93,23 @@ def _load(name: str) -> type[Backend]:
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(f"--backend {quoted(name)}: no such backend", hint=f"{hint}there is: {', '.join(there)}")
     if len(points) > 1:
-        packages = " and ".join(sorted(f"{point.value} ({_package(point)})" for point in points))
+        packages = " and ".join(sorted(f"{point.value} ({package_of(point)})" for point in points))
         raise ConfigError(f"--backend {quoted(name)}: two packages have one of that name: {packages}")
     from distlaunch.backends.others import guarded, loaded
 
     point = points[0]
-    said = f"--backend {quoted(name)}: {_package(point)} could not be loaded"
+    said = f"--backend {quoted(name)}: {package_of(point)} could not be loaded"
     found = loaded(point, lambda why: ConfigError(f"{said}: {why}"))
     if not (isinstance(found, type) and issubclass(found, Backend)):
         raise ConfigError(
-            f"--backend {quoted(name)}: {point.value} of {_package(point)} is no backend",
+            f"--backend {quoted(name)}: {point.value} of {package_of(point)} is no backend",
             hint="an entry point names a subclass of distlaunch.backends.base.Backend",
         )
-    return guarded(found, name, _package(point))
+    return guarded(found, name, package_of(point))
 
 
-def _package(point: EntryPoint) -> str:
+def package_of(point: EntryPoint) -> str:
+    """Name the package that an entry point is of, for people."""
     try:
         name = None if point.dist is None else point.dist.name
     except (LookupError, OSError, TypeError):  # where the records have no name: one of these, or None, by release

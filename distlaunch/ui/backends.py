@@ -13,9 +13,10 @@ from typing import Any, Literal
 from distlaunch.backends.base import Backend, Requirement
 from distlaunch.backends.choosing import shape
 from distlaunch.backends.elsewhere import installed_for
-from distlaunch.backends.registry import backend_names, find_backend, other_backends
+from distlaunch.backends.registry import backend_names, find_backend, other_backends, package_of
 from distlaunch.backends.requirements import Found, Installed, install_words, look_for
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 
 _INDENT = 2
@@ -24,12 +25,29 @@ _NAMES, _OPTIONS = 14, 44
 _LEAST_COLUMNS = 40
 
 
-def backends(name: str | None, fmt: Literal["table", "json"], *, python: str | None = None) -> int:
+class _Broken(Record):
+    """A backend that cannot be used, and why."""
+
+    name: str
+    problem: str
+
+    @staticmethod
+    def by(name: str, error: ConfigError) -> _Broken:
+        """Make one of the error that says so, which begins with how it was asked for."""
+        return _Broken(name=name, problem=error.message.partition(": ")[2])
+
+
+def backends(name: str | None, fmt: Literal["table", "json"], *, python: tuple[str, str] | None = None) -> int:
     """Print all backends, or one of them with its options; returns the exit code. Raises ConfigError.
 
-    ``python``: the interpreter that is asked what it has, if that is another than ours.
+    ``python``: who names an interpreter that is asked what it has, ``--python`` for one, and that interpreter.
     """
-    records = [_record(find_backend(name), python)] if name is not None else list(_all(python))
+    found = [find_backend(name)] if name is not None else list(_all())
+    kinds = [each for each in found if not isinstance(each, _Broken)]
+    installed = None if python is None else _ask(*python, [each for kind in kinds for each in kind.requires])
+    path = sys.executable if python is None else python[1]
+    make = _any_record if name is None else _record
+    records = [make(each, path, installed) for each in found]
     if fmt == "json":
         sys.stdout.write(json.dumps(records if name is None else records[0], indent=_INDENT) + "\n")
         return 0
@@ -49,48 +67,53 @@ def _columns() -> int | None:
         return None
 
 
-def _ask(python: str, requirements: Sequence[Requirement]) -> Installed:
+def _ask(who: str, python: str, requirements: Sequence[Requirement]) -> Installed:
     """Have this interpreter say what it has. Raises ConfigError."""
     if shutil.which(python) is None:
-        raise ConfigError(f"--python {printable(python)}: no such executable")
+        raise ConfigError(f"{who} {printable(python)}: no such executable")
     installed = installed_for(python, requirements, (), environ=os.environ, cwd=os.curdir)
     if installed is None:
-        raise ConfigError(f"--python {printable(python)}: it did not answer as a Python does")
+        raise ConfigError(f"{who} {printable(python)}: it did not answer as a Python does")
     return installed
 
 
-def _all(python: str | None) -> Iterator[dict[str, Any]]:
-    """Give a record of each: ours, then those of other packages, also where one cannot be loaded."""
-    for name in backend_names():
-        yield _record(find_backend(name), python)
+def _all() -> Iterator[type[Backend] | _Broken]:
+    """Give each: ours, then those of other packages, also where one cannot be loaded."""
+    yield from map(find_backend, backend_names())
     for name, points in sorted(other_backends().items()):
         if name in backend_names():
-            packages = ", ".join(str(point.dist.name) if point.dist else point.value for point in points)
-            yield _broken(name, f"not used: {packages} has one of this name, which is ours")
+            packages = ", ".join(map(package_of, points))
+            yield _Broken(name=name, problem=f"not used: {packages} has one of this name, which is ours")
             continue
         try:
-            yield _record(find_backend(name), python)
+            yield find_backend(name)
         except ConfigError as exc:
-            yield _broken(name, exc.message.partition(": ")[2])
+            yield _Broken.by(name, exc)
 
 
-def _record(backend: type[Backend], python: str | None) -> dict[str, Any]:
-    installed = None if python is None else _ask(python, backend.requires)
+def _any_record(found: type[Backend] | _Broken, python: str, installed: Installed | None) -> dict[str, Any]:
+    """Give the record also of one whose own fault shows only now."""
+    try:
+        return _record(found, python, installed)
+    except ConfigError as exc:
+        return _record(_Broken.by(found.name, exc), python, installed)
+
+
+def _record(backend: type[Backend] | _Broken, python: str, installed: Installed | None) -> dict[str, Any]:
+    if isinstance(backend, _Broken):
+        nothing: dict[str, Any] = {"about": "", "installed": False, "requires": [], "options": []}
+        return {"name": backend.name, **nothing, "problem": backend.problem}
     found = list(look_for(backend.requires, installed=installed))
     return {
         "name": backend.name,
         "about": backend.about,
         "installed": all(each.is_met or not each.requirement.demanded for each in found),
-        "requires": [_requirement(each, python or sys.executable) for each in found],
+        "requires": [_requirement(each, python) for each in found],
         "options": [
             {"name": option.name, "takes": shape(option), "about": option.about} for option in backend.options()
         ],
         "problem": None,
     }
-
-
-def _broken(name: str, problem: str) -> dict[str, Any]:
-    return {"name": name, "about": "", "installed": False, "requires": [], "options": [], "problem": problem}
 
 
 def _requirement(found: Found, python: str) -> dict[str, Any]:

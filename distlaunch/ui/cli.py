@@ -272,8 +272,9 @@ def _add_backends(app: typer.Typer, environ: Mapping[str, str]) -> None:
 
         if fmt not in ("table", "json"):
             raise UsageError(f"--format takes table or json, not {quoted(fmt)}")
-        chosen = python or environ.get("DISTLAUNCH_PYTHON")
-        return backends(name, "json" if fmt == "json" else "table", python=chosen or None)
+        named = (("--python", python), ("DISTLAUNCH_PYTHON", environ.get("DISTLAUNCH_PYTHON")))
+        chosen = next(((who, path) for who, path in named if path), None)
+        return backends(name, "json" if fmt == "json" else "table", python=chosen)
 
 
 class _Files(TyperGroup):

@@ -118,6 +118,30 @@ def test_what_is_no_interpreter_is_refused(distlaunch, python, why):
     assert result.stderr.startswith(f"distlaunch: error: --python {python}: {why}")
 
 
+def test_the_variable_that_names_what_is_no_interpreter_is_named_and_the_option_wins(distlaunch):
+    result = distlaunch.run(["backends"], env={"DISTLAUNCH_PYTHON": "nopython"})
+    assert result.stderr.startswith("distlaunch: error: DISTLAUNCH_PYTHON nopython: no such executable")
+    result = distlaunch.run(["backends", "--python", "noother"], env={"DISTLAUNCH_PYTHON": "nopython"})
+    assert result.stderr.startswith("distlaunch: error: --python noother: no such executable")
+
+
+def test_an_interpreter_is_asked_once_for_all_backends(distlaunch, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho asked >> {tmp_path}/asked\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    records = json.loads(shown(distlaunch, "--python", python, "--format", "json"))
+    assert {each["name"]: each["installed"] for each in records}["pytorch-ddp"]
+    assert (tmp_path / "asked").read_text() == "asked\n"
+
+
+def test_a_package_without_a_name_is_said_to_be_unknown(distlaunch, tmp_path):
+    install(tmp_path, "nameless", {"ray": "nameless:Ray"})
+    (tmp_path / "nameless-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nVersion: 1.0\n")
+    records = json.loads(shown(distlaunch, "--format", "json", PYTHONPATH=str(tmp_path)))
+    [problem] = [each["problem"] for each in records if each["problem"]]
+    assert problem == "not used: an unknown package has one of this name, which is ours"
+
+
 def test_one_backend_is_shown_with_its_options(distlaunch, gossip):
     text = shown(distlaunch, "gossip", PYTHONPATH=gossip)
     assert "installed: gossip-backend 1.2" in text
