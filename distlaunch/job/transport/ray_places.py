@@ -99,8 +99,8 @@ class RayPlaces:
     ) -> list[Place]:
         """Have Ray place all bundles, or one like ``each`` for every GPU that there is; give where they are.
 
-        ``say`` gets a line if placing takes long; what comes before is over ``when_connected``. Raises ConfigError for a cluster that cannot be used, NodesError for
-        bundles that it cannot place.
+        ``when_connected`` is called before anything is placed; ``say`` gets a line if that takes long. Raises
+        ConfigError for a cluster that cannot be used, NodesError for bundles that it cannot place.
         """
         code = base64.b64encode(self._code).decode()
         asked = {"do": "place", "address": address, "bundles": bundles, "each": each, "strategy": strategy}
