@@ -275,6 +275,6 @@ _METHODS: Mapping[str, _Check] = {
     "script_words": _arguments, "worker_words": _arguments,
     "job_variables": _variables, "default_variables": _variables, "unwanted": _texts, "node_variables": _own_variables,
     "worker_variables": _own_variables, "repeated": _variables, "cluster_variables": _variables,
-    "task_variables": _variables, "fewer_workers": _text, "attempt_files": _files,
+    "task_variables": _own_variables, "fewer_workers": _text, "attempt_files": _files,
 }  # fmt: skip
 _OF_CLASS: Mapping[str, _Check] = {"options": _options, "env_files": _texts}

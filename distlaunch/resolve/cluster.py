@@ -72,7 +72,7 @@ def check_cluster(plan: LaunchPlan, backend: PlannedBackend) -> None:
 def _check_lengths(
     starts: Mapping[str, str], tasks: Sequence[Mapping[str, str]], whose: str, backend: PlannedBackend
 ) -> None:
-    for name in sorted({*starts, *(name for task in tasks[:1] for name in task)}):
+    for name in sorted({*starts, *(name for task in tasks for name in task)}):
         longest = max((task.get(name, "") for task in tasks), key=byte_length, default="")
         check_length(name, starts.get(name, "") + longest, f"{name} {whose}", hint=backend.fewer_workers())
 

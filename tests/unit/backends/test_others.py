@@ -164,6 +164,7 @@ def test_what_it_refuses_itself_stays_as_it_is():
         ("script_words", ("x" * 3_000_000,), "xxx'... is 3,000,000 bytes, Linux takes 131,071 of one argument"),
         ("worker_variables", {"N": "x" * 131_070}, "N is 131,072 bytes, Linux takes 131,071 of one"),
         ("node_variables", {"A": "b", "N": "x" * 131_070}, "N is 131,072 bytes, Linux takes 131,071 of one"),
+        ("task_variables", {"N": "x" * 131_070}, "N is 131,072 bytes, Linux takes 131,071 of one"),
         ("options", [BackendOption(name="a", about="b", kind="choice")], "choices are for kind='choice'"),
         ("options", [BackendOption(name="a", about="b", kind="integer")], "is no option"),
         ("options", None, "'None' is no option"),

@@ -162,6 +162,15 @@ def test_what_only_each_worker_has_is_measured_too():
         with_cluster(plan_of(Apart(0)), CLUSTER, Apart(0))
 
 
+def test_what_only_one_of_the_workers_has_is_measured_too():
+    class Lone(Filling):
+        def task_variables(self, workers, rank):
+            return {"Z": "z" * MOST} if rank == 5 else {}
+
+    with pytest.raises(ConfigError, match="Z of 40 workers: with 131,073 bytes"):
+        with_cluster(plan_of(Lone(100)), CLUSTER, Lone(100))
+
+
 @pytest.mark.parametrize(
     ("options", "hint"),
     [({}, "-o per=node has one for each node"), ({"per": "gpu"}, "-o per=node"), ({"per": "node"}, "fewer nodes")],
