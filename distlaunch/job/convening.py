@@ -37,7 +37,7 @@ class Convening:
         self._before: Cast | None = None
         self._said: set[str] = set()
         self.is_cut_off = False
-        """No node can be reached any more."""
+        """No node can be reached any more: only Ray says so, whose jobs are of a fixed size."""
 
     # --- gathering
 
@@ -78,9 +78,7 @@ class Convening:
     def replaces(self) -> bool:
         """Tell whether the job goes on without a node that it has lost: that is no restart."""
         fewest, most = self._gathering.bounds
-        if fewest == most:
-            return self._gathering.flexible and self._gatherer.here() >= fewest
-        return not self.is_cut_off
+        return fewest < most or (self._gathering.flexible and self._gatherer.here() >= fewest)
 
     def joined(self, event: Joined, now: float) -> list[Action]:
         """Take in that a node's agent has come up."""

@@ -385,14 +385,12 @@ class JobPolicy(Supervision):
         window = self.settings.restart_window_s
         while window is not None and self._restart_times and now - self._restart_times[0] > window:
             self._restart_times.popleft()
-        why = restarts.why_final(
+        return restarts.why_final(
             outcome,
             self._previous,
             used=len(self._restart_times),
             allowed=self.settings.max_restarts,
             window_s=window,
             retried_s=self._retried_s if outcome.is_same(self._previous) else None,
+            cut_off=self._convening is not None and self._convening.is_cut_off,
         )
-        if why is None and self._convening is not None and self._convening.is_cut_off:
-            return "not restarted: no node can be reached any more"
-        return why

@@ -135,10 +135,12 @@ def why_final(
     allowed: int,
     window_s: float | None,
     retried_s: float | None = None,
+    cut_off: bool = False,
 ) -> str | None:
     """Say why there is no further attempt, or None if there is one. An empty text: nothing was asked for.
 
-    ``retried_s``: this very failure has been tried again before, because of so much uptime.
+    ``retried_s``: this very failure has been tried again before, because of so much uptime. ``cut_off``: there is no
+    way to any node any more.
     """
     if allowed == 0:
         return ""
@@ -152,4 +154,4 @@ def why_final(
         return f"{used_up} used up{within}{hint}"
     if outcome.is_same(previous) and not outcome.progressed:
         return f"not restarted: the same failure twice without progress\n  hint: {_progress_hint(outcome)}"
-    return None
+    return "not restarted: no node can be reached any more" if cut_off else None

@@ -42,13 +42,6 @@ def test_a_failure_that_came_before_is_what_the_job_ends_by(make_nodes):
     assert job.exit_code == 7
 
 
-def test_a_job_that_may_go_on_with_fewer_nodes_does_not(make_nodes):
-    job = make_nodes(2, bounds=(1, 2)).run()
-    cut_off(job, 0, 1)
-    assert job.exit_code == 69
-    assert not job.entries("reforming")
-
-
 def test_workers_that_had_all_ended_well_are_a_job_that_went_well(make_nodes):
     job = make_nodes(2).run()
     for rank in job.ranks:

@@ -325,3 +325,9 @@ def outcome(signature=("ValueError", "t.py:1"), repeats=None, *, progressed=Fals
 def test_when_another_attempt_is_worth_it(now, previous, used, allowed, again):
     why = why_final(now, previous, used=used, allowed=allowed, window_s=None)
     assert (why is None) == again
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_no_attempt_is_worth_it_where_no_node_can_be_reached(allowed):
+    why = why_final(outcome(), None, used=0, allowed=allowed, window_s=None, cut_off=True)
+    assert why == ("not restarted: no node can be reached any more" if allowed else "")
