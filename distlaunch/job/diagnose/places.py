@@ -83,7 +83,7 @@ def _merged(
             place = view.place
             waits_in = wait.name if wait else None
             if by_line:  # what is waited for here tells ranks apart that are in the same call of a library
-                key = (view.key(waits_in), None if wait else hint_for_place(view))
+                key = (view.key(waits_in, wait.frame if wait else None), None if wait else hint_for_place(view))
             else:
                 key = (place and (place.file, place.function), waits_in)
         elif kind == "silent":

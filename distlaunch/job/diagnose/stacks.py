@@ -106,21 +106,23 @@ class View:
         """The innermost frame of the user's code, else the innermost (the rule of ``tracebacks.Raised.frame``)."""
         return self.frames[0] if self.frames else self.below[0] if self.below else None
 
-    def key(self, waits_in: str | None) -> tuple[object, ...]:
+    def key(self, waits_in: str | None, call: Frame | None = None) -> tuple[object, ...]:
         """Make what is equal for ranks at the same place.
 
         The script's frames count with their lines. Of the libraries below, which poll and loop, only the function by
-        which each package was entered counts, and in what it waits.
+        which each package was entered counts, down to the call that waits (``call``), and what that is named.
         """
         entries: list[tuple[str, str | None]] = []
         package = None
         for frame in reversed(self.below):
+            if frame is call:
+                break
             if (entered := package_of(frame.file)) not in (package, STDLIB):
                 package = entered
                 entries.append((frame.file, frame.function))
                 if entered == IMPORTS:  # what an import does differs from moment to moment
                     break
-        if not entries and self.below:
+        if not entries and self.below and call is None:
             entries.append((self.below[-1].file, self.below[-1].function))
         return (_without_recursion(self.frames), tuple(entries), waits_in)
 

@@ -26,6 +26,8 @@ class Wait(Record):
     name: str
     """As the report names it: ``torch.distributed all_reduce``."""
     waiting: Waiting
+    frame: Frame
+    """The call."""
 
 
 _TORCH = frozenset(
@@ -189,7 +191,7 @@ def find_wait(view: View) -> Wait | None:
     for frame in reversed(view.below):
         for part, functions, name, waiting in _TABLE:
             if part in frame.file and (functions is None or frame.function in functions):
-                return Wait(name=name.format(frame.function), waiting=waiting)
+                return Wait(name=name.format(frame.function), waiting=waiting, frame=frame)
     return None
 
 

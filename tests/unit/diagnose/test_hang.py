@@ -202,11 +202,13 @@ def test_ranks_that_wait_in_different_collectives_are_said_to():
 
 def test_ranks_that_look_for_each_other_without_torchs_own_call_are_said_to_form_a_group():
     looking = (f"{LIB}/torch/distributed/rendezvous.py", 190, "_create_c10d_store")
-    toolkit = (f"{LIB}/distlaunch/toolkit/context.py", 280, "_meet")
-    told = explain([stack(rank, looking, toolkit) for rank in range(3)])
+    toolkit = f"{LIB}/distlaunch/toolkit/context.py"
+    forming = (f"{LIB}/torch/distributed/distributed_c10d.py", 1899, "init_process_group")  # only rank 0 waits before
+    init = (toolkit, 147, "init")
+    told = explain([stack(0, looking, (toolkit, 280, "_meet"), init), *(stack(rank, forming, init) for rank in (1, 2))])
     assert told.behind == ()
     flat = " ".join(told.text.split())
-    assert "torch.distributed init_process_group" in flat
+    assert "all 3 stand at the same place in torch.distributed init_process_group" in flat
     assert "hint: all wait for the group to form" in flat
 
 
