@@ -59,7 +59,10 @@ _current: Context | None = None
 _asked: Mapping[str, object] = {}
 """What ``init`` was called with."""
 _stores: dict[tuple[object, ...], tuple[Any, Iterator[int]]] = {}
-"""By process and environment: the store by which the workers find each other, and the numbers of its groups."""
+"""By process and environment: the store by which the workers find each other, and the numbers of its groups.
+
+One that has failed counts, too, as for torch, which numbers those itself: it is tried again by all workers or by none.
+"""
 _owner = 0
 """The process that called ``init``; a forked one does not end its group."""
 
