@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 
 _MAX_PASSES = 64
 _COMMAND_BYTES = 4096
+_BECOMES_S = 0.25
+"""How long a process may take to become what it is to be; a loaded machine may not let it go on at once."""
+_BECOMES_STEP_S = 0.001
 _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
 
 
@@ -148,12 +152,26 @@ def is_cleaner(pid: int) -> bool:
     These are Python's resource tracker (``-c "from multiprocessing.resource_tracker import main;..."``) and torch's
     shared-memory manager. Killed too early, they leave files in /dev/shm that nobody removes any more.
     """
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read(_COMMAND_BYTES)
-    except OSError:
-        return False
+    words = _command(pid)
     return b"\0from multiprocessing.resource_tracker import main" in words or b"torch_shm_manager\0" in words
+
+
+def _command(pid: int) -> bytes:
+    """Read a process's command line, its words ended by NUL; empty if it is gone.
+
+    It is empty, too, within exec: from when a parent that waits for that (vfork) goes on, till the new program begins.
+    """
+    deadline = time.monotonic() + _BECOMES_S
+    while True:
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read(_COMMAND_BYTES)
+        except OSError:
+            return b""
+        facts = None if words else stat_of(pid)
+        if facts is None or facts[0] in "ZXTt" or time.monotonic() > deadline:
+            return words
+        time.sleep(_BECOMES_STEP_S)
 
 
 def catches(pid: int, signum: int) -> bool:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from multiprocessing.resource_tracker import ResourceTracker
 
 import pytest
 
@@ -190,6 +191,14 @@ def test_a_tree_that_goes_on_forking_is_killed():
     process.stdout.close()
     os.close(writer)
     ended(children)
+
+
+def test_a_cleaner_is_known_from_its_first_moment_on():
+    for _ in range(20):  # most have no command line yet when their parent goes on
+        tracker = ResourceTracker()
+        tracker.ensure_running()
+        assert tree.is_cleaner(tracker._pid)
+        tracker._stop()
 
 
 def test_who_catches_a_signal_is_known():
