@@ -234,7 +234,7 @@ def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
 def _add_drop_in(
     app: typer.Typer, environ: Mapping[str, str], name: str, text: str, *, usage: str = "SCRIPT", command: str = ""
 ) -> None:
-    """Add a command, called as its launcher or ``command``, that takes the launcher's words, and whose help is typer's."""
+    """Add a command, called as its launcher or ``command``, that takes the launcher's words; its help is typer's."""
     table = import_module(f"distlaunch.ui.{name}.options")
     options = table.OPTIONS
 
