@@ -254,7 +254,7 @@ class ChannelLink:
                     sent = 0  # the peer takes no more for now
                 except Exception as exc:  # as above
                     raise OSError(f"the connection is closed: {exc}") from exc
-                if self._channel.closed or not self._transport.is_active():
+                if not sent and (self._channel.closed or not self._transport.is_active()):
                     raise OSError("the connection is closed")
                 at += sent
                 self._grant()
