@@ -12,6 +12,7 @@ import pytest
 from tests.launcher import PROGRAMS
 from tests.process.outputs import DISK, LINES, numbered, script, unfolded
 
+TRAIN = [sys.executable, "-m", "distlaunch", "train"]
 IN_A_SMALL_DISK = """
 mkdir -p "$1" && mount -t tmpfs -o size=512k tmpfs "$1" || exit 99
 head -c 65536 /dev/zero > "$1/filler"
@@ -20,31 +21,24 @@ exec "$@"
 """
 
 
-def in_a_small_disk(distlaunch, disk: Path, *words: str):
-    """Run ``train`` in a mount namespace of its own, with ``disk`` a file system of 512 kB, gone with its last process."""
+def in_a_small_disk(distlaunch, disk: Path, *command: str | Path):
+    """Run a command in a mount namespace of its own, with ``disk`` a file system of 512 kB, gone with its last process."""
     unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
-    command = [
-        *unshare,
-        "sh",
-        "-c",
-        IN_A_SMALL_DISK,
-        "sh",
-        str(disk),
-        sys.executable,
-        "-m",
-        "distlaunch",
-        "train",
-        *words,
-    ]
     return subprocess.run(
-        command, env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=60, check=False
+        [*unshare, "sh", "-c", IN_A_SMALL_DISK, "sh", disk, *command],
+        env=distlaunch.env,
+        cwd=distlaunch.work,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
 
 
 def test_a_full_disk_stops_the_files_once_said_and_not_the_workers(distlaunch, tmp_path):
     disk = tmp_path / "disk"
-    words = ["--num-procs", "2", "--log-dir", str(disk), str(DISK), str(disk / "filler"), "stay"]
-    result = in_a_small_disk(distlaunch, disk, *words)
+    words = ["--num-procs", "2", "--log-dir", disk, DISK, disk / "filler", "stay"]
+    result = in_a_small_disk(distlaunch, disk, *TRAIN, *words)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("log files have stopped") == 1
     assert "the disk is full" in result.stderr
@@ -63,37 +57,9 @@ def test_files_go_on_behind_a_gap_marker_when_the_disk_has_room_again(distlaunch
         "shutil.copytree(sys.argv[1], sys.argv[2], symlinks=True)\n"
         "sys.exit(code)\n"
     )
-    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
-    job = [
-        sys.executable,
-        "-m",
-        "distlaunch",
-        "train",
-        "--num-procs",
-        "2",
-        "--job-id",
-        "j",
-        "--log-dir",
-        str(disk),
-        str(keep),
-    ]
     kept = tmp_path / "kept"
-    command = [
-        *unshare,
-        "sh",
-        "-c",
-        IN_A_SMALL_DISK,
-        "sh",
-        str(disk),
-        sys.executable,
-        str(keeper),
-        str(disk),
-        str(kept),
-        *job,
-    ]
-    result = subprocess.run(
-        command, env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=100, check=False
-    )
+    words = ["--num-procs", "2", "--job-id", "j", "--log-dir", disk, keep]
+    result = in_a_small_disk(distlaunch, disk, sys.executable, keeper, disk, kept, *TRAIN, *words)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("log files have stopped") == 1
     filed = (kept / "j" / "attempt-0" / "rank-0.log").read_bytes()
