@@ -338,3 +338,13 @@ def test_a_low_limit_of_open_files_is_the_workers_and_costs_no_log(hosts):
     said = [(result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text() for rank in range(13)]
     assert said[1:] == ["128\n"] * 12
     assert said[0]
+
+
+def test_a_command_line_of_accelerate_launch_starts_all_hosts_of_a_list(hosts):
+    (hosts.work / "a.yaml").write_text("distributed_type: MULTI_CPU\nmixed_precision: bf16\nuse_cpu: true\n")
+    script = hosts.work / "tells.py"
+    script.write_text("import os; print('told', os.environ['WORLD_SIZE'], os.environ['ACCELERATE_MIXED_PRECISION'])")
+    words = ["accelerate", "launch", "--config_file", str(hosts.work / "a.yaml"), "--hosts", "n1:1,n2:1", *SHORT]
+    result = hosts.start([*words, str(script)]).wait()
+    assert result.returncode == 0, result.stderr
+    assert [(result.run_dir / "attempt-0" / f"rank-{rank}.log").read_text() for rank in (0, 1)] == ["told 2 bf16\n"] * 2
