@@ -46,6 +46,15 @@ def driver(monkeypatch):
         each.close()
 
 
+def until_end(link) -> bytes:
+    """Give all that a link has, once it has ended."""
+    said = b""
+    while (data := link.receive()) is not None:
+        said += data
+        assert select.select([link], [], [], 20.0)[0], f"the link has not ended after {said!r}"
+    return said
+
+
 def place(places, say=print, **more):
     each = {"CPU": 1.0}
     return places.place("auto", [each], each=each, strategy="PACK", within_s=20.0, say=say, **more)
@@ -91,8 +100,7 @@ def test_a_problem_after_the_agent_has_started_is_how_it_ended(driver):
     )
     place(places)
     link = places.open(Target(host="a"), 20.0)
-    while places._answers:
-        pass
+    until_end(link)
     assert link.why_closed() == "worse"
     link.close()
 
@@ -105,10 +113,7 @@ def test_a_link_ends_when_it_is_known_how_the_agent_has_though_the_driver_holds_
     )
     place(places)
     link = places.open(Target(host="a"), 20.0)
-    said = b""
-    while (data := link.receive()) is not None:
-        said += data
-        select.select([link], [], [], 20.0)
+    said = until_end(link)
     assert said == b"last"
     assert link.why_closed() == "it ended with status 3"
     link.close()
