@@ -57,6 +57,8 @@ class JobPolicy(Supervision):
         self.attempt = 0 if settings.scheduler is None else settings.scheduler.attempt
         self.restarts = 0
         """How many there have been; attempts are more where nodes that were lost were replaced."""
+        self._nodes_lost = 0
+        """In all attempts that have ended."""
         self._port: int | None = None
         self._restart_times: deque[float] = deque()
         self._previous: restarts.Outcome | None = None
@@ -333,8 +335,9 @@ class JobPolicy(Supervision):
             return self._end(EXIT_SOFTWARE)
         if self.told is not None and not self._failed_before_told():
             return self._stopped(self.told)
+        self._nodes_lost += len(run.losses)
         if run.went_well:
-            return self._end(0)
+            return [*self._succeeded(), *self._end(0)]
         verdict = run.judge(settings, self.progress, lived_s=self._watch.lived_s, told=self.told is not None)
         replaced = verdict.by_loss and self._convening is not None and self._convening.replaces()
         if replaced and self.told is not None:
@@ -348,6 +351,17 @@ class JobPolicy(Supervision):
             report = verdict.report(final=True, why_final=settings.dialect.spelt(why), restarts=self.restarts)
             return [report, *self._end(verdict.exit_code if self.told is None else 128 + self.told)]
         return self._restart(verdict, now)
+
+    def _succeeded(self) -> list[Action]:
+        """Say that a job succeeded only after something had gone wrong; a smooth success is silent."""
+        mishaps = [
+            counted(number, noun)
+            for number, noun in ((self.restarts, "restart"), (self._nodes_lost, "lost node"))
+            if number
+        ]
+        if not mishaps:
+            return []
+        return [Say(text=f"the job succeeded in attempt {self.attempt}, after {' and '.join(mishaps)}")]
 
     def _stopped(self, signum: int) -> list[Action]:
         run = self._run

@@ -263,6 +263,7 @@ class Runner:
                 workers_up=max(0, policy.up - policy.ended),
                 workers_total=policy.world_size,
                 attempt=policy.attempt,
+                restarts=policy.restarts,
                 max_restarts=policy.settings.max_restarts,
                 started_s=self._started_s,
                 log_dir=self._plan.run_dir,

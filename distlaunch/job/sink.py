@@ -20,6 +20,7 @@ class StatusView(Record):
     workers_up: int
     workers_total: int
     attempt: int
+    restarts: int
     max_restarts: int
     started_s: float
     """Monotonic time at which the job began."""

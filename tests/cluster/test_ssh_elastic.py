@@ -74,6 +74,7 @@ def test_a_job_goes_on_without_a_host_that_it_lost(hosts, how, words):
     assert_filed(result, 4, 3)
     assert "node n4 (rank 3) left: " in result.stderr
     assert "going on with 3 of 4 nodes" in result.stderr
+    assert "the job succeeded in attempt 1, after 1 lost node" in result.stderr
     assert "restart 1" not in result.stderr
     hosts.assert_clean()
 

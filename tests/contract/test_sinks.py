@@ -14,7 +14,14 @@ from distlaunch.ui.console.writer import HIGH_WATER
 from distlaunch.ui.handover import Passthrough
 
 VIEW = StatusView(
-    phase="running", workers_up=1, workers_total=1, attempt=0, max_restarts=0, started_s=0.0, log_dir="/tmp/x"
+    phase="running",
+    workers_up=1,
+    workers_total=1,
+    attempt=0,
+    restarts=0,
+    max_restarts=0,
+    started_s=0.0,
+    log_dir="/tmp/x",
 )
 
 

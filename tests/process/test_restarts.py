@@ -33,7 +33,14 @@ def test_a_restart_that_goes_well_gives_0(job, distlaunch):
     assert exits(result, 1) == {0: 0, 1: 0}
     assert "restart 1 of 1" in result.stderr
     assert "rank 1" in result.stderr
+    assert result.stderr.splitlines()[-1] == ("distlaunch: the job succeeded in attempt 1, after 1 restart")
     distlaunch.assert_no_survivors()
+
+
+def test_a_first_attempt_that_succeeds_is_silent(job):
+    result = job.run("ends.py", "ok", options=["--max-restarts", "1"])
+    assert result.returncode == 0
+    assert "succeeded" not in result.stderr
 
 
 @pytest.mark.parametrize("restarts", [0, 1, 3])
@@ -42,6 +49,9 @@ def test_a_job_that_always_fails_is_restarted_so_often_and_ends_with_the_last_co
     assert result.returncode == 3 + restarts, result.stderr
     assert attempts(result) == list(range(restarts + 1))
     assert ("used up" in result.stderr) is (restarts > 0)
+    number = f"attempt {restarts} (restart {restarts} of {restarts})"
+    assert (number in result.stderr) is (restarts > 0)  # the number of the attempt's folder
+    assert (result.run_dir / f"attempt-{restarts}").is_dir()
     distlaunch.assert_no_survivors()
 
 

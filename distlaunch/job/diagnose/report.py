@@ -19,6 +19,7 @@ def render_report(
     job_id: str,
     world_size: int,
     attempt: int,
+    restarts: int,
     max_restarts: int,
     elapsed_s: float,
     run_dir: str | None,
@@ -27,7 +28,8 @@ def render_report(
 ) -> str:
     """Write the report: who failed and how, the exception, where, the excerpt, the others, a hint, the log.
 
-    Plain text without a control character (but newlines), ends with a newline. ``attempt`` counts from 0. ``filed``:
+    Plain text without a control character (but newlines), ends with a newline. ``attempt`` counts from 0; ``restarts``
+    are those before it, fewer where lost nodes were replaced. ``filed``:
     where the first rank's log is if it has one, in words, where that is not to be seen from here.
     """
     cause = diagnosis.cause
@@ -53,7 +55,9 @@ def render_report(
         lines += _wrapped(f"hint: {diagnosis.hint}", "  ")
     if cause.log_path or run_dir:
         lines.append(f"  {_where_logs_are(cause, world_size, run_dir, filed)}")
-    lines.append(job_line(job_id=job_id, attempt=attempt, max_restarts=max_restarts, elapsed_s=elapsed_s))
+    lines.append(
+        job_line(job_id=job_id, attempt=attempt, restarts=restarts, max_restarts=max_restarts, elapsed_s=elapsed_s)
+    )
     return "\n".join(printable(line).rstrip() for line in lines) + "\n"
 
 
@@ -64,10 +68,19 @@ def killed_lines(ranks: Sequence[int], after_grace: str | None) -> list[str]:
     return _wrapped(f"{name_ranks(ranks)} had to be killed, {after_grace}", "  ", limit=3)
 
 
-def job_line(*, job_id: str, attempt: int, max_restarts: int, elapsed_s: float) -> str:
-    """Say which job it was, and for how long: the last line of a report."""
-    tries = f", attempt {attempt + 1} of {max_restarts + 1}" if max_restarts else ""
-    return f"  job {job_id}, after {_duration(elapsed_s)}{tries}"
+def job_line(*, job_id: str, attempt: int, restarts: int, max_restarts: int, elapsed_s: float) -> str:
+    """Return the last line of a report: the job, how long it ran, and the number of its last attempt.
+
+    An attempt has the number of its folder and of ``DISTLAUNCH_ATTEMPT``, from 0; restarts are counted beside it.
+    """
+    return f"  job {job_id}, after {_duration(elapsed_s)}{attempt_and_restarts(attempt, restarts, max_restarts)}"
+
+
+def attempt_and_restarts(attempt: int, restarts: int, max_restarts: int) -> str:
+    """Return ``, attempt 1 (restart 1 of 3)``, or nothing for the only attempt of a job without restarts."""
+    if not attempt and not max_restarts:
+        return ""
+    return f", attempt {attempt}" + (f" (restart {restarts} of {max_restarts})" if restarts else "")
 
 
 def one_line(diagnosis: Diagnosis, *, many_hosts: bool = False) -> str:

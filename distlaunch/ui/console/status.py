@@ -28,11 +28,11 @@ def status_text(view: StatusView, now: float) -> str | None:
     if view.phase == "ended":
         return None
     phase = "" if view.phase == "running" else f"{view.phase} · "
-    limit = f"/{view.max_restarts}" if view.max_restarts else ""
+    restarts = f" (restart {view.restarts} of {view.max_restarts})" if view.restarts else ""
     parts = [
         f"distlaunch: {phase}{view.workers_up}/{view.workers_total} workers up",
         *(_progress(view.progress, now - view.heard_s) if view.progress is not None else ()),
-        f"attempt {view.attempt}{limit}",
+        f"attempt {view.attempt}{restarts}",
         _clock(now - view.started_s),
         view.log_dir,
     ]

@@ -14,6 +14,7 @@ def view(phase="running", max_restarts=0) -> StatusView:
         workers_up=3,
         workers_total=4,
         attempt=1,
+        restarts=1 if max_restarts else 0,
         max_restarts=max_restarts,
         started_s=100.0,
         log_dir="/l",
@@ -27,7 +28,7 @@ def test_elapsed_time_is_short(now, clock):
 
 def test_phases_other_than_running_are_named():
     assert status_text(view("restarting", 3), 100.0) == (
-        "distlaunch: restarting · 3/4 workers up · attempt 1/3 · 00:00 · /l"
+        "distlaunch: restarting · 3/4 workers up · attempt 1 (restart 1 of 3) · 00:00 · /l"
     )
 
 

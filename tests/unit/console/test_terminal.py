@@ -16,6 +16,7 @@ def view(**changes) -> StatusView:
         "workers_up": 4,
         "workers_total": 4,
         "attempt": 0,
+        "restarts": 0,
         "max_restarts": 0,
         "started_s": 0.0,
         "log_dir": "/logs/job",

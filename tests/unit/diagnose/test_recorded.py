@@ -43,6 +43,7 @@ def test_report_fits_the_screen_and_has_no_control_characters(program, recorded)
         job_id="ab12",
         world_size=4,
         attempt=0,
+        restarts=0,
         max_restarts=0,
         elapsed_s=3.0,
         run_dir="/home/user/jobs/ab12",

@@ -30,6 +30,7 @@ def shown(diagnosis, **fields):
         "job_id": "ab12",
         "world_size": 4,
         "attempt": 0,
+        "restarts": 0,
         "max_restarts": 0,
         "elapsed_s": 12.34,
         "run_dir": "/jobs/ab12",
@@ -66,9 +67,18 @@ def test_whole_report(end_of):
 
 
 def test_host_and_attempt_are_said_where_there_are_several(end_of):
-    text = shown(diagnose([end_of(2, TAIL)], world_size=4), many_hosts=True, attempt=1, max_restarts=3, elapsed_s=3725)
+    text = shown(
+        diagnose([end_of(2, TAIL)], world_size=4),
+        many_hosts=True,
+        attempt=2,
+        restarts=1,
+        max_restarts=3,
+        elapsed_s=3725,
+    )
     assert text.startswith("rank 2 of 4 on node1 failed: exit code 1\n")
-    assert text.endswith("  logs: /jobs/ab12 (rank 2 wrote none)\n  job ab12, after 1 h 02 min, attempt 2 of 4\n")
+    assert text.endswith(
+        "  logs: /jobs/ab12 (rank 2 wrote none)\n  job ab12, after 1 h 02 min, attempt 2 (restart 1 of 3)\n"
+    )
 
 
 def test_a_log_that_another_nodes_launcher_files_is_not_said_to_be_missing(end_of):

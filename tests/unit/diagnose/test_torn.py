@@ -122,7 +122,15 @@ def explained(end_of, tail, **fields):
 
 def said(diagnosis):
     report = render_report(
-        diagnosis, job_id="ab", world_size=4, attempt=0, max_restarts=0, elapsed_s=1.0, run_dir=None, many_hosts=False
+        diagnosis,
+        job_id="ab",
+        world_size=4,
+        attempt=0,
+        restarts=0,
+        max_restarts=0,
+        elapsed_s=1.0,
+        run_dir=None,
+        many_hosts=False,
     )
     assert max(map(len, report.splitlines())) <= 100
     return report
