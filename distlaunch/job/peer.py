@@ -260,10 +260,10 @@ class PeerRunner:
             self._exit_code = exc.exit_code
             return
         self._orders.attempt, self._restarts = told.attempt, told.restarts
-        for note in plan.notes:
+        for note in (*plan.warnings, *plan.notes):
             if note not in self._noted:
                 self._noted.add(note)
-                self._sink.say(note)
+                self._sink.say(note, level="warning" if note in plan.warnings else "info")
         with suppress(OSError):  # told when there is output to file
             os.makedirs(plan.layout.attempt_dir(plan.run_dir, plan.attempt), mode=0o700, exist_ok=True)
         ranks = [worker.rank for worker in plan.workers]

@@ -31,6 +31,10 @@ _NOT_IN_PODS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 )
 
 
+_USUAL_GPUS = 16
+"""No common machine has more GPUs; a total above it probably stands for several nodes."""
+
+
 class Shape(Record):
     """The nodes of a job: how many at least and at most, and what each gets."""
 
@@ -76,6 +80,12 @@ def _nodes(options: TrainOptions, total: int | None, each: int | None) -> tuple[
     least, most = wanted if isinstance(wanted, tuple) else (wanted or 1, wanted or 1)
     if total is None:
         return least, most
+    if each is None and wanted is None and options.num_gpus is not None and total > _USUAL_GPUS:
+        raise ConfigError(
+            f"--num-gpus {total} is for the whole job, and without --num-nodes that is one node: is one node with"
+            f" {total} GPUs meant?",
+            hint="if so, add --num-nodes 1; if not, say what each node has: --num-nodes K --gpus-per-node N",
+        )
     kind = "procs" if counts_processes(options) else "gpus"
     name, each_name = f"--num-{kind}", f"--{kind}-per-node"
     if each is not None:

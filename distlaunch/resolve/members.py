@@ -68,6 +68,7 @@ class Composer:
         self._base = base_environment(facts) if options.forward_env else {}
         self._given = given_environment(options, facts)
         self._notes = tuple(note for note in topology.notes if note not in topology.told)
+        self._warnings = topology.warnings
         self._everywhere, with_ours = travelling(self._base)
         self._with_ours = {name: value for name, value in with_ours.items() if name not in self._given}
         self._workdir = working_directory(options, facts, local=self._local)
@@ -202,6 +203,7 @@ class Composer:
             bounds=self.bounds if self.bounds[0] < self.bounds[1] else None,
             spares=tuple(spare),
             notes=tuple(said),
+            warnings=(*self._warnings, *topology.warnings),
         )
         self._hosts_of_ranks = tuple(node.host for node in topology.nodes)
         plan = build_plan(

@@ -132,6 +132,7 @@ def build_plan(
         attempt_files=_unclaimed(backend.attempt_files(topology), base, given),
         shared_memory=backend.shared_memory,
         notes=tuple(map(dialect.spelt, filter(None, notes))),
+        warnings=tuple(map(dialect.spelt, topology.warnings)),
     )
     if plan.worker_ports and plan.world_size:
         from distlaunch.resolve.cluster import check_cluster

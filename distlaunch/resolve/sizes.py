@@ -14,7 +14,7 @@ from distlaunch.core.model.text import counted, printable
 from distlaunch.resolve.allocation import Allocation, Host
 from distlaunch.resolve.filters import Chosen
 from distlaunch.resolve.hostlist import name_hosts
-from distlaunch.resolve.options import TrainOptions, counts_processes, shares_gpus
+from distlaunch.resolve.options import DropInOptions, TrainOptions, counts_processes, shares_gpus
 from distlaunch.resolve.ranks import pack, spread
 
 Bounds = tuple[int, int] | None
@@ -107,18 +107,37 @@ def names_of(hosts: Sequence[Host]) -> str:
     return name_hosts(host.name for host in hosts)
 
 
-def about_idle(idle: Sequence[Host], among: int, request: Request) -> str:
-    """Say which hosts are not needed. Raises ConfigError if a scheduler granted them and nobody gave them up."""
+class Idle(Record):
+    """What to say of hosts that get no worker."""
+
+    text: str
+    by_mistake: bool
+    """The user probably wanted workers on them."""
+
+
+def about_idle(places: Sequence[Place], counts: Counts, request: Request) -> Idle:
+    """Word that hosts get no worker. Raises ConfigError if a scheduler granted them and nobody gave them up."""
     total = request.total or 0
     size = f"{request.total_name} {total}"
-    if request.by_user or request.bounds is not None:
-        return f"not needed for {size}: {names_of(idle)}"
-    each = str(total // among) if total % among == 0 else "N"
-    raise ConfigError(
-        f"{size} would leave {len(idle)} of the {among} nodes idle that {printable(request.allocation.source)} granted:"
-        f" {names_of(idle)}",
-        hint=f"{request.each_name} {each} runs workers on every node, --num-nodes 1 on one alone",
-    )
+    among = len(places)
+    idle = [place.host for place, count in zip(places, counts, strict=True) if count == 0]
+    if not request.by_user and request.bounds is None:
+        each = str(total // among) if total % among == 0 else "N"
+        raise ConfigError(
+            f"{size} would leave {len(idle)} of the {among} nodes idle that"
+            f" {printable(request.allocation.source)} granted: {names_of(idle)}",
+            hint=f"{request.each_name} {each} runs workers on every node, --num-nodes 1 on one alone",
+        )
+    # Other launchers' own words for a total mean it.
+    meant = request.bounds is not None or request.per_node is not None or isinstance(request.options, DropInOptions)
+    if meant:
+        return Idle(text=f"not needed for {size}: {names_of(idle)}", by_mistake=False)
+    verb = "gets" if len(idle) == 1 else "get"
+    if all(place.room is None or place.room >= total for place in places):
+        instead = f"{request.each_name} {total} starts {total} on each host"
+    else:
+        instead = f"without {request.total_name} all slots are used"
+    return Idle(text=f"{size} is for the whole job, so {names_of(idle)} {verb} no worker; {instead}", by_mistake=True)
 
 
 def _exactly(count: int, place: Place, said: str, request: Request) -> int:

@@ -47,8 +47,9 @@ def build_topology(
         notes.append(f"not needed for {said}: {names_of([each.host for each in chosen if each.place not in ranks])}")
     if options.spread and (request.total is None or request.per_node is not None or bounds is not None):
         notes.append("--spread changes nothing: it deals a total (--num-gpus, --num-procs) where nothing else does")
-    planned = _dealt_to([slots.room(each) for each in kept], request, notes)
-    topology = _Builder(request, known, facts.hostname, planned, surveyed=False).topology(notes)
+    warnings: list[str] = []
+    planned = _dealt_to([slots.room(each) for each in kept], request, notes, warnings)
+    topology = _Builder(request, known, facts.hostname, planned, surveyed=False).topology(notes, warnings)
     return replace(topology, spares=tuple(standing_by(each.host) for each in spares)) if spares else topology
 
 
@@ -70,8 +71,9 @@ def settled_topology(
     numbered = [slots.numbered(place) for place in range(len(allocation.hosts))]
     chosen = {each.place: each for each in _filtered(numbered, options)}
     notes: list[str] = []
-    planned = _dealt_to([slots.room(chosen[place]) for place in places if place in chosen], request, notes)
-    return _Builder(request, known, known[places[0]].hostname, planned, surveyed=True).topology(notes)
+    warnings: list[str] = []
+    planned = _dealt_to([slots.room(chosen[place]) for place in places if place in chosen], request, notes, warnings)
+    return _Builder(request, known, known[places[0]].hostname, planned, surveyed=True).topology(notes, warnings)
 
 
 def left_by_filters(
@@ -96,11 +98,14 @@ def bounds_of(allocation: Allocation, options: TrainOptions) -> tuple[int, int] 
 # --- which hosts
 
 
-def _dealt_to(places: Sequence[Place], request: Request, notes: list[str]) -> list[tuple[Place, int | None]]:
+def _dealt_to(
+    places: Sequence[Place], request: Request, notes: list[str], warnings: list[str]
+) -> list[tuple[Place, int | None]]:
     """Give each place that has some its number of workers. Raises ConfigError."""
     counts = workers_of(places, request)
-    if idle := [place.host for place, count in zip(places, counts, strict=True) if count == 0]:
-        notes.append(about_idle(idle, len(places), request))
+    if 0 in counts:
+        idle = about_idle(places, counts, request)
+        (warnings if idle.by_mistake else notes).append(idle.text)
     return [(place, count) for place, count in zip(places, counts, strict=True) if count != 0]
 
 
@@ -258,7 +263,7 @@ class _Builder:
         self._without = {place: known[place] for place, devices in seen.items() if not devices}
         self._known = {} if self._by_task else known
 
-    def topology(self, notes: list[str]) -> Topology:
+    def topology(self, notes: list[str], warnings: Sequence[str]) -> Topology:
         """Put all together."""
         self._check_picked()
         options = self._options
@@ -288,6 +293,7 @@ class _Builder:
             device=device,
             notes=tuple(notes),
             told=tuple(told),
+            warnings=tuple(warnings),
             source=self._allocation.source,
             here=here,
             bounds=bounds if bounds is not None and bounds[0] < bounds[1] else None,

@@ -68,6 +68,8 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     bootstrap: Literal["", "direct", "setup"] = ""
     """How our code comes into the workers' interpreter, if they need it there."""
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """Like ``notes``, but the user has probably asked for something else. The record has them among its notes."""
     layout: Layout = TRAIN
     repeated: Mapping[str, str] = {}
     """By variable: which of ours has its value, once that is settled."""
@@ -153,7 +155,7 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
             "env": {**_Mask()(self.env)},
             **({"env_starts": {**_Mask()(self.env_starts)}} if self.env_starts else {}),
             "env_given": sorted(self.given_env),
-            "notes": list(self.notes),
+            "notes": [*self.warnings, *self.notes],
         }
 
     def _node_records(self, *, expand: bool) -> Iterator[dict[str, object]]:

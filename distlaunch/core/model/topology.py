@@ -52,6 +52,8 @@ class Topology(Record):
     notes: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
     """Of the notes, those about what the nodes have that are known: all of them tell it at the start."""
+    warnings: tuple[str, ...] = ()
+    """Like ``notes``, but the user has probably asked for something else."""
     source: str = "local"
     """Who said which nodes there are: ``flags``, ``slurm``, ...; ``local``: nobody, it is this machine."""
     here: int | None = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.process.topology.conftest import slurm
@@ -44,6 +46,19 @@ def test_ranks_go_node_by_node_over_the_hosts_that_were_named(plan, words, nodes
     assert placed(record) == nodes
     assert record["world_size"] == (None if None in [slots for _, slots, _ in nodes] else sum(n[1] for n in nodes))
     assert record["master_addr"] == nodes[0][0] or len(nodes) == 1
+
+
+def test_a_job_that_leaves_a_named_host_idle_warns_and_names_the_number_for_each_host(distlaunch, plan, train):
+    words = ["--hosts", "localhost:2,far:2", "--num-procs", "2"]
+    warning = "--num-procs 2 is for the whole job, so far gets no worker; --procs-per-node 2 starts 2 on each host"
+    assert plan(*words)["notes"] == [warning]
+    workers, said = train(*words)
+    assert [worker.split()[:2] for worker in workers] == [["0", "2"], ["1", "2"]]
+    assert f"distlaunch: {warning}\n" in said
+    result = distlaunch.train("--format", "jsonl", *words, "t.py")
+    (event,) = [record for record in map(json.loads, result.stdout.splitlines()) if record.get("text") == warning]
+    assert event["level"] == "warning"
+    assert "is for the whole job" not in train(*words, "--procs-per-node", "2")[1]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,17 @@ def test_the_size_of_a_node_has_to_be_said(text, target, words):
     assert "--gpus-per-node N, or --procs-per-node N" in said
 
 
+@pytest.mark.parametrize("target", EVERYWHERE)
+def test_more_gpus_than_a_machine_has_are_asked_about_unless_the_nodes_are_said(text, target):
+    image = [] if target == "slurm" else ["--image=x"]
+    said = refused(text, target, *image, "--num-gpus=32", "t.py")
+    assert "is one node with 32 GPUs meant?" in said
+    assert "--num-nodes 1" in said
+    assert "--gpus-per-node N" in said
+    for words in (["--num-gpus=16"], ["--num-gpus=32", "--num-nodes=1"], ["--num-gpus=32", "--gpus-per-node=8"]):
+        assert text(target, *image, *words, "t.py")
+
+
 @pytest.mark.parametrize(
     "words",
     ["--hosts=a,b", "--hostfile=h", "--discover=d", "--node-rank=1", "--gpus=0,1", "--ssh-user=me", "--ssh-port=2222",

@@ -89,10 +89,36 @@ def test_the_way_out_is_the_number_for_each_node(make_facts):
     assert "--procs-per-node 2" in refused(make_facts, "a,b", num_procs=4).hint
 
 
-def test_hosts_that_are_not_needed_are_said(make_facts):
-    topology = plan(make_facts, "n[1-4]:4", num_procs=6)
-    assert sizes(topology) == {"n1": 4, "n2": 2}
-    assert topology.notes == ("not needed for --num-procs 6: n[3-4]",)
+@pytest.mark.parametrize(
+    ("options", "used", "warning"),
+    [
+        (
+            {"num_gpus": 4},
+            {"n1": 4},
+            "--num-gpus 4 is for the whole job, so n[2-4] get no worker; --gpus-per-node 4 starts 4 on each host",
+        ),
+        (
+            {"num_procs": 12},
+            {"n1": 4, "n2": 4, "n3": 4},
+            "--num-procs 12 is for the whole job, so n4 gets no worker; without --num-procs all slots are used",
+        ),
+        (
+            {"num_procs": 2, "spread": True},
+            {"n1": 1, "n2": 1},
+            "--num-procs 2 is for the whole job, so n[3-4] get no worker; --procs-per-node 2 starts 2 on each host",
+        ),
+    ],
+)
+def test_a_total_that_leaves_named_hosts_idle_is_a_warning(make_facts, options, used, warning):
+    topology = plan(make_facts, "n[1-4]:4", **options)
+    assert sizes(topology) == used
+    assert (topology.warnings, topology.notes) == ((warning,), ())
+
+
+def test_a_total_beside_the_number_for_each_host_leaves_hosts_idle_on_purpose(make_facts):
+    topology = plan(make_facts, "n[1-4]:4", num_procs=4, procs_per_node=4)
+    assert sizes(topology) == {"n1": 4}
+    assert (topology.warnings, topology.notes) == ((), ("not needed for --num-procs 4: n[2-4]",))
 
 
 def test_a_million_hosts_do_not_make_a_long_message(make_facts):
