@@ -190,7 +190,8 @@ def _site(planned: Planned, options: TrainOptions, environ: Mapping[str, str]) -
 
     flexible = composer is not None and (composer.bounds[0] < composer.bounds[1] or composer.spares > 0)
     part = location.allocation.part
-    return Site(environ, options, part=part, several=composer is not None, flexible=flexible)
+    hosts = [host.name for host in location.allocation.hosts]
+    return Site(environ, options, part=part, several=composer is not None, flexible=flexible, hosts=hosts)
 
 
 def _no_site(options: TrainOptions) -> Iterator[str]:

@@ -66,17 +66,23 @@ class Nodes:
         """Give the policy its functions."""
         composer, options = self._composer, self._options
         tokens: dict[int, str] = {}
+        if self._site is not None:
+            self._site.addresses.ask()
 
         def compose(surveys: Mapping[int, Surveyed]) -> Composition:
             members, plan = composer.compose(surveys)
             return Composition(members=members, plan=plan)
+
+        def addresses(surveyed: Surveyed, host: str) -> tuple[str, ...]:
+            of_scheduler = () if self._site is None else self._site.addresses.of(host)
+            return composer.addresses(surveyed, host, of_scheduler=of_scheduler)
 
         return Gathering(
             hosts=tuple(node.host for node in composer.hosts),
             bounds=composer.bounds,
             survey=composer.survey,
             compose=compose,
-            addresses=composer.addresses,
+            addresses=addresses,
             meet=composer.meet,
             token=lambda attempt: tokens.setdefault(attempt, os.urandom(_TOKEN_BYTES).hex()),
             join_timeout_s=options.join_timeout,

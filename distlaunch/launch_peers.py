@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,13 +37,14 @@ from distlaunch.job.signals import SignalPipe
 from distlaunch.job.sink import Sink
 from distlaunch.planning import Planned, read_facts
 from distlaunch.resolve.joining import Joiner
-from distlaunch.resolve.location import locate
+from distlaunch.resolve.location import Location, locate
 from distlaunch.resolve.options import TorchrunOptions, TrainOptions
 from distlaunch.resolve.rendezvous import Rendezvous, settle_unplanned
 
 if TYPE_CHECKING:
     from distlaunch.launch_slurm import Site
 
+Otherwise = Callable[[], Sequence[str]]
 OpenSink = Callable[[int], Sink]
 OpenFilters = Callable[[int], Mapping[int, LineFilter]] | None
 
@@ -82,8 +83,10 @@ def party_of(rendezvous: Rendezvous, options: TrainOptions, environ: Mapping[str
 class Launchers:
     """The launchers of one job, as the coordinator has them: what the policy has to know, and the way to them."""
 
-    def __init__(self, joiner: Joiner, options: TrainOptions) -> None:
+    def __init__(self, joiner: Joiner, options: TrainOptions, *, otherwise: Otherwise | None = None) -> None:
+        """``otherwise`` gives the addresses by which the scheduler reaches node 0, this one."""
         self._joiner = joiner
+        self._otherwise = otherwise
         self._options = options
         self._assembly: Assembly | None = None
 
@@ -97,12 +100,16 @@ class Launchers:
             members, plan = joiner.compose(surveys, known)
             return Composition(members=members, plan=plan, places=joiner.places(plan))
 
+        def addresses(surveyed: Surveyed, host: str) -> tuple[str, ...]:
+            of_scheduler = () if self._otherwise is None else self._otherwise()
+            return joiner.addresses(surveyed, host, of_scheduler=of_scheduler)
+
         return Gathering(
             hosts=joiner.hosts,
             bounds=joiner.bounds,
             survey=joiner.survey,
             compose=compose,
-            addresses=joiner.addresses,
+            addresses=addresses,
             meet=joiner.meet,
             token=lambda attempt: tokens.setdefault(attempt, os.urandom(_TOKEN_BYTES).hex()),
             join_timeout_s=self._options.join_timeout,
@@ -153,7 +160,8 @@ def tell_others(options: TrainOptions, environ: Mapping[str, str], why: LaunchEr
         rendezvous = settle_unplanned(options, location)
         party = party_of(rendezvous, options, environ)
         if rendezvous.leads != "yes":
-            decline(rendezvous, party, host=facts.hostname, why=why.message)
+            otherwise = _otherwise(rendezvous, location, environ)
+            decline(rendezvous, party, host=facts.hostname, why=why.message, otherwise=otherwise)
         elif location.allocation.part == "worker" or len(location.allocation.hosts) > 1:
             Door(rendezvous, party, members=len(location.allocation.hosts), say=lambda _: None).refuse(why)
     except LaunchError:
@@ -181,6 +189,7 @@ def run_launcher(
     if planned.explanation is not None:
         sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
     clock = Clock()
+    otherwise = _otherwise(joiner.rendezvous, planned.location, environ)
     warn = partial(sink.say, level="warning")
     door: Door | None = None
     if joiner.rendezvous.leads != "no":
@@ -194,11 +203,13 @@ def run_launcher(
         mine = _Mine(planned, joiner, options, environ, sink, open_filters)
     except LaunchError as exc:
         if door is None:
-            decline(joiner.rendezvous, party, host=joiner.hostname, why=exc.message)
+            decline(joiner.rendezvous, party, host=joiner.hostname, why=exc.message, otherwise=otherwise)
         else:
             door.refuse(exc)
         raise
-    return _join(mine, party) if door is None else _coordinate(mine, door, site, clock)
+    if door is None:
+        return _join(mine, party, otherwise)
+    return _coordinate(mine, door, site, clock, otherwise)
 
 
 class _Mine:
@@ -258,7 +269,22 @@ class _Mine:
         os.waitpid(pid, 0)
 
 
-def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int:
+def _otherwise(rendezvous: Rendezvous, location: Location | None, environ: Mapping[str, str]) -> Otherwise | None:
+    """Return what gives the addresses of node 0 that need no name service; None if nothing does."""
+    if location is None or location.allocation.source != "slurm":
+        return None
+    first = location.allocation.hosts[0].name
+    if rendezvous.host != first:  # the user has named another place
+        return None
+    from distlaunch.launch_slurm import NodeAddresses
+
+    addresses = NodeAddresses(environ, (first,))
+    if rendezvous.leads == "yes":
+        addresses.ask()  # the others ask if the name of node 0 cannot be resolved
+    return lambda: addresses.of(first)
+
+
+def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock, otherwise: Otherwise | None) -> int:
     options, environ, joiner, sink = mine.options, mine.environ, mine.joiner, mine.sink
     job_id = mine.planned.plan.job_id or new_job_id(time.time(), os.urandom(3))
     with ExitStack() as stack:
@@ -273,7 +299,7 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
         plan = replace(mine.planned.plan, job_id=job_id, run_dir=run_dir.path)
         files = mine.files(run_dir.path)
         stack.callback(files.close)
-        launchers = Launchers(joiner, options)
+        launchers = Launchers(joiner, options, otherwise=otherwise)
         own = mine.node(job_id, files, clock)
         housekeeping = launching.Housekeeping(run_dir)
         stack.callback(housekeeping.finish)
@@ -331,12 +357,19 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock) -> int
     return ended[-1]
 
 
-def _join(mine: _Mine, party: Party) -> int:
+def _join(mine: _Mine, party: Party, otherwise: Otherwise | None) -> int:
     options, environ, joiner, sink = mine.options, mine.environ, mine.joiner, mine.sink
     with ExitStack() as stack:
         signal_pipe = SignalPipe()
         ended = stack.enter_context(launching.closed_console(sink, signal_pipe))
-        call = Caller(joiner, party, join_timeout_s=options.join_timeout, say=sink.say, signals=signal_pipe)
+        call = Caller(
+            joiner,
+            party,
+            join_timeout_s=options.join_timeout,
+            say=sink.say,
+            signals=signal_pipe,
+            otherwise=otherwise,
+        )
         try:
             link, welcome = call()
         except calling.Stopped:

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -53,12 +54,19 @@ _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 class Site:
     """The Slurm whose job this is; its commands are asked in the background, and each for a bounded time.
 
-    ``several``: there are other nodes, or this machine is none of them; ``flexible``: they may come and go.
-    Raises ConfigError.
+    ``hosts`` are the nodes of the job or step; ``several``: there are other nodes, or this machine is none of them;
+    ``flexible``: they may come and go. Raises ConfigError.
     """
 
     def __init__(
-        self, environ: Mapping[str, str], options: TrainOptions, *, part: str, several: bool, flexible: bool
+        self,
+        environ: Mapping[str, str],
+        options: TrainOptions,
+        *,
+        part: str,
+        several: bool,
+        flexible: bool,
+        hosts: Sequence[str] = (),
     ) -> None:
         self._environ = environ
         self._options = options
@@ -72,6 +80,8 @@ class Site:
         wanted = self._by_srun and flexible
         self._script = _Asked(("scontrol", "write", "batch_script", self._job, "-"), environ) if wanted else None
         self._flexible = flexible
+        self.addresses = NodeAddresses(environ, hosts)
+        """Of the nodes."""
         self._told: dict[str, str] | None = None
         self._args = _words(options) if self._by_srun else ()
         if self._by_srun and shutil.which("srun", path=environ.get("PATH")) is None:
@@ -208,6 +218,45 @@ class Site:
             level="warning",
         )
         return EXIT_REQUEUE
+
+
+class NodeAddresses:
+    """The addresses by which Slurm reaches nodes (NodeAddr of ``scontrol show node``), which need no name service.
+
+    scontrol is asked once, for all of these hosts, when the first of them is wanted or ``ask`` is called.
+    """
+
+    def __init__(self, environ: Mapping[str, str], hosts: Sequence[str]) -> None:
+        self._environ, self._hosts = environ, tuple(hosts)
+        self._lock = threading.Lock()
+        self._asked: _Asked | None = None
+        self._known: dict[str, str] | None = None
+
+    def ask(self) -> None:
+        """Start to ask; the answer is waited for when it is wanted."""
+        from distlaunch.job.transport.srun_step import node_list
+
+        if self._asked is None:
+            self._asked = _Asked(("scontrol", "--oneliner", "show", "node", node_list(self._hosts)), self._environ)
+
+    def of(self, host: str) -> tuple[str, ...]:
+        """Return the address of a host, or its name in Slurm's configuration; nothing if Slurm does not tell.
+
+        Waits for scontrol, for up to 5 s. May be called by any thread.
+        """
+        with self._lock:
+            if self._known is None:
+                self.ask()
+                told = None if self._asked is None else self._asked.answer()
+                self._known = node_addresses(told or "")
+        address = self._known.get(host, host)
+        return () if address == host else (address,)
+
+
+def node_addresses(told: str) -> dict[str, str]:
+    """Read the address of each node in what ``scontrol --oneliner show node`` prints."""
+    rows = re.finditer(r"^NodeName=(\S+)(?:.*?\sNodeAddr=(\S+))?", told, re.MULTILINE)
+    return {row[1]: row[2] for row in rows if row[2] not in {None, "(null)"}}
 
 
 def _words(options: TrainOptions) -> tuple[str, ...]:

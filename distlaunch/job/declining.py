@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from distlaunch.core.agent import calling
@@ -21,10 +22,18 @@ BOUND_S = 2.0
 _LONGEST = 4000
 
 
-def decline(rendezvous: Rendezvous, party: Party, *, host: str, why: str) -> None:
+def decline(
+    rendezvous: Rendezvous,
+    party: Party,
+    *,
+    host: str,
+    why: str,
+    otherwise: Callable[[], Sequence[str]] | None = None,
+) -> None:
     """Call node 0, and say why this launcher, on ``host``, ends; in vain where it is not there in time.
 
-    A launcher without a number of its own takes nobody's place for that, and node 0 has nobody to tell.
+    ``otherwise``: see ``calling.call``. A launcher without a number of its own takes nobody's place for that, and node
+    0 has nobody to tell.
     """
     if not rendezvous.rank:
         return
@@ -37,6 +46,7 @@ def decline(rendezvous: Rendezvous, party: Party, *, host: str, why: str) -> Non
             own_host=host,
             instance=os.urandom(16).hex(),
             until=time.monotonic() + BOUND_S,
+            otherwise=otherwise,
         )
     except LaunchError:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from distlaunch.core.agent import calling
@@ -80,10 +80,21 @@ class Caller:
     """Calls the coordinator, each time in the same name."""
 
     def __init__(
-        self, joiner: Joiner, party: Party, *, join_timeout_s: float, say: Callable[..., None], signals: SignalPipe
+        self,
+        joiner: Joiner,
+        party: Party,
+        *,
+        join_timeout_s: float,
+        say: Callable[..., None],
+        signals: SignalPipe,
+        otherwise: Callable[[], Sequence[str]] | None = None,
     ) -> None:
-        """Be ready. Calling is given up for signals that end us, and for no other."""
+        """Be ready. Calling is given up for signals that end us, and for no other.
+
+        ``otherwise``: see ``calling.call``.
+        """
         self._joiner, self._party, self._join_timeout_s = joiner, party, join_timeout_s
+        self._otherwise = otherwise
         self._say, self._signals = say, signals
         self.told: int | None = None
         """The signal for which calling was given up."""
@@ -128,6 +139,7 @@ class Caller:
             until=self._until,
             progress=self._progress,
             watched=self._signals.fileno(),
+            otherwise=self._otherwise,
         )
         self._rank = welcome.rank
         with suppress(OSError):  # it has been reset already

@@ -289,15 +289,24 @@ class Joiner:
             return tuple(zip((node.host for node in plan.nodes), plan.first_ranks, strict=True))
         return tuple((plan.nodes[worker.node_rank].host, worker.rank) for worker in plan.workers)
 
-    def addresses(self, surveyed: Surveyed, host: str) -> tuple[str, ...]:
-        """Give where rank 0's node may be reached: at its addresses, then where its launcher is."""
-        found = self._addresses(surveyed, host)
+    def addresses(self, surveyed: Surveyed, host: str, *, of_scheduler: Sequence[str] = ()) -> tuple[str, ...]:
+        """Give where rank 0's node may be reached: at its addresses, then where its launcher is.
+
+        ``of_scheduler``: the addresses by which the scheduler reaches it.
+        """
+        found = self._addresses(surveyed, host, of_scheduler)
         return meeting.usable_by(self._backend, found, host)
 
-    def _addresses(self, surveyed: Surveyed, host: str) -> tuple[str, ...]:
+    def _addresses(self, surveyed: Surveyed, host: str, of_scheduler: Sequence[str]) -> tuple[str, ...]:
         options, called = self._options, self.rendezvous.host
         try:
-            found = meeting.addresses(surveyed, host, interface=options.interface, given=options.master_addr)
+            found = meeting.addresses(
+                surveyed,
+                host,
+                interface=options.interface,
+                given=options.master_addr,
+                of_scheduler=of_scheduler,
+            )
         except ConfigError:
             if options.interface is not None:
                 raise

@@ -52,24 +52,31 @@ def check_interface(text: str, who: str = "--interface") -> None:
         raise ConfigError(f"{who} {quoted(text)}: no name of an interface", hint=hint)
 
 
-def addresses(surveyed: Surveyed, host: str, *, interface: str | None, given: str | None) -> tuple[str, ...]:
+def addresses(
+    surveyed: Surveyed, host: str, *, interface: str | None, given: str | None, of_scheduler: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Give the addresses at which the others may reach a node, best first; ``given`` alone, if the user gave it.
 
-    ``host`` is how the list of hosts names it. Raises ConfigError if it has no such interface, or none at all.
+    ``host`` is how the list of hosts names it. ``of_scheduler`` are the addresses by which the scheduler reaches it:
+    they come after those of the node's own name. Raises ConfigError if it has no such interface, or none at all.
     """
     if given is not None:
         return (given,)
     candidates = _of_interface(surveyed, host, interface)
-    if not candidates:
+    if interface is not None:
+        of_scheduler = ()
+    if not candidates and not of_scheduler:
         raise ConfigError(
             f"{printable(host)} has no address by which other nodes could reach it", hint=_what_it_has(surveyed)
         )
-    places = {address: place for place, address in enumerate(surveyed.named)}
+    places: dict[str, int] = {}
+    for address in (*surveyed.named, *of_scheduler):
+        places.setdefault(address, len(places))
 
     def rank(each: Interface) -> tuple[object, ...]:
         return each.address != host, _kind(each.name), places.get(each.address, len(places)), ":" in each.address
 
-    return tuple(dict.fromkeys(each.address for each in sorted(candidates, key=rank)))
+    return tuple(dict.fromkeys((*(each.address for each in sorted(candidates, key=rank)), *of_scheduler)))
 
 
 def usable_by(backend: PlannedBackend, found: tuple[str, ...], host: str) -> tuple[str, ...]:

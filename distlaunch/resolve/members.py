@@ -219,10 +219,19 @@ class Composer:
         )
         return members, plan
 
-    def addresses(self, surveyed: Surveyed, host: str) -> tuple[str, ...]:
-        """Give where the master may be reached, best first, from its survey and its name in the list of hosts."""
+    def addresses(self, surveyed: Surveyed, host: str, *, of_scheduler: Sequence[str] = ()) -> tuple[str, ...]:
+        """Give where the master may be reached, best first, from its survey and its name in the list of hosts.
+
+        ``of_scheduler``: the addresses by which the scheduler reaches it.
+        """
         options = self._options
-        found = meeting.addresses(surveyed, host, interface=options.interface, given=options.master_addr)
+        found = meeting.addresses(
+            surveyed,
+            host,
+            interface=options.interface,
+            given=options.master_addr,
+            of_scheduler=of_scheduler,
+        )
         return meeting.usable_by(self._backend, found, host)
 
     def meet(self, surveys: Sequence[Surveyed], reached: Mapping[int, Reached]) -> meeting.Meeting:

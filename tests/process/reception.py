@@ -75,10 +75,10 @@ class Reception:
             link.close()
 
 
-def call(host, ports, *, party=PARTY, rank=3, within_s=BOUND_S, progress=None, watched=None):
+def call(host, ports, *, party=PARTY, rank=3, within_s=BOUND_S, progress=None, watched=None, otherwise=None):
     return calling.call(
         host, ports, party=party, rank=rank, own_host="n3", instance="i", until=time.monotonic() + within_s,
-        progress=progress, watched=watched,
+        progress=progress, watched=watched, otherwise=otherwise,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from distlaunch.core.wire.peers import Turned, Welcome
 from tests.process.conftest import until
 from tests.process.reception import (
     BOUND_S,
+    FIND,
     PARTY,
     Reception,
     call,
@@ -76,6 +77,36 @@ def test_a_name_that_is_known_late_is_looked_up_until_it_is(monkeypatch):
         connection, _ = call("train-0.train", [reception.port], progress=lambda _, why: told.append(why))
         connection.close()
     assert set(told) == {"its name cannot be resolved: Name or service not known"}
+
+
+def test_another_address_of_the_host_is_used_only_if_its_name_is_nobodys(monkeypatch):
+    asked = []
+
+    def otherwise():
+        asked.append(1)
+        return ["nobody.either", "127.0.0.1"]
+
+    def looked_up(host, *args, **kwargs):
+        if host in {b"n1", b"nobody.either"}:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return FIND(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    with closing(Reception()) as reception:
+        connection, _ = call("n1", [reception.port], otherwise=otherwise)
+        connection.close()
+        assert asked
+        asked.clear()
+        connection, _ = call("localhost", [reception.port], otherwise=otherwise)
+        connection.close()
+        assert not asked
+
+
+def test_a_name_that_nobody_can_resolve_leads_to_the_option_for_an_address():
+    with pytest.raises(NodesError) as error:
+        call("a..b", [29400], within_s=0.3, otherwise=lambda: ())
+    assert "its name cannot be resolved" in error.value.message
+    assert error.value.hint.startswith("--rendezvous ADDRESS:PORT")
 
 
 def test_a_host_that_got_another_address_is_found_there(monkeypatch):

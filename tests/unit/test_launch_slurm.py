@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from distlaunch.core.errors import EXIT_REQUEUE
-from distlaunch.launch_slurm import Site, _Asked, _gpus, why_not_requeued
+from distlaunch.launch_slurm import NodeAddresses, Site, _Asked, _gpus, why_not_requeued
 from distlaunch.resolve.allocation import Allocation, Host
 from distlaunch.resolve.options import TrainOptions
 
@@ -148,6 +148,31 @@ def test_an_elastic_job_whose_script_has_no_word_of_no_kill_is_warned(tmp_path, 
     site = Site(environ, TrainOptions(), part="all", several=True, flexible=True)
     _ = site.config  # which was asked for, too
     assert bool(site.notes()) == is_warned
+
+
+NODES = """\
+NodeName=n1 Arch=x86_64 Gres=gpu:a100:8 NodeAddr=10.1.0.1 NodeHostName=vm Port=11145 Version=22.05.8 OS=Linux 6.18
+NodeName=n2 NodeAddr=n2-ib NodeHostName=n2 Port=23410 State=IDLE
+NodeName=n3 NodeAddr=n3 NodeHostName=n3
+NodeName=n4 NodeAddr=(null) NodeHostName=(null) State=DOWN
+NodeName=n5 State=FUTURE
+"""
+"""What scontrol prints (of n1 a real Slurm 22.05, shortened)."""
+
+
+def test_scontrol_is_asked_once_for_the_addresses_of_all_nodes(tmp_path):
+    program = tmp_path / "scontrol"
+    program.write_text(f"#!/bin/sh\necho \"$*\" >>{tmp_path}/asked\ncat <<'END'\n{NODES}END\n")
+    program.chmod(0o755)
+    addresses = NodeAddresses({"PATH": f"{tmp_path}:/bin:/usr/bin"}, [f"n{number}" for number in range(1, 7)])
+    addresses.ask()
+    found = [addresses.of(f"n{number}") for number in range(1, 7)]
+    assert found == [("10.1.0.1",), ("n2-ib",), (), (), (), ()]
+    assert (tmp_path / "asked").read_text() == "--oneliner show node n[1-6]\n"
+
+
+def test_without_scontrol_no_address_is_known():
+    assert NodeAddresses({"PATH": "/nowhere"}, ["n1"]).of("n1") == ()
 
 
 def test_a_command_that_hangs_is_given_up_with_all_that_it_has_started(tmp_path):

@@ -59,19 +59,21 @@ def call(
     who: str = "node 0",
     progress: Callable[[float, str], None] | None = None,
     watched: int | None = None,
+    otherwise: Callable[[], Sequence[str]] | None = None,
 ) -> tuple[socket.socket, Welcome]:
     """Give the connection once we are welcome; not a byte that follows is read from it.
 
     ``until`` is monotonic time. ``progress`` gets the seconds since the beginning and why we still wait, as a clause,
-    again and again. Of several ports, and hosts, each is tried: other jobs may have some of them. Raises NodesError at
-    the deadline, TurnedAwayError, Stopped as soon as ``watched`` can be read.
+    again and again. Of several ports, and hosts, each is tried: other jobs may have some of them. ``otherwise`` gives
+    other addresses of the one host if its name cannot be resolved; it is called in a thread. Raises NodesError at the
+    deadline, TurnedAwayError, Stopped as soon as ``watched`` can be read.
     """
 
     def side() -> CallerSide:
         nonce = os.urandom(NONCE_BYTES).hex()
         return CallerSide(party, nonce=nonce, rank=rank, host=own_host, instance=instance)
 
-    calling = _Calling(host, ports, side, until=until, who=who, progress=progress, watched=watched)
+    calling = _Calling(host, ports, side, until=until, who=who, progress=progress, watched=watched, otherwise=otherwise)
     try:
         return calling.run()
     finally:
@@ -91,6 +93,7 @@ class _Calling:
         who: str,
         progress: Callable[[float, str], None] | None,
         watched: int | None,
+        otherwise: Callable[[], Sequence[str]] | None,
     ) -> None:
         self._host = host if isinstance(host, str) else ", ".join(host)
         self._ports = ports
@@ -100,7 +103,7 @@ class _Calling:
         self._progress = progress
         self._watched = watched
         self._begun = self._told = time.monotonic()
-        self._names = Names(host) if isinstance(host, str) else Several(host)
+        self._names = Names(host, otherwise) if isinstance(host, str) else Several(host)
         self._places: dict[Address, Place] = {}
         self._next_at = 0.0
         """When a place that was never tried may be begun beside those that are under way."""
@@ -233,9 +236,11 @@ class _Calling:
 
     def _given_up(self) -> NodesError:
         given_s = self._until - self._begun
+        hint = f"is {self._who} running, and does every node have the same --rendezvous?"
+        if not self._places:
+            hint = f"--rendezvous ADDRESS:PORT, an address of {self._who} instead of its name, on every node"
         return NodesError(
-            f"{self._who} has not answered at {self._place()} within {given_s:.0f} s: {self._why}",
-            hint=f"is {self._who} running, and does every node have the same --rendezvous?",
+            f"{self._who} has not answered at {self._place()} within {given_s:.0f} s: {self._why}", hint=hint
         )
 
     # --- waiting

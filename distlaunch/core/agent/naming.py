@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from distlaunch.core.probe.lookup import Address, addresses, look_up
 
@@ -14,15 +14,19 @@ _LATER_S = 0.25
 
 
 class Names:
-    """The addresses that a name stands for. No lookup can be interrupted: one hangs at most, in a thread of its own."""
+    """The addresses that a name stands for. No lookup can be interrupted: one hangs at most, in a thread of its own.
 
-    def __init__(self, host: str) -> None:
+    ``otherwise`` gives other names or addresses of the host if nobody knows the name; it is called in that thread.
+    """
+
+    def __init__(self, host: str, otherwise: Callable[[], Sequence[str]] | None = None) -> None:
         self.known: list[Address] = []
         self.problem = "its name has not been resolved yet"
         self.settled = threading.Event()
         """No lookup is under way."""
         self.settled.set()
         self._host = host
+        self._otherwise = otherwise
         self._until = 0.0
         self._numeric = False
 
@@ -39,7 +43,7 @@ class Names:
             return
         self.settled.clear()
         try:
-            look_up(self._host, 0, self._take)
+            look_up(self._host, 0, self._take, otherwise=self._otherwise)
         except RuntimeError:
             self.problem = "its name cannot be looked up: no thread can be started"
             self.settled.set()

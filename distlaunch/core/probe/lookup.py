@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 Address = tuple[int, tuple[object, ...]]
 """Family and socket address."""
@@ -19,10 +20,16 @@ def addresses(host: str, port: int, *, family: int = 0, numeric: bool = False) -
 
 
 def look_up(
-    host: str, port: int, done: Callable[[list[Address] | OSError | UnicodeError], None], *, family: int = 0
+    host: str,
+    port: int,
+    done: Callable[[list[Address] | OSError | UnicodeError], None],
+    *,
+    family: int = 0,
+    otherwise: Callable[[], Sequence[str]] | None = None,
 ) -> None:
     """Have a thread look a name up and call ``done``; where the resolver hangs, it is left to it.
 
+    ``otherwise`` is called in that thread if nobody knows the name; it gives other names or addresses of the host.
     Raises RuntimeError where no thread can be started.
     """
 
@@ -32,6 +39,12 @@ def look_up(
             found = addresses(host, port, family=family)
         except (OSError, UnicodeError) as exc:
             found = exc
+            others: list[Address] = []
+            for other in () if otherwise is None else otherwise():
+                with suppress(OSError, UnicodeError):
+                    others += addresses(other, port, family=family)
+            if others:
+                found = list(dict.fromkeys(others))
         done(found)
 
     threading.Thread(target=work, name="dl-resolve", daemon=True).start()

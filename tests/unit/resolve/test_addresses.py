@@ -38,6 +38,28 @@ def test_addresses_come_best_first(make_surveyed, written, named, host, interfac
     assert list(addresses(told, host, interface=interface, given=None)) == expected
 
 
+@pytest.mark.parametrize(
+    ("named", "interface", "expected"),
+    [
+        ((), None, ["10.1.0.1", "10.0.0.1"]),
+        (("10.0.0.1",), None, ["10.0.0.1", "10.1.0.1"]),
+        ((), "eth0", ["10.0.0.1"]),
+    ],
+)
+def test_the_schedulers_address_is_the_first_if_the_nodes_own_name_leads_to_none(
+    make_surveyed, named, interface, expected
+):
+    told = node(make_surveyed, "a", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24", named=named)
+    assert list(addresses(told, "a", interface=interface, given=None, of_scheduler=["10.1.0.1"])) == expected
+
+
+def test_the_schedulers_address_is_tried_if_the_node_does_not_know_it_as_its_own(make_surveyed):
+    told = node(make_surveyed, "a", "eth0 10.0.0.1/24")
+    assert addresses(told, "a", interface=None, given=None, of_scheduler=["192.0.2.7"]) == ("10.0.0.1", "192.0.2.7")
+    alone = node(make_surveyed, "a", "lo 127.0.0.1/8")
+    assert addresses(alone, "a", interface=None, given=None, of_scheduler=["127.0.0.1"]) == ("127.0.0.1",)
+
+
 def test_the_users_address_stands_alone(make_surveyed):
     told = node(make_surveyed, "a", "eth0 10.0.0.1/24")
     assert addresses(told, "a", interface=None, given="gw.example") == ("gw.example",)
