@@ -61,6 +61,8 @@ def start_of(
         shared_memory=plan.shared_memory,
         env_starts=plan.env_starts,
         takes_feed=streams.travelled and node_rank == 0 and streams.stdin,
+        run_dir=plan.run_dir,
+        layout=plan.layout,
     )
 
 

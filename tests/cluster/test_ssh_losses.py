@@ -13,6 +13,7 @@ import pytest
 
 from tests.cluster.hosts import HEAD, faults, until
 from tests.cluster.stepping import AGENT, SHORT, SPAWNER, STEPS, Stepping, beside, is_empty, wait_empty
+from tests.launcher import PROGRAMS
 
 THREE = "n1:1,n2:1,n3:1"
 UNAVAILABLE, SOFTWARE = 69, 70
@@ -45,6 +46,26 @@ def test_kill_9_of_the_launcher_ends_all_on_all_hosts(hosts, words):
         job.running.send_signal(signal.SIGKILL)
         job.running.wait()
         wait_empty(hosts, *hosts.names, but=others)
+
+
+@pytest.mark.parametrize("size", [64, 1 << 20], ids=["one line", "1 MB"])
+@pytest.mark.parametrize("agent", ["its agent reads on", "its agent is killed as well"])
+def test_workers_of_a_killed_launcher_print_and_save_on_their_node(hosts, agent, size):
+    program = PROGRAMS / "prints_at_the_end.py"
+    options = ["--hosts", "n1:1", "--device", "cpu", "--failure-grace", "60"]
+    running = hosts.start(["train", *options, program, str(size)])
+    running.wait_for((hosts.work / "ready-0").exists, "the worker")
+    if agent == "its agent is killed as well":
+        [process] = [each for each in hosts.processes("n1") if each.argv[0].startswith(AGENT)]
+        running.send_signal(signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)
+    else:
+        running.send_signal(signal.SIGKILL)
+    running.wait()
+    wait_empty(hosts, HEAD, "n1")
+    log = (running.run_dir / "attempt-0" / "rank-0.log").read_text()
+    assert (hosts.work / "saved-0").exists(), log
+    assert (log.count("saving 0".ljust(63, ".")), log.count("saved 0"), log.count("done 0")) == (size // 64, 1, 1)
 
 
 @pytest.mark.parametrize(

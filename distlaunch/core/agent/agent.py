@@ -253,6 +253,7 @@ class Agent:
         bootstrap = bootstrap_environment(message, self._nofile, self._ground.boot)
         env = {**message.env, "DISTLAUNCH_COOKIE": self._cookie, **bootstrap}
         left = names_of(message, owner=os.getuid())
+        log_dir, layout = self._ground.log_place(message)
         self._leavings.expect(left)
         setup = w.Setup(
             env=env,
@@ -264,6 +265,9 @@ class Agent:
             orphan_grace_s=message.orphan_grace_s,
             lodging=self._ground.lodging,
             shared_memory=left,
+            attempt=message.attempt,
+            log_dir=log_dir,
+            layout=layout,
         )
         self._tell_spawner(setup)
         if message.preload and message.attempt == 0:
@@ -317,9 +321,9 @@ class Agent:
             self._stacks.add(spec.rank, streams.stacks, streams.numbers[-1])
         order = w.Spawn(
             rank=spec.rank, descriptors=streams.numbers, argv=spec.argv or start.argv, env=start.env_of(spec),
-            cpus=spec.cpus, terminal=start.terminal,
+            cpus=spec.cpus, terminal=start.terminal, read_ends=tuple(streams.read_ends),
         )  # fmt: skip
-        self._tell_spawner(order, streams.theirs)
+        self._tell_spawner(order, (*streams.theirs, *streams.read_ends.values()))
 
     def _open_terminal(self, start: m.Start) -> None:
         self._terminal = PseudoTerminal(start.rows, start.columns)

@@ -99,6 +99,7 @@ class RemoteAgent:
         )  # fmt: skip
         self._is_started = False
         self._attempt: int | None = None  # that has workers
+        self._last_start: m.Start | None = None
         self._grace_s = ORPHAN_S
         self._why = ""  # the coordinator is lost, or we are told to end
         self._has_left = False
@@ -257,6 +258,7 @@ class RemoteAgent:
         if start.orphan_grace_s is not None:
             self._grace_s = start.orphan_grace_s
         self._attempt = start.attempt
+        self._last_start = start
         self._taker.begin_attempt(self._ground.logs(start, self._agent.job_id))
         self._agent.handle(self._ground.settled(start))
 
@@ -273,7 +275,7 @@ class RemoteAgent:
         last_words(self._why)
         self._stream.send(r.Ending(why=self._why))  # if the other side is there, it is to know at once
         self._stream.close(bound_s=_LAST_S)
-        self._taker.lose()
+        self._taker.lose(None if self._last_start is None else self._ground.run_dir_logs(self._last_start))
         self._ground.close()
         attempt = self._attempt
         if attempt is None or self._agent.is_broken:

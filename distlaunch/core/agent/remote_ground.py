@@ -14,6 +14,7 @@ from distlaunch.core.agent.lodging import Lodging, settled
 from distlaunch.core.agent.reach import Reaching
 from distlaunch.core.agent.streams import Ground
 from distlaunch.core.agent.surveying import Surveying
+from distlaunch.core.model.layout import TRAIN, Layout
 from distlaunch.core.model.record import replace
 from distlaunch.core.wire import messages as m
 
@@ -65,11 +66,26 @@ class RemoteGround(Ground):
     def _miss(self, what: str, exc: OSError) -> None:
         self._send(m.Remark(text=f"{what}: {exc.strerror or exc}", warning=True))
 
+    def log_place(self, start: m.Start) -> tuple[str, Layout]:
+        """Return the job's run directory if it is here as well, else the folder of ``--node-logs``, else nothing."""
+        if self._has_run_dir(start):
+            return start.run_dir, start.layout
+        return _node_folder(start, start.env.get("DISTLAUNCH_JOB_ID", "")) if start.node_logs else "", TRAIN
+
+    def run_dir_logs(self, start: m.Start) -> LogFiles | None:
+        """Return the ranks' logs in the job's run directory, for when the launcher has vanished; None: not here."""
+        if not self._has_run_dir(start):
+            return None
+        return LogFiles(start.run_dir, start.attempt, _ignore, layout=start.layout)
+
+    def _has_run_dir(self, start: m.Start) -> bool:
+        return bool(start.run_dir) and self.surveying.shares_run_dir
+
     def logs(self, start: m.Start, job_id: str) -> LogFiles | None:
         """Give the files for the workers' output on this node, if there are to be some."""
         if not start.node_logs:
             return None
-        folder = os.path.join(start.cwd, start.node_logs, job_id or "job")
+        folder = _node_folder(start, job_id)
 
         def trouble(why: str) -> None:
             self._send(m.Remark(text=f"the node's log files have stopped: {why} ({folder})", warning=True))
@@ -107,6 +123,14 @@ class RemoteGround(Ground):
     def remove(self) -> None:
         """Remove the folder of our own."""
         self._lodging.remove()
+
+
+def _node_folder(start: m.Start, job_id: str) -> str:
+    return os.path.join(start.cwd, start.node_logs, job_id or "job")
+
+
+def _ignore(_: object) -> None:
+    """Take what nobody is there to hear."""
 
 
 def _make_folders(start: m.Start) -> None:

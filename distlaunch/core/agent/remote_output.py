@@ -24,6 +24,7 @@ class RemoteTaker:
         self._lost = False
         self._wake: Callable[[], None] = _nobody
         self._logs: LogFiles | None = None
+        self._run_dir_logs: LogFiles | None = None
 
     # --- the loop's
 
@@ -35,9 +36,13 @@ class RemoteTaker:
         if wake:
             self._wake()
 
-    def lose(self) -> None:
-        """Take and drop everything from now on: nobody hears it, but a worker that is to end must not wait for that."""
+    def lose(self, logs: LogFiles | None = None) -> None:
+        """Take everything from now on and send nothing: a worker must not wait for a coordinator that is lost.
+
+        ``logs``: the files of the run directory, which the lost coordinator wrote to.
+        """
         with self._lock:
+            self._run_dir_logs = logs
             self._lost = True
         self._wake()
 
@@ -54,6 +59,8 @@ class RemoteTaker:
         with self._lock:
             self._credit -= len(data)
             lost = self._lost
+        if lost and self._run_dir_logs is not None:
+            self._run_dir_logs.output(rank, stream, data, now)
         if not lost:
             self._send(r.Output(rank=rank, stream=stream, data=data))
 
@@ -61,6 +68,8 @@ class RemoteTaker:
         """Know that no more will come from a rank in this attempt."""
         if self._logs is not None:
             self._logs.rank_ended(rank, now)
+        if self._run_dir_logs is not None:
+            self._run_dir_logs.rank_ended(rank, now)
         self._send(r.RankEnded(rank=rank))
 
     def tick(self, now: float) -> float | None:

@@ -22,6 +22,7 @@ from distlaunch.core.agent import leavings, tree
 from distlaunch.core.agent.become import NO_WORKER, become
 from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.kernel import become_subreaper, close_all_but, die_with_parent, rename_process
+from distlaunch.core.agent.orphan_output import OrphanOutput
 from distlaunch.core.agent.warm import WarmStart
 from distlaunch.core.errors import EXIT_SOFTWARE
 from distlaunch.core.model.never import assert_never
@@ -38,6 +39,8 @@ CLEANERS_S = 2.0
 """How long processes that clean up after ended workers (their shared memory) may take before they get KILL as well."""
 ROUSE_S = 3.0
 """How long an agent may take to act at the end of its channel before the spawner does in its place."""
+LOGS_S = 2.0
+"""How long the last output of orphaned workers may take to be written, on a disk that is slow."""
 _SWEEP_STEP_S = 0.02
 _LONGEST_POLL_S = 3600.0  # poll takes a C int of milliseconds
 _SWEEP_PASSES = 16
@@ -71,7 +74,7 @@ def start_spawner(
 
 def _run(end: socket.socket, job_id: str, orphan_grace_s: float, keep: Collection[int], watched: int) -> NoReturn:
     code = EXIT_SOFTWARE
-    channel: Channel[w.ToSpawner] = Channel(end, Decoder(w.TO_SPAWNER))
+    channel: Channel[w.ToSpawner] = Channel(end, Decoder(w.TO_SPAWNER, w.PARTS))
     try:
         os.setsid()
         die_with_parent(signal.SIGCONT)  # should somebody have stopped us when the agent ends, we must wake to see it
@@ -128,6 +131,7 @@ class Spawner:
         self._failed: dict[int, tuple[str, int]] = {}  # pid -> step and errno of what could not become a worker
         self._warm = WarmStart(fork=self._fork, cold=self._spawn, came_up=self._register, report=self._report)
         self._leavings = leavings.Leavings(owner=os.getuid())
+        self._output = OrphanOutput()
         self._failures, self._failure_end = os.pipe()
         self._wake, wake_end = os.pipe()
         for descriptor in (self._wake, wake_end, self._failures):
@@ -148,6 +152,8 @@ class Spawner:
                 poll.register(self._warm.fileno(), select.POLLIN)
             if self._watched >= 0:
                 poll.register(self._watched, select.POLLRDHUP)
+            for descriptor in self._output.waits_for_writers:
+                poll.register(descriptor, 0)
             for descriptor, _ in poll.poll(self._timeout_ms()):
                 if descriptor == self._wake:
                     self._drain_wake()
@@ -157,6 +163,7 @@ class Spawner:
                 break
             self._warm.read()
             self._reap()
+            self._output.close_finished()
             try:
                 self._channel.flush()
             except OSError:
@@ -176,6 +183,7 @@ class Spawner:
     def _timeout_ms(self) -> float | None:
         times = [] if self._warm.timeout_s is None else [self._warm.timeout_s]
         times += [] if self._act_at is None else [self._act_at - time.monotonic()]
+        times += [] if self._output.timeout_s is None else [self._output.timeout_s]
         return min(max(0.0, min(times)), _LONGEST_POLL_S) * 1000 if times else None
 
     def _rouse_agent(self) -> None:
@@ -197,6 +205,8 @@ class Spawner:
                 self._set_up(message)
             case w.Spawn():
                 descriptors = [self._channel.received.popleft() for _ in message.descriptors]
+                read_ends = [self._channel.received.popleft() for _ in message.read_ends]
+                self._output.keep(message.rank, message.read_ends, read_ends)
                 if self._warm.can_fork(message):
                     self._warm.spawn(message, self._setup, descriptors)
                     return
@@ -215,6 +225,7 @@ class Spawner:
                 left = self._kill_all(spared=self._warm.pid)
                 for pid in left:
                     self._pids.pop(pid, None)  # of no attempt any more, should it end some day
+                self._output.close()
                 self._report(w.Swept(left=left))
             case w.Ending():
                 self._unwatch()
@@ -311,6 +322,7 @@ class Spawner:
             self._report(w.SpawnFailed(rank=rank, step=failed[0], errno=failed[1]))
         else:
             self._report(w.Exited(rank=rank, pid=pid, returncode=returncode))
+            self._output.on_exit(rank)
             self._kill_remains(pid, rank)
 
     def _kill_remains(self, worker: int, rank: int) -> None:
@@ -379,6 +391,7 @@ class Spawner:
     def _orphaned(self) -> None:
         """End everything, the agent being gone: ask the workers, give the grace, then KILL until nothing is left."""
         self._unwatch()  # else the channel would stay open
+        self._output.start(self._setup)
         deadline = time.monotonic() + self._orphan_grace_s
         self._warm.stop()
         for pid in self._pids:
@@ -393,6 +406,7 @@ class Spawner:
             self._reap()
         while self._kill_all():
             time.sleep(_WEDGED_STEP_S)
+        self._output.finish(bound_s=LOGS_S)
         if self._setup.lodging:
             from distlaunch.core.agent.lodging import remove_tree
 

@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
+from distlaunch.core.agent.orphan_output import PROGRESS
 from distlaunch.core.agent.pseudo_terminal import PseudoTerminal
+from distlaunch.core.model.layout import Layout
 from distlaunch.core.model.variables import PROGRESS_FD, STACKS_FD
 from distlaunch.core.wire import messages as m
 
@@ -38,6 +40,10 @@ class Ground:
         """Open what the rank with the launcher's stdin reads. Raises OSError."""
         return os.dup(0)
 
+    def log_place(self, start: m.Start) -> tuple[str, Layout]:
+        """Return where the spawner goes on with the ranks' logs if the agent vanishes: a folder (empty: nowhere)."""
+        return start.run_dir, start.layout
+
 
 def bootstrap_environment(start: m.Start, nofile: int, folder: str = BOOT) -> dict[str, str]:
     """Give the variables that tell a worker of its descriptors, and that bring our code into its interpreter."""
@@ -55,8 +61,9 @@ def bootstrap_environment(start: m.Start, nofile: int, folder: str = BOOT) -> di
 class WorkerStreams:
     """The streams of one worker, made just before it is started. Raises OSError when no descriptor is left.
 
-    ``theirs`` go to the worker, at ``numbers`` there; whoever sends them closes them. The rest is ours: ``outputs`` by
-    stream number, ``progress``, and ``stacks`` (a file in memory, -1 if none is wanted).
+    ``theirs`` go to the worker, at ``numbers`` there; ``read_ends`` go to the spawner, by stream number (0: progress).
+    Whoever sends them closes them. The rest is ours: ``outputs`` by stream number, ``progress``, and ``stacks`` (a file
+    in memory, -1 if none is wanted).
     """
 
     def __init__(
@@ -89,6 +96,10 @@ class WorkerStreams:
                 opened.append(self.stacks)
                 ends.append(os.dup(self.stacks))
                 self.numbers += (stacks,)
+            self.read_ends: dict[int, int] = {}
+            for number, descriptor in (*self.outputs.items(), (PROGRESS, self.progress)):
+                self.read_ends[number] = os.dup(descriptor)
+                opened.append(self.read_ends[number])
         except OSError:
             for descriptor in opened:
                 with suppress(OSError):

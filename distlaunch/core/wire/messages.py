@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from distlaunch.core.model.layout import TRAIN, Layout
 from distlaunch.core.model.record import Record
 
 LATE_S = 2.0
@@ -96,6 +97,10 @@ class Start(Record):
     """Names of the files that each worker may leave in /dev/shm, with {uid}, {address}, {port} and {rank} in them."""
     env_starts: Mapping[str, str] = {}
     """How variables begin that are as long as the job is large; what a worker has under the same name goes on there."""
+    run_dir: str = ""
+    """The job's run directory, where the node has it; whoever outlives the launcher goes on with the logs there."""
+    layout: Layout = TRAIN
+    """How the logs are called there."""
 
     def env_of(self, spec: WorkerSpec) -> Mapping[str, str]:
         """Give what one of the workers has beside ``env``."""
@@ -250,5 +255,5 @@ TO_AGENT: tuple[type, ...] = (Prepare, Start, Stop, Forward, Pause, CollectStack
 FROM_AGENT: tuple[type, ...] = (
     Prepared, Started, WorkerExited, WorkerHalted, Alive, Stacks, Remark, PreloadEnded, Gone, Fault,
 )  # fmt: skip
-PARTS: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack)
+PARTS: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack, Layout)
 """What messages are made of."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from distlaunch.core.model.layout import TRAIN, Layout
 from distlaunch.core.model.record import Record
 
 SCOPE_PROCESS = "process"
@@ -29,6 +30,11 @@ class Setup(Record):
     """The agent's own folder, to be removed after all if it vanishes."""
     shared_memory: tuple[str, ...] = ()
     """Names of the files in /dev/shm that they may leave there, to be removed when the last of them is gone."""
+    attempt: int = 0
+    log_dir: str = ""
+    """The run directory in which the spawner goes on with the ranks' logs if the agent vanishes; empty: nowhere."""
+    layout: Layout = TRAIN
+    """How the logs are called there."""
 
 
 class Preload(Record):
@@ -59,6 +65,8 @@ class Spawn(Record):
     cpus: tuple[int, ...] | None
     terminal: bool
     """Its descriptors are a terminal that it is to have as controlling terminal."""
+    read_ends: tuple[int, ...] = ()
+    """Streams whose read ends travel behind its descriptors, for the spawner to keep: 1, 2, and 0 for progress."""
 
 
 class Signal(Record):
@@ -146,6 +154,7 @@ class Swept(Record):
 
 ToSpawner = Setup | Preload | Spawn | Signal | Sweep | Ending | Dismiss
 FromSpawner = Spawned | SpawnFailed | Exited | Halted | StillPreloading | Preloaded | PreloadFailed | Broken | Swept
+PARTS: tuple[type, ...] = (Layout,)
 TO_SPAWNER: tuple[type, ...] = (Setup, Preload, Spawn, Signal, Sweep, Ending, Dismiss)
 FROM_SPAWNER: tuple[type, ...] = (
     Spawned, SpawnFailed, Exited, Halted, StillPreloading, Preloaded, PreloadFailed, Broken, Swept,

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from tests.launcher import PROGRAMS
 from tests.process.conftest import state_of, until
 from tests.process.terminal.conftest import COLUMNS, ROWS, script
 
@@ -247,3 +248,19 @@ def test_a_terminal_behind_a_pipe_is_not_handed_over(distlaunch, screen, on_scre
     out = running.process.stdout.read()
     assert screen.read_until_end(running).returncode == 0
     assert out == b"[0] [False, False, False]\n"
+
+
+@pytest.mark.parametrize("size", [64, 1 << 20], ids=["one line", "1 MB"])
+def test_the_worker_with_the_terminal_prints_and_saves_after_kill_9_of_the_launcher(
+    distlaunch, screen, on_screen, size
+):
+    """Its terminal stays until it has ended: else it would get HUP as well, and an error as it prints."""
+    program = PROGRAMS / "prints_at_the_end.py"
+    running = on_screen("--num-procs", "1", "--failure-grace", "60", program, str(size), cwd=distlaunch.work)
+    until((distlaunch.work / "ready-0").exists, "the worker")
+    running.process.kill()
+    distlaunch.assert_no_survivors(within_s=60)
+    log = running.run_dir / "attempt-0" / "rank-0.log"
+    assert (distlaunch.work / "saved-0").exists(), log.read_text()
+    words = ("saving 0".ljust(63, "."), "saved 0", "done 0")
+    until(lambda: [*map(log.read_text().count, words)] == [size // 64, 1, 1], "all in the log")

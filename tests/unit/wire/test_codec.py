@@ -108,7 +108,7 @@ def test_a_frame_may_be_split_at_every_byte():
 def test_environments_that_are_no_utf8_survive():
     name, value = b"caf\xe9", b"\xff\x80 \xf0\x9f\x9a\x80"
     env = {os.fsdecode(name): os.fsdecode(value)}
-    [received] = Decoder(spawning.TO_SPAWNER).feed(
+    [received] = Decoder(spawning.TO_SPAWNER, spawning.PARTS).feed(
         encode(spawning.Setup(env=env, cwd="/", cookie="", nofile=1, signal_group=False))
     )
     assert {os.fsencode(key): os.fsencode(item) for key, item in received.env.items()} == {name: value}
