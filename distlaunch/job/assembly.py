@@ -17,8 +17,8 @@ from distlaunch.core.model.text import printable
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import Decoder
 from distlaunch.job import actions as a
+from distlaunch.job.budget import NodeBudget
 from distlaunch.job.links import Links
 from distlaunch.job.own_node import OwnNode
 from distlaunch.job.peers import Peer, Writer
@@ -183,7 +183,12 @@ class Assembly(Links[p.FromPeer]):
 
     def deadline(self) -> float | None:
         """Give when ``receive`` is due even if nothing is ready."""
-        dues = [self._ping_at, self._own.deadline(), None if self._callers is None else self._callers.deadline()]
+        dues = [
+            self._ping_at,
+            self._read_at,
+            self._own.deadline(),
+            None if self._callers is None else self._callers.deadline(),
+        ]
         wanted = [self._seats[node] for node in self._wanted]
         dues += [seat.wanted_at for seat in wanted if seat.apply is not None and seat.peer is not None]
         dues += [self._seats[node].start.until for node in self._starting]
@@ -273,7 +278,8 @@ class Assembly(Links[p.FromPeer]):
                 link.close()
                 continue
             seat = self._seats[number]
-            peer: Peer[p.FromPeer] = Peer(number, Decoder(p.FROM_PEER, r.REMOTE_PARTS))
+            peer: Peer[p.FromPeer]
+            peer = Peer(number, p.FROM_PEER, r.REMOTE_PARTS, NodeBudget(time.monotonic()))
             peer.writer = Writer(peer, lambda link=link: link, name=f"to {seat.host}")  # type: ignore[misc]
             seat.have(peer)
             self._peers[number] = peer

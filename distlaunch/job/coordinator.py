@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import Decoder, encode
-from distlaunch.job.peers import Peer, Writer
+from distlaunch.core.wire.codec import encode
+from distlaunch.job.budget import CoordinatorBudget
+from distlaunch.job.peers import Peer, ReadEnd, Writer
 from distlaunch.job.transport.link import Link
 
 _LAST_S = 2.0
@@ -22,6 +23,8 @@ class Coordinator:
 
     def __init__(self) -> None:
         self._peer: Peer[p.ToPeer] | None = None
+        self.has_unread = False
+        """More may have arrived than was read; no descriptor tells."""
 
     @property
     def link(self) -> Link | None:
@@ -30,7 +33,8 @@ class Coordinator:
 
     def open(self, link: Link) -> None:
         """Have a link. Raises ConfigError if no thread can be started for it."""
-        self._peer = peer = Peer[p.ToPeer](0, Decoder(p.TO_PEER, r.REMOTE_PARTS))
+        budget = CoordinatorBudget(time.monotonic())
+        self._peer = peer = Peer[p.ToPeer](0, p.TO_PEER, r.REMOTE_PARTS, budget)
         peer.open(link, now=0.0)
         peer.writer = Writer(peer, lambda: link, name="to the coordinator")
         try:
@@ -38,9 +42,17 @@ class Coordinator:
         except RuntimeError as exc:
             raise ConfigError("no thread can be started", hint="the limit of processes is reached: ulimit -u") from exc
 
-    def decoded(self, data: bytes) -> Iterable[p.ToPeer]:
-        """Give the messages that are whole now. Raises ProtocolError, after those before it."""
-        return () if self._peer is None else self._peer.decoder.feed(data)
+    def receive(self) -> Iterator[p.ToPeer | ReadEnd]:
+        """Yield the messages of one turn, then why it ends. Raises ProtocolError, after those before it."""
+        if self._peer is None:
+            return
+        self._peer.begin_turn(time.monotonic())
+        self.has_unread = False
+        while (message := self._peer.next_message()) is not ReadEnd.EMPTY:
+            self.has_unread = message is ReadEnd.TURN_OVER
+            yield message
+            if isinstance(message, ReadEnd):
+                return
 
     def tell(self, message: Record) -> None:
         """Have a message sent, in its turn."""

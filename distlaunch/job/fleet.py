@@ -19,8 +19,8 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import Decoder
 from distlaunch.job import actions as a
+from distlaunch.job.budget import NodeBudget
 from distlaunch.job.desk import Desk
 from distlaunch.job.failures import ConnectFailure
 from distlaunch.job.feeding import Feeder
@@ -111,7 +111,9 @@ class Fleet(Links[r.FromRemote]):
     def connect(self, node: int, delay_s: float) -> None:
         """Open a link to a node, in its own thread."""
         self.disconnect(node)
-        peer = self._peers[node] = Peer(node, Decoder(r.FROM_REMOTE, r.REMOTE_PARTS))
+        budget = NodeBudget(time.monotonic())
+        peer: Peer[r.FromRemote]
+        peer = self._peers[node] = Peer(node, r.FROM_REMOTE, r.REMOTE_PARTS, budget)
         peer.writer = Writer(peer, self._opener(peer, delay_s), name=f"to {self.targets[node].host}")
         try:
             peer.writer.start()
@@ -161,8 +163,8 @@ class Fleet(Links[r.FromRemote]):
         return wanted
 
     def deadline(self) -> float | None:
-        """Give when the next pings are due, or workers are late."""
-        dues = (self._ping_at, *(start.until for start in self._starts.values()))
+        """Give when the next pings are due, or workers are late, or more is to be read."""
+        dues = (self._ping_at, self._read_at, *(start.until for start in self._starts.values()))
         return min((due for due in dues if due is not None), default=None)
 
     def receive(self) -> list[a.Event]:
@@ -191,7 +193,7 @@ class Fleet(Links[r.FromRemote]):
                 self.send(node, r.Leave())
         until = time.monotonic() + LEAVE_S
         while self._peers and (left_s := until - time.monotonic()) > 0:
-            self._epoll.poll(left_s)
+            self._epoll.poll(0.0 if self._read_at is not None else left_s)
             self.receive()
         for node in list(self._peers):
             self.disconnect(node)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -21,10 +22,11 @@ from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import encode
 from distlaunch.core.wire.messages import LATE_S
 from distlaunch.job import actions as a
-from distlaunch.job.peers import Peer
+from distlaunch.job.peers import Peer, ReadEnd
 from distlaunch.job.transport.link import Link
 
-_MOST_CHUNKS = 64
+_ROUND_S = 0.05
+"""After so long the main loop looks at signals and deadlines before it reads the connections that are left."""
 M = TypeVar("M", bound=Record)
 
 
@@ -35,6 +37,8 @@ class Links(ABC, Generic[M]):
         self._clock = clock
         self._peers: dict[int, Peer[M]] = {}
         self._by_descriptor: dict[int, Peer[M]] = {}
+        self._unread: dict[int, Peer[M]] = {}
+        """By descriptor, in the order of their turns: those that may have messages for us."""
         self._events: deque[a.Event] = deque()
         self._epoll = select.epoll()
         self._wake, self._wake_end = os.pipe()
@@ -71,6 +75,7 @@ class Links(ABC, Generic[M]):
         """Send to a node; what cannot be sent any more is lost with it."""
         peer = self._peers.get(node)
         if peer is not None and peer.link is not None:
+            peer.budget.sent(message)
             peer.write(encode(message))
 
     @property
@@ -87,40 +92,54 @@ class Links(ABC, Generic[M]):
                 os.write(self._wake_end, b"\0")
 
     def _read_all(self, within_s: float = 0.0) -> None:
-        """Read what has come."""
-        for descriptor, _ in self._epoll.poll(within_s):
+        """Give each connection that has sent something one turn, the one first that has waited for longest.
+
+        Those for which no time is left have their turn in the next call.
+        """
+        for descriptor, _ in self._epoll.poll(0.0 if self._unread else within_s):
             if descriptor == self._wake:
                 with suppress(BlockingIOError):
                     os.read(self._wake, 65536)
             elif (peer := self._by_descriptor.get(descriptor)) is not None:
-                self._read(peer)
+                self._unread.setdefault(descriptor, peer)
+        until = time.monotonic() + _ROUND_S
+        for descriptor, peer in list(self._unread.items()):
+            del self._unread[descriptor]
+            if not peer.gone.is_set() and self._read(peer):
+                self._unread[descriptor] = peer
+            if time.monotonic() >= until:
+                break
+
+    @property
+    def _read_at(self) -> float | None:
+        """When to call ``_read_all`` even if no descriptor is ready, on the job's clock."""
+        return self._clock() if self._unread else None
 
     def _have(self, peer: Peer[M], link: Link) -> None:
-        """Have a peer's link, and read what came with it."""
+        """Have a peer's link, and read what came with it in the next turn."""
         peer.open(link, now=self._clock())
-        self._by_descriptor[link.fileno()] = peer
+        self._by_descriptor[link.fileno()] = self._unread[link.fileno()] = peer
         self._epoll.register(link.fileno(), select.EPOLLIN)
-        self._read(peer)
 
-    def _read(self, peer: Peer[M]) -> None:
-        for _ in range(_MOST_CHUNKS):
-            if peer.link is None:
-                return
-            data = peer.link.receive()
-            if data is None:
-                self._lose(peer, self._ended(peer.link.why_closed()))
-                return
-            if not data:
-                return
-            peer.heard = self._clock()
-            try:
-                for message in peer.decoder.feed(data):
-                    self._take(peer, message)
-                    if peer.gone.is_set():  # by its own word: what follows is nobody's
-                        return
-            except ProtocolError as exc:
-                self._lose(peer, f"it sends what no agent of ours does: {exc.message}")
-                return
+    def _read(self, peer: Peer[M]) -> bool:
+        """Read one turn's messages of a peer; return whether there may be more."""
+        peer.begin_turn(self._clock())
+        try:
+            while True:
+                message = peer.next_message()
+                if message is ReadEnd.TURN_OVER:
+                    return True
+                if message is ReadEnd.EMPTY:
+                    return False
+                if message is ReadEnd.CLOSED:
+                    self._lose(peer, self._ended("" if peer.link is None else peer.link.why_closed()))
+                    return False
+                self._take(peer, message)
+                if peer.gone.is_set():  # by its own word: what follows is nobody's
+                    return False
+        except ProtocolError as exc:
+            self._lose(peer, f"it sends what no agent of ours does: {exc.message}")
+            return False
 
     def _taken_events(self) -> list[a.Event]:
         events = list(self._events)
@@ -131,6 +150,7 @@ class Links(ABC, Generic[M]):
         peer.gone.set()
         if peer.link is not None:
             descriptor = peer.link.fileno()
+            self._unread.pop(descriptor, None)
             if self._by_descriptor.pop(descriptor, None) is not None:
                 with suppress(OSError, ValueError):
                     self._epoll.unregister(descriptor)
@@ -171,4 +191,6 @@ class Links(ABC, Generic[M]):
         self._serial += 1
         peer.pinged(self._serial, self._clock())
         told = None if self.silence_s == r.SILENCE_S else self.silence_s
-        peer.write(encode(r.Ping(serial=self._serial, silence_s=told)))
+        ping = r.Ping(serial=self._serial, silence_s=told)
+        peer.budget.sent(ping)
+        peer.write(encode(ping))

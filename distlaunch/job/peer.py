@@ -27,13 +27,13 @@ from distlaunch.job.coordinator import Coordinator
 from distlaunch.job.orders import PASSED_ON, Orders
 from distlaunch.job.own_node import OwnNode, Words
 from distlaunch.job.peer_settings import AGAIN_S, END_S, SIGNALS_LEAVE, Call, PeerSettings, Planner
+from distlaunch.job.peers import ReadEnd
 from distlaunch.job.records import EventLog, OutputFiles
 from distlaunch.job.sink import Sink
 from distlaunch.job.starting import Streams, start_of
 from distlaunch.job.supervision import DOUBLE_S
 from distlaunch.job.transport.link import Link
 
-_MOST_CHUNKS = 64
 _LONGEST_TEXT = 1 << 18
 
 
@@ -190,6 +190,8 @@ class PeerRunner:
         waits_s = [*waits_s]
         if not self._clock.paused and (deadline := self._own.deadline()) is not None:
             waits_s.append(deadline - self._clock())
+        if self._coordinator.has_unread:
+            waits_s.append(0.0)
         for descriptor, _ in poll.poll(self._hearing.poll_ms(waits_s)):
             if descriptor == self._signals.fileno():
                 for signum in self._signals.read():
@@ -197,24 +199,20 @@ class PeerRunner:
 
     def _hear(self) -> None:
         link = self._coordinator.link
-        for _ in range(_MOST_CHUNKS):
-            if link is None or self._is_over():
-                return
-            data = link.receive()
-            if data is None:
-                self._why = link.why_closed()
-                return
-            if not data:
-                return
-            self._hearing.heard()
-            try:
-                for message in self._coordinator.decoded(data):
-                    self._handle(message)
-                    if self._is_over():  # what follows is nobody's
-                        return
-            except ProtocolError as exc:
-                self._is_odd, self._why = True, exc.message
-                return
+        if link is None or self._is_over():
+            return
+        try:
+            for message in self._coordinator.receive():
+                if message is ReadEnd.CLOSED:
+                    self._why = link.why_closed()
+                if isinstance(message, ReadEnd):
+                    return
+                self._hearing.heard()
+                self._handle(message)
+                if self._is_over():  # what follows is nobody's
+                    return
+        except ProtocolError as exc:
+            self._is_odd, self._why = True, exc.message
 
     def _handle(self, message: p.ToPeer) -> None:
         own = self._own

@@ -4,30 +4,55 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum
 from typing import Generic, TypeVar
 
 from distlaunch.core.model.record import Record
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import Decoder
+from distlaunch.job.budget import Budget
 from distlaunch.job.transport.link import Link
 
 _SAMPLE_S = 60.0
 """A measured clock offset is good for so long, until a quicker answer betters it: monotonic clocks drift apart."""
 
 
+TURN_MESSAGES = 1024
+TURN_S = 0.01
+"""A connection that sends without end takes so much of the main loop before the next one is read."""
+
 M = TypeVar("M", bound=Record)
+
+
+class ReadEnd(Enum):
+    """Why ``Peer.next_message`` returns no message."""
+
+    EMPTY = "no more has arrived"
+    TURN_OVER = "there may be more, in the next turn"
+    CLOSED = "the link has ended"
 
 
 class Peer(Generic[M]):
     """A node that is being connected to, or is connected. All but ``write`` is the main loop's."""
 
-    def __init__(self, node: int, decoder: Decoder[M]) -> None:
+    def __init__(
+        self,
+        node: int,
+        types: tuple[type[M], ...],
+        parts: tuple[type[Record], ...],
+        budget: Budget,
+    ) -> None:
+        """``types`` and ``parts`` are what the other side may send, as for ``Decoder``."""
         self.node = node
+        self.budget = budget
         self.gone = threading.Event()
         self.link: Link | None = None
-        self.decoder = decoder
+        self._decoder: Decoder[M] = Decoder(types, parts, size_of=budget.size_of)
+        self._turn_left = 0
+        self._turn_at = self._turn_until = 0.0
         self.greeted = False
         self.heard = 0.0
         """When anything came last."""
@@ -42,6 +67,30 @@ class Peer(Generic[M]):
         """Have the link."""
         self.link = link
         self.heard = now
+
+    def begin_turn(self, now: float) -> None:
+        """Let ``next_message`` return ``TURN_MESSAGES`` messages within ``TURN_S``; ``now`` is the job's clock."""
+        self._turn_at = now
+        self._turn_left = TURN_MESSAGES
+        self._turn_until = time.monotonic() + TURN_S
+
+    def next_message(self) -> M | ReadEnd:
+        """Return the next message that has arrived, or why there is none; never waits. Raises ProtocolError."""
+        while True:
+            now = time.monotonic()
+            if self._turn_left <= 0 or now >= self._turn_until:
+                return ReadEnd.TURN_OVER
+            if (message := self._decoder.next()) is not None:
+                self._turn_left -= 1
+                self.budget.take(message, now)
+                return message
+            data = None if self.link is None else self.link.receive()
+            if data is None:
+                return ReadEnd.CLOSED
+            if not data:
+                return ReadEnd.EMPTY
+            self.heard = self._turn_at
+            self._decoder.add(data)
 
     def write(self, data: bytes) -> None:
         """Have the thread send this."""
@@ -59,6 +108,7 @@ class Peer(Generic[M]):
     def greet(self, clock: float, now: float) -> None:
         """Take in the other side's first word, which tells its clock."""
         self.greeted = True
+        self.budget.greet()
         self.offset = now - clock
 
     def pinged(self, serial: int, now: float) -> None:

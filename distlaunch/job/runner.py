@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 PAUSE_S = 1.0
 """How long the workers' parent may take to hear that all trees are to stop (Ctrl-Z)."""
 _FLUSH_STEP_S = 0.02
+_EVENTS_S = 0.05
+"""After so long the loop looks at signals and deadlines before it takes in more events."""
 _TSTP = bytes([signal.SIGTSTP])
 _LONGEST_POLL_MS = 3_600_000  # poll takes a C int; whoever asks for longer is woken in between
 
@@ -147,6 +150,8 @@ class Runner:
         self._backend = backend
         self._noted: set[str] = set()
         self._exit_code: int | None = None
+        self._received: deque[a.Event] = deque()
+        """Events that the policy has not heard of."""
         self._started_s = time.monotonic()
         self._reporter = Reporter(
             plan,
@@ -170,33 +175,41 @@ class Runner:
         self._transport.start()
         self._keyboard.take()
         self._feed(a.Begin())
-        while True:
-            self._receive_all()
+        while (code := self._exit_code) is None:
+            # Signals and deadlines have their turn whatever the nodes send.
+            is_busy = self._receive()
             deadline = self._policy.deadline()
-            if deadline is not None and self._clock() >= deadline:
+            if not self._is_over() and deadline is not None and self._clock() >= deadline:
                 self._feed(a.Tick())
-                self._receive_all()
-            if self._exit_code is not None:
-                return self._exit_code
-            self._wait()
-
-    def _receive_all(self) -> None:
-        """Take in what there is: an agent in our own process answers at once, and nothing else would wake us for it."""
-        while not self._is_over() and self._receive():
-            pass
+                is_busy = True
+            if not self._is_over():
+                self._wait(is_busy=is_busy)
+        return code
 
     def _receive(self) -> bool:
-        received = self._transport.receive()
-        for event in received:
+        """Take in what has happened, for ``_EVENTS_S`` at most; return whether anything had.
+
+        An agent in our own process answers at once, and no descriptor tells: after an event the
+        caller looks again before it waits.
+        """
+        if not self._received:
+            self._received.extend(self._transport.receive())
+        found = bool(self._received)
+        until = time.monotonic() + _EVENTS_S
+        while self._received and not self._is_over():
+            event = self._received.popleft()
             if isinstance(event, a.FromNode) and isinstance(event.message, m.WorkerExited):
                 self._reporter.keep_error(event.message)
             self._feed(event)
-        return bool(received)
+            if time.monotonic() >= until:
+                break
+        return found
 
     def _is_over(self) -> bool:
         return self._exit_code is not None
 
-    def _wait(self) -> None:
+    def _wait(self, *, is_busy: bool) -> None:
+        """Wait for what comes next, and take signals and keys; only take them if ``is_busy``."""
         poll = select.poll()
         for descriptor, wanted in self._transport.descriptors().items():
             poll.register(descriptor, wanted)
@@ -205,7 +218,11 @@ class Runner:
         if keys >= 0:
             poll.register(keys, select.POLLIN)
         deadlines = [time for time in (self._policy.deadline(), self._transport.deadline()) if time is not None]
-        timeout_ms = min(max(0.0, min(deadlines) - self._clock()) * 1000 + 1, _LONGEST_POLL_MS) if deadlines else None
+        left_ms = (min(deadlines) - self._clock()) * 1000 if deadlines else None
+        if is_busy or (left_ms is not None and left_ms <= 0):
+            timeout_ms: float | None = 0
+        else:
+            timeout_ms = None if left_ms is None else min(left_ms + 1, _LONGEST_POLL_MS)
         for descriptor, _ in poll.poll(timeout_ms):
             if descriptor == self._signals.fileno():
                 self._on_signals(self._signals.read())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import textwrap
@@ -16,9 +17,19 @@ import pytest
 from distlaunch.job.supervision import DOUBLE_S
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
+SRUN = PROGRAMS / "nodes" / "srun.sh"
 SPAWNER = "dl-spawner"
 SERVER = "dl-warm"
 _DEFAULTS = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "TSTP", "CONT", "CHLD", "TTIN", "TTOU")
+
+
+SLURM_WORKER = """
+import os, signal, sys, time
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", os.environ["SLURMD_NODENAME"], flush=True)
+print("token", os.environ.get("DISTLAUNCH_TOKEN"), flush=True)
+while "stay" in sys.argv:
+    time.sleep(0.1)
+"""
 
 
 def as_in_a_fresh_shell() -> None:
@@ -237,3 +248,24 @@ def _read_all(descriptor: int) -> None:
             pass
     except OSError:  # EIO: nobody has the other side open any more
         pass
+
+
+@pytest.fixture
+def batch(distlaunch, tmp_path):
+    """Give the environment of a batch script on two nodes, with an srun that plays them on this machine."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    shutil.copy(SRUN, programs / "srun")
+    (distlaunch.work / "t.py").write_text(SLURM_WORKER)
+    return {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "CALLS": str(tmp_path / "calls"),
+        "SLURM_JOB_ID": "4711",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_NNODES": "2",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+        "SLURMD_NODENAME": "n1",
+        "SLURM_PROCID": "0",
+        "SLURM_NODEID": "0",
+    }

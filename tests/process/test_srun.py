@@ -3,43 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import time
 from pathlib import Path
-
-import pytest
-
-SRUN = Path(__file__).parents[1] / "programs" / "nodes" / "srun.sh"
-WORKER = """
-import os, signal, sys, time
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", os.environ["SLURMD_NODENAME"], flush=True)
-print("token", os.environ.get("DISTLAUNCH_TOKEN"), flush=True)
-while "stay" in sys.argv:
-    time.sleep(0.1)
-"""
-
-
-@pytest.fixture
-def batch(distlaunch, tmp_path):
-    """Give the environment of a batch script on two nodes, with an srun that plays them on this machine."""
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    shutil.copy(SRUN, programs / "srun")
-    (distlaunch.work / "t.py").write_text(WORKER)
-    return {
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "CALLS": str(tmp_path / "calls"),
-        "SLURM_JOB_ID": "4711",
-        "SLURM_JOB_NODELIST": "n[1-2]",
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_NNODES": "2",
-        "SLURM_TASKS_PER_NODE": "1(x2)",
-        "SLURMD_NODENAME": "n1",
-        "SLURM_PROCID": "0",
-        "SLURM_NODEID": "0",
-    }
 
 
 def test_srun_starts_an_agent_on_each_node_and_the_launcher_decides_how_it_ends(distlaunch, batch):

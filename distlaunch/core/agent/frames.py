@@ -14,7 +14,6 @@ from typing import Any, Generic, TypeVar
 from distlaunch.core.wire.codec import Decoder, encode
 
 _READ_BYTES = 1 << 18
-_READS_AT_ONCE = 16
 
 M = TypeVar("M")
 
@@ -85,24 +84,19 @@ class FrameStream(Generic[M]):
             self.is_broken = True
 
     def receive(self) -> list[M] | None:
-        """Read what is there, in portions; None at the end of the stream. Raises ProtocolError."""
-        messages: list[M] = []
-        for _ in range(_READS_AT_ONCE):
-            if not self.is_open:
-                return messages or None
-            try:
-                data = os.read(self._reading, _READ_BYTES)
-            except BlockingIOError:
-                break
-            except OSError:
-                data = b""
-            if not data:
-                self.is_open = False
-                return messages or None
-            messages.extend(self._decoder.feed(data))
-            if len(data) < _READ_BYTES:
-                break
-        return messages
+        """Read once, so that the caller can look at signals; None at the end of the stream. Raises ProtocolError."""
+        if not self.is_open:
+            return None
+        try:
+            data = os.read(self._reading, _READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self.is_open = False
+            return None
+        return list(self._decoder.feed(data))
 
     def close(self, *, bound_s: float) -> None:
         """Let what has been sent leave, for so long; then close both directions."""

@@ -8,6 +8,7 @@ What arrives is checked field by field and size-capped: a peer can send numbers 
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, cast
@@ -18,10 +19,15 @@ from distlaunch.core.model.record import Record, fields_of, plain
 VERSION = 1
 MAX_OBJECT_BYTES = 64 << 20
 MAX_RAW_BYTES = 1 << 20
+LEAST_BYTES = 4 << 10
+"""An object of so many bytes is read whatever its type; a larger one has to begin with its type."""
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 """No number of ours needs more digits; longer ones do not fit in a float, nor in what the kernel takes."""
 
 _HEADER = struct.Struct(">BII")
+_NAME = re.compile(rb'\{"t":"([A-Za-z]{1,64})"')
+"""How an encoded object begins."""
+_NAME_BYTES = 80
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 M = TypeVar("M")
@@ -41,30 +47,82 @@ def encode(message: Record) -> bytes:
     return _HEADER.pack(VERSION, len(body), len(raw)) + body + raw
 
 
-class Decoder(Generic[M]):
-    """Reassembles messages of a closed set of types from a byte stream."""
+class FrameSize(Record):
+    """How large a frame may be: its object, and the raw bytes behind it."""
 
-    def __init__(self, types: tuple[type[M], ...], parts: tuple[type[Any], ...] = ()) -> None:
+    object_bytes: int = MAX_OBJECT_BYTES
+    raw_bytes: int = MAX_RAW_BYTES
+
+
+_LARGEST = FrameSize()
+
+
+def any_size(_: str) -> FrameSize:
+    """Allow every message the largest frame: between a process and its own child."""
+    return _LARGEST
+
+
+class Decoder(Generic[M]):
+    """Reassembles messages of a closed set of types from a byte stream.
+
+    ``size_of`` returns how large a frame of a type may be now. A frame that is larger is refused
+    before it has arrived.
+    """
+
+    def __init__(
+        self,
+        types: tuple[type[M], ...],
+        parts: tuple[type[Any], ...] = (),
+        *,
+        size_of: Callable[[str], FrameSize] = any_size,
+    ) -> None:
         self._types = {cls.__name__: cls for cls in types}
         self._parts = {cls.__name__: cls for cls in parts}
+        self._size_of = size_of
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[M]:
         """Yield each message that ``data`` completes. Raises ProtocolError; the stream is useless after that."""
+        self.add(data)
+        while (message := self.next()) is not None:
+            yield message
+
+    def add(self, data: bytes) -> None:
+        """Append what has arrived; ``next`` returns the messages."""
         self._buffer += data
-        while len(self._buffer) >= _HEADER.size:
-            version, body_size, raw_size = _HEADER.unpack_from(self._buffer)
-            if version != VERSION:
-                raise ProtocolError(f"the peer speaks version {version} of the protocol, this is version {VERSION}")
-            if body_size > MAX_OBJECT_BYTES or raw_size > MAX_RAW_BYTES:
-                raise ProtocolError(f"a frame of {body_size}+{raw_size} bytes is over the size allowed")
-            end = _HEADER.size + body_size + raw_size
-            if len(self._buffer) < end:
-                return
-            body = bytes(self._buffer[_HEADER.size : _HEADER.size + body_size])
-            raw = bytes(self._buffer[_HEADER.size + body_size : end])
-            del self._buffer[:end]
-            yield self._message(body, raw)
+
+    def next(self) -> M | None:
+        """Return the next whole message; None if none is there. Raises ProtocolError, see ``feed``."""
+        if len(self._buffer) < _HEADER.size:
+            return None
+        version, body_size, raw_size = _HEADER.unpack_from(self._buffer)
+        if version != VERSION:
+            raise ProtocolError(f"the peer speaks version {version} of the protocol, this is version {VERSION}")
+        if body_size > MAX_OBJECT_BYTES or raw_size > MAX_RAW_BYTES:
+            raise ProtocolError(f"a frame of {body_size}+{raw_size} bytes is over the size allowed")
+        if (body_size > LEAST_BYTES or raw_size) and self._size_of is not any_size:
+            if len(self._buffer) < _HEADER.size + min(body_size, _NAME_BYTES):
+                return None
+            self._check_size(body_size, raw_size)
+        end = _HEADER.size + body_size + raw_size
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[_HEADER.size : _HEADER.size + body_size])
+        raw = bytes(self._buffer[_HEADER.size + body_size : end])
+        del self._buffer[:end]
+        return self._message(body, raw)
+
+    def _check_size(self, body_size: int, raw_size: int) -> None:
+        found = _NAME.match(self._buffer, _HEADER.size)
+        if found is None:
+            raise ProtocolError("a large frame does not begin with the type of its message")
+        name = found[1].decode()
+        most = self._size_of(name)
+        if body_size > most.object_bytes or raw_size > most.raw_bytes:
+            raise ProtocolError(
+                f"{name} of {body_size}+{raw_size} bytes is over the size allowed now, which is"
+                f" {most.object_bytes}+{most.raw_bytes}"
+            )
 
     def _message(self, body: bytes, raw: bytes) -> M:
         try:
