@@ -90,6 +90,8 @@ class PolicySettings(Record):
     failure_grace_s: float = 5.0
     hang_timeout_s: float | None = None
     """End an attempt whose workers show no sign of life for so long; None: never."""
+    hang_notice_s: float | None = None
+    """Without ``hang_timeout_s``: say once where the workers of a job of several stand that are silent for so long."""
     terminal: bool = False
     """The one worker has a pseudo-terminal: Ctrl-C reaches it without us, and shows in how it ends."""
     dialect: Dialect = Dialect()

@@ -158,10 +158,13 @@ class Supervision(ABC):
         return actions + self._watch.heard(message, now)
 
     def _hung(self, now: float) -> list[Action]:
-        """Once it is known where silent workers stand, say so and stop them all."""
+        """Once it is known where silent workers stand, decide whether they hang; stop them all if they do."""
         if not self._watch.found:
             return []
-        hang = self._run.hang = self._watch.diagnose(self.progress)
+        decision = self._watch.decide(self.progress, now)
+        if isinstance(decision, list):
+            return decision
+        hang = self._run.hang = decision
         self._run.first_failure = now
         return [
             Entry(type="hang", fields={"attempt": self.attempt, **hang.record}),
@@ -188,6 +191,7 @@ class Supervision(ABC):
                 return [record]
             return [record, *self._kill_all("")]
         self.told, self._told_at = signum, now
+        silent_since = self._watch.silent_since(now)
         self._watch.stop()
         name = signal.Signals(signum).name
         if self.phase in ("new", "gathering", "preparing"):
@@ -209,10 +213,14 @@ class Supervision(ABC):
         text = f"{name}: {'told' if event.reached else 'asking'} {whom_asked} to end, within {grace_s:,.10g} s{again}"
         # Whoever presses Ctrl-C sits there and waits, with --quiet and under `torchrun`, too.
         say = Say(text=text, level="warning" if signum == signal.SIGINT else "info")
-        return [record, say, *self._stop_all(ask, grace_s)]
+        stop = self._stop_all(ask, grace_s)
+        if silent_since is not None and signum == signal.SIGINT and not event.reached:
+            return [record, say, *self._watch.ask_before(stop, silent_since, now)]
+        return [record, say, *stop]
 
     def _kill_all(self, why: str) -> list[Action]:
         """Have all that runs killed; where nothing runs any more (a disk keeps the last output), wait no longer."""
+        self._watch.stop()
         say = "killing all workers" if self.ended < self.up or not self.up else "not waiting for the last output"
         return [Say(text=why + say, level="warning"), *self._stop_all(signal.SIGKILL, 0)]
 

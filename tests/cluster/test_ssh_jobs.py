@@ -263,6 +263,34 @@ def test_a_hang_on_one_host_is_found(hosts):
     hosts.assert_clean()
 
 
+@pytest.mark.parametrize("how", ["sleep", "lock", "loop", "poll", "stop", "child", "deaf"])
+def test_each_kind_of_hang_on_a_host_is_told_from_work(hosts, how):
+    options = ("--hosts", "n1:1,n2:1,n3:1", "--device", "cpu", *SHORT, "--hang-timeout", "2")
+    result = hosts.train(*options, PROGRAMS.parent / "hangs.py", how)
+    assert result.returncode == 124, result.stderr
+    [hang] = result.of_type("hang")
+    assert hang["behind"] == [1]
+    seen = [event for event in result.of_type("hang_postponed") if "in stuck" in (event["frame"] or "")]
+    assert bool(seen) is (how == "loop")
+    hosts.assert_clean()
+
+
+def test_a_host_whose_worker_computes_in_silence_is_no_hang(hosts):
+    options = ("--hosts", "n1:1,n2:1,n3:1", "--device", "cpu", *SHORT, "--hang-timeout", "2")
+    running = hosts.start(["train", *options, PROGRAMS.parent / "hangs.py", "work"])
+    running.wait_for(
+        lambda: any(
+            "in stuck" in (event["frame"] or "") for event in running.events if event["type"] == "hang_postponed"
+        ),
+        "verdict that was postponed for rank 1",
+    )
+    (hosts.work / "enough").touch()
+    result = running.wait()
+    assert result.returncode == 0, result.stderr
+    assert result.of_type("hang") == []
+    hosts.assert_clean()
+
+
 def test_warm_workers_on_hosts(hosts):
     result = hosts.train("--hosts", "n1:2,n2:2", "--device", "cpu", "--preload", "json,decimal", SAID)
     assert [each["host"] for each in told(result)] == ["n1", "n1", "n2", "n2"]

@@ -20,8 +20,8 @@ def hang_of(result) -> dict:
 
 @pytest.mark.parametrize(
     ("how", "line"),
-    [("sleep", "time.sleep(600)"), ("lock", "lock.acquire()"), ("loop", "pass"), ("child", "subprocess.run"),
-     ("deaf", "time.sleep(600)")],
+    [("sleep", "time.sleep(600)"), ("lock", "lock.acquire()"), ("loop", "pass"), ("poll", "time.sleep(0.02)"),
+     ("child", "subprocess.run"), ("deaf", "time.sleep(600)")],
 )  # fmt: skip
 def test_the_stuck_rank_and_its_function_are_named_and_the_job_ends_with_124(job, distlaunch, how, line):
     result = job.run("hangs.py", how, procs=3, options=QUICK)
@@ -35,7 +35,29 @@ def test_the_stuck_rank_and_its_function_are_named_and_the_job_ends_with_124(job
     stacks = result.run_dir / "attempt-0" / "rank-1.stacks.txt"
     assert "in stuck" in stacks.read_text()
     assert oct(stacks.stat().st_mode & 0o777) == "0o600"
+    seen = [event["frame"] for event in result.of_type("hang_postponed") if "in stuck" in (event["frame"] or "")]
+    if how == "loop":  # it computes: that is ended for its silence alone
+        assert seen
+        assert hang_of(result)["silent_s"] >= 10 * 1.5
+        assert result.stderr.count("the job goes on; after 15 s without one it is ended") == 1
+    else:
+        assert seen == []
     distlaunch.assert_no_survivors()
+
+
+def test_a_rank_that_computes_in_silence_while_others_wait_is_no_hang(job, distlaunch):
+    running = job.start("hangs.py", "work", procs=3, options=QUICK)
+    job.await_signs(running, "stuck")
+    running.wait_for(
+        lambda: any(
+            "in stuck" in (event["frame"] or "") for event in running.events if event["type"] == "hang_postponed"
+        ),
+        "verdict that was postponed for rank 1",
+    )
+    job.put_sign("enough")
+    result = running.wait()
+    assert result.returncode == 0, result.stderr
+    assert result.of_type("hang") == []
 
 
 def test_a_rank_that_somebody_has_stopped_is_named_as_such_and_ended(job, distlaunch):

@@ -1,6 +1,7 @@
 """Hang: ``hangs.py HOW``. Rank 1 does so in ``stuck``; the others wait for it in ``others_wait``.
 
-HOW: ``sleep``, ``lock``, ``loop``, ``stop`` (by SIGSTOP), ``child`` (waits for a child), ``deaf`` (ignores TERM).
+HOW: ``sleep``, ``lock``, ``loop``, ``poll`` (looks for a file again and again), ``stop`` (by SIGSTOP), ``child`` (waits
+for a child), ``deaf`` (ignores TERM). ``work``: no hang; rank 1 computes until there is a file ``enough``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ def stuck():
     elif how == "loop":
         while True:
             pass
+    elif how == "poll":
+        while not os.path.exists("never"):
+            checked = time.monotonic()
+            time.sleep(0.02 + checked * 0)
+    elif how == "work":
+        while not os.path.exists("enough"):
+            sum(range(100_000))
+        sys.exit(0)
     elif how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(600)
@@ -41,7 +50,7 @@ def stuck():
 
 
 def others_wait():
-    while True:
+    while not os.path.exists("enough"):
         time.sleep(0.5)
 
 

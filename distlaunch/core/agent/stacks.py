@@ -1,4 +1,4 @@
-"""Layer core.agent: where a node's workers stand: their process states and their threads' stacks.
+"""Layer core.agent: where a node's workers stand: their process states, processor time and threads' stacks.
 
 Our bootstrap has armed faulthandler in a worker on ``SIGNAL``, to write into a file in memory that we share with it. A
 worker that has no such handler is never sent the signal, which would kill it, nor is one that has another file there by
@@ -54,11 +54,18 @@ class _Worker:
         self.before = self.size = 0
         self.grew_at = 0.0
         self.text = ""
+        self.taken_s = self.cpu_s = self.children_cpu_s = 0.0
+        self.holds_gpu = False
 
     def open(self) -> None:
         """See how it stands, and ask it if it is armed."""
         facts = tree.stat_of(self.pid)
         self.state = facts[0] if facts else ""
+        if facts:
+            self.taken_s = time.monotonic()
+            self.cpu_s = tree.cpu_s_of(self.pid)
+            self.children_cpu_s = tree.children_cpu_s_of(self.pid)
+            self.holds_gpu = tree.holds_gpu(self.pid)
         armed = bool(facts) and self.descriptor >= 0 and tree.catches(self.pid, SIGNAL) and self._has_our_file()
         if armed:
             self.before = self.size = os.fstat(self.descriptor).st_size
@@ -169,7 +176,19 @@ def _collect(
 
 
 def _answer(question: m.CollectStacks, workers: Iterable[_Worker]) -> m.Stacks:
-    stacks = (m.Stack(rank=worker.rank, pid=worker.pid, state=worker.state, text=worker.text) for worker in workers)
+    stacks = (
+        m.Stack(
+            rank=worker.rank,
+            pid=worker.pid,
+            state=worker.state,
+            text=worker.text,
+            taken_s=worker.taken_s,
+            cpu_s=worker.cpu_s,
+            children_cpu_s=worker.children_cpu_s,
+            holds_gpu=worker.holds_gpu,
+        )
+        for worker in workers
+    )
     return m.Stacks(attempt=question.attempt, serial=question.serial, stacks=tuple(stacks))
 
 

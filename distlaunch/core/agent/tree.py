@@ -10,6 +10,9 @@ from contextlib import suppress
 from functools import partial
 
 _MAX_PASSES = 64
+_DESCRIPTORS = 4096
+"""So many open files of a process are looked at."""
+_GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/accel", "/dev/dxg")
 _COMMAND_BYTES = 4096
 _BECOMES_S = 0.25
 """How long a process may take to become what it is to be; a loaded machine may not let it go on at once."""
@@ -50,6 +53,43 @@ def stat_of(pid: int) -> tuple[str, int, int, int] | None:
     except OSError:  # gone, or hidden from this user (hidepid)
         return None
     return rest[0].decode(), int(rest[1]), int(rest[3]), int(rest[19])
+
+
+def cpu_s_of(pid: int) -> float:
+    """Read the processor time, in seconds, that a process has used with all its threads; 0.0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            rest = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(rest[11]) + int(rest[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def holds_gpu(pid: int) -> bool:
+    """Tell whether a process has the device of a GPU or another accelerator open."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        numbers = os.listdir(folder)[:_DESCRIPTORS]
+    except OSError:
+        return False
+    for number in numbers:
+        with suppress(OSError):
+            device = os.readlink(f"{folder}/{number}")
+            if device.startswith(_GPU_DEVICES) and device != "/dev/nvidiactl":
+                return True
+    return False
+
+
+def children_cpu_s_of(pid: int) -> float:
+    """Read the processor time of a worker's descendants; see ``Stack.children_cpu_s`` for which of them count."""
+    total, own = 0.0, b""
+    for child in descendants_of(pid):
+        if holds_gpu(child):
+            own = own or _command(pid)
+            if _command(child) != own:
+                continue
+        total += cpu_s_of(child)
+    return total
 
 
 def descendants_of(pid: int) -> list[int]:

@@ -38,6 +38,15 @@ class Stack(Record):
     """The letter of its process state in ``/proc`` (R, S, D, T, t, Z); empty if it is gone."""
     text: str
     """Its threads' Python stacks as faulthandler prints them, innermost frame first (capped); empty if none came."""
+    taken_s: float = 0.0
+    """When it was asked, in seconds on its node's clock."""
+    cpu_s: float = 0.0
+    """Processor time that it had used by then, all its threads together."""
+    children_cpu_s: float = 0.0
+    """The same of its descendants. Those that hold a GPU count only if they are forks of the worker: other processes
+    on a GPU may be ranks, which spin while they wait for each other."""
+    holds_gpu: bool = False
+    """It has a GPU open: processor time may be a wait for that GPU."""
 
 
 # --- coordinator to agent

@@ -43,6 +43,8 @@ class HangDiagnosis(Record):
     """Innermost frame of the user's code, ``train.py:42 in step``: of who is behind, else of the first group."""
     text: str
     """The report: several lines, no control character but newlines, ends with a newline."""
+    places: str
+    """Its lines that say where each rank stands."""
     summary: str
     """Who is behind, in one line."""
     signature: tuple[str, str] | None
@@ -100,7 +102,7 @@ def diagnose_hang(
     head = f"hang: no {missed} from {who} for {silent_s:g} s{came}"
     computing = _busy_hint(verdict.groups or groups, {stack.rank: stack.state for stack in stacks})
     hints = [spelt(hint) for hint in (_OUTPUT_HINT if output_came else None, verdict.hint, computing) if hint]
-    lines = [head, *_wrapped(verdict.words)]
+    lines = _wrapped(verdict.words)
     for group in groups[:_GROUPS]:
         lines += _described(group, places, detailed=group in behind or len(groups) == 1, script_dir=script_dir)
     if len(groups) > _GROUPS:
@@ -108,12 +110,14 @@ def diagnose_hang(
         lines.append(f"  and {counted(len(groups) - _GROUPS, 'other place')}: {named(rest)}")
     if gone:
         lines.append(f"  {named(gone)} ended before, with exit code 0")
+    where = list(lines)
     for hint in hints:
         lines += _wrapped(f"hint: {hint}")
     return HangDiagnosis(
         behind=verdict.ranks,
         frame=frame,
-        text="\n".join(shorten(printable(line).rstrip(), _WIDTH) for line in lines) + "\n",
+        text=_text([head, *lines]),
+        places=_text(where),
         summary=printable(verdict.words),
         signature=("hang", frame) if frame else None,
         record={
@@ -123,6 +127,10 @@ def diagnose_hang(
             "hint": "; ".join(hints) or None,
         },
     )
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "\n".join(shorten(printable(line).rstrip(), _WIDTH) for line in lines) + "\n"
 
 
 # --- who is behind

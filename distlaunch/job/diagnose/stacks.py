@@ -22,7 +22,8 @@ _DEPTH = 100
 _PATH_CHARS = 1000
 _NAME_CHARS = 80
 _HEADER = re.compile(
-    r"(?P<kind>Current thread|Thread|Stack)(?: 0x[0-9a-f]+(?: \[(?P<name>.*)\])?)? \(most recent call first\):"
+    r"(?P<kind>Current thread|Thread|Stack)(?: (?P<ident>0x[0-9a-f]+)(?: \[(?P<name>.*)\])?)?"
+    r" \(most recent call first\):"
 )
 _FRAME = re.compile(r'  File (?:"(.*)"|\?\?\?), line (\d{1,9}|\?\?\?) in (.*)')
 _SPY_PROCESS = re.compile(r"Process (\d+)\b")
@@ -60,6 +61,8 @@ class ThreadStack(Record):
     """The thread in which the signal was handled (faulthandler), or the main one (py-spy)."""
     cut: bool = False
     """The outermost frames are missing: faulthandler shows a hundred."""
+    ident: str | None = None
+    """What tells it from the worker's other threads in each of its dumps."""
 
 
 def parse_stacks(text: str) -> list[ThreadStack]:
@@ -171,16 +174,18 @@ class _Threads:
         self.done: list[ThreadStack] = []
         self._frames: list[Frame] | None = None
         self._name: str | None = None
+        self._ident: str | None = None
         self._current = False
         self._cut = False
 
-    def begin(self, name: str | None, *, current: bool) -> None:
+    def begin(self, name: str | None, *, current: bool, ident: str | None = None) -> None:
         self.end()
         if current and any(thread.current for thread in self.done):
             self.done.clear()  # a later dump
         if len(self.done) < _THREADS:
             self._frames = []
             self._name = shorten(without_escapes(name), _NAME_CHARS) if name else None
+            self._ident = ident
             self._current = current
             self._cut = False
 
@@ -198,7 +203,13 @@ class _Threads:
     def end(self) -> None:
         if self._frames is not None:
             self.done.append(
-                ThreadStack(frames=tuple(self._frames), name=self._name, current=self._current, cut=self._cut)
+                ThreadStack(
+                    frames=tuple(self._frames),
+                    name=self._name,
+                    current=self._current,
+                    cut=self._cut,
+                    ident=self._ident,
+                )
             )
         self._frames = None
 
@@ -207,7 +218,7 @@ def _read_faulthandler(lines: Sequence[str]) -> list[ThreadStack]:
     threads = _Threads()
     for line in lines:
         if match := _HEADER.fullmatch(line):
-            threads.begin(match["name"], current=match["kind"] != "Thread")
+            threads.begin(match["name"], current=match["kind"] != "Thread", ident=match["ident"])
         elif match := _FRAME.fullmatch(line):
             if threads.add(match[1], match[2], match[3]) >= _DEPTH:
                 threads.cut()
@@ -224,7 +235,7 @@ def _read_py_spy(lines: Sequence[str]) -> list[ThreadStack]:
     pid = None
     for line in lines:
         if match := _SPY_HEADER.fullmatch(line):
-            threads.begin(match[2], current=match[2] == _MAIN or match[1] == pid)
+            threads.begin(match[2], current=match[2] == _MAIN or match[1] == pid, ident=match[1])
         elif match := _SPY_FRAME.fullmatch(line):
             threads.add(match[2], match[3], match[1].rpartition(".")[2])
         elif match := _SPY_PROCESS.match(line):

@@ -29,7 +29,13 @@ class Wait(Record):
     frame: Frame
     """The call."""
 
+    @property
+    def synchronises(self) -> bool:
+        """Tell whether it is a wait for a GPU, which may spin."""
+        return self.frame.function in _SYNCHRONISE and "/torch/" in self.frame.file
 
+
+_SYNCHRONISE = frozenset({"synchronize"})
 _TORCH = frozenset(
     {
         "_store_based_barrier",
@@ -108,7 +114,7 @@ _TABLE: tuple[tuple[str, frozenset[str] | None, str, Waiting], ...] = (
     ("/jax/experimental/multihost_utils.py", _JAX, "JAX's {}", Waiting.SURELY),
     ("/mpi4py/", None, "mpi4py {}", Waiting.SURELY),
     ("/torch/autograd/", frozenset({"_engine_run_backward", "backward"}), "backward", Waiting.MAYBE),
-    ("/torch/cuda/", frozenset({"synchronize"}), "torch.cuda.synchronize", Waiting.MAYBE),
+    ("/torch/cuda/", _SYNCHRONISE, "torch.cuda.synchronize", Waiting.MAYBE),
     ("/ray/_private/worker.py", frozenset({"get", "wait"}), "ray.{}", Waiting.MAYBE),
     ("/torch/utils/file_baton.py", None, "the lock of an extension that is built", Waiting.MAYBE),
 )
@@ -193,6 +199,45 @@ def find_wait(view: View) -> Wait | None:
             if part in frame.file and (functions is None or frame.function in functions):
                 return Wait(name=name.format(frame.function), waiting=waiting, frame=frame)
     return None
+
+
+_CHILDREN = (
+    "/torch/utils/data/",
+    "/multiprocessing/",
+    "/subprocess.py",
+    "/concurrent/futures/",
+    "/joblib/",
+)
+"""Parts of the paths of files in which a worker waits for processes of its own."""
+_SLEEPS: tuple[tuple[str, frozenset[str] | None], ...] = (
+    ("/threading.py", frozenset({"wait", "join", "acquire", "_wait_for_tstate_lock", "__enter__"})),
+    ("/queue.py", None),
+    ("/selectors.py", None),
+    ("/subprocess.py", frozenset({"wait", "_wait", "_try_wait", "poll", "communicate", "_communicate"})),
+    ("/multiprocessing/", None),
+    ("/concurrent/futures/_base.py", frozenset({"result", "exception", "wait"})),
+    ("/socket.py", frozenset({"accept", "readinto"})),
+    ("/ssl.py", None),
+    ("/filelock/", None),
+    ("/torch/utils/data/dataloader.py", frozenset({"_try_get_data", "_get_data"})),
+)
+"""Part of the file's path, functions there (None: any): calls that wait, whatever for. Which of their lines a worker is
+at tells nothing."""
+
+
+def call_that_waits(view: View) -> Frame | None:
+    """Find the outermost call below the script's innermost frame that waits, for other ranks or for anything else."""
+    for frame in reversed(view.below):
+        if any(_matches(frame, part, functions) for part, functions in _SLEEPS):
+            return frame
+        if any(_matches(frame, part, functions) for part, functions, _, _ in _TABLE):
+            return frame
+    return None
+
+
+def waits_for_children(view: View) -> bool:
+    """Tell whether a worker waits for processes that it has started."""
+    return any(part in frame.file for frame in view.below for part in _CHILDREN)
 
 
 def hint_for_place(view: View) -> str | None:

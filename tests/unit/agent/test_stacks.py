@@ -23,6 +23,14 @@ def innermost():
 innermost()
 """
 UNARMED = "print('ready', flush=True); import time; time.sleep(600)"
+BUSY = """
+import os, subprocess, sys
+source = "import os, sys\\nprint('busy', flush=True)\\nwhile os.getppid() == int(sys.argv[1]): pass"
+child = subprocess.Popen([sys.executable, "-c", source, str(os.getpid())], stdout=subprocess.PIPE)
+child.stdout.readline()
+print("ready", flush=True)
+child.wait()
+"""
 TALKS = """
 import os, signal, sys, time
 def talk(*_):
@@ -195,3 +203,20 @@ def test_closing_ends_what_is_under_way(node, no_spy):
 
 def test_the_signal_is_the_one_that_the_bootstrap_arms():
     assert signal.SIGRTMAX - 3 == SIGNAL
+
+
+def test_processor_time_of_a_worker_and_of_its_children_is_told_apart(node):
+    node.start("print('ready', flush=True)\nwhile True: pass")
+    node.start(BUSY)
+    node.start(UNARMED)
+    first, deadline = node.collect(), time.monotonic() + 30
+
+    def used(name: str) -> list[bool]:
+        latest = node.collect()
+        return [getattr(latest[rank], name) >= getattr(first[rank], name) + 0.1 for rank in range(3)]
+
+    while not (used("cpu_s")[0] and used("children_cpu_s")[1]):
+        assert time.monotonic() < deadline
+    assert (used("cpu_s")[1:], used("children_cpu_s")[0], used("children_cpu_s")[2]) == ([False, False], False, False)
+    assert first[0].taken_s < node.collect()[0].taken_s
+    assert not any(stack.holds_gpu for stack in first.values())

@@ -15,6 +15,8 @@ DUMP = """Current thread 0x00007f00 (most recent call first):
   File "/home/u/train.py", line 9 in <module>
 """
 TIMEOUT_S = 30.0
+GAP_S = (TIMEOUT_S + hangs.SLACK_S) / 10
+"""Between two samples."""
 
 
 class Watched:
@@ -52,15 +54,24 @@ class Watched:
             node, m.Stacks(attempt=at, serial=self.asked() if serial is None else serial, stacks=stacks)
         )
 
+    def stand_still(self, *, odd=None) -> list:
+        """Answer each question with the same stacks, until nothing more is asked."""
+        actions, answered = [], None
+        while (serial := self.asked()) != answered:
+            answered = serial
+            for node in range(self.job.nodes):
+                actions += self.stacks(node, odd=odd)
+            actions += self.pass_time(GAP_S)
+        return actions
+
     def asked(self) -> int:
         """Give the serial of the last question."""
         return max((question.serial for _, question in self.job.sent(m.CollectStacks)), default=0)
 
     def hang(self) -> list:
-        """Fall silent, answer, and let all end as told."""
+        """Fall silent, stand still, and let all end as told."""
         self.fall_silent()
-        for node in range(self.job.nodes):
-            self.stacks(node, odd=1)
+        self.stand_still(odd=1)
         for rank in self.job.ranks:
             self.job.exited(rank, -15, told=True)
         return self.job.all_gone()
@@ -84,7 +95,7 @@ def test_silent_workers_are_asked_where_they_stand_then_stopped_and_the_job_ends
     assert asked(job, watch.pass_time(TIMEOUT_S)) == []
     assert asked(job, watch.pass_time(hangs.SLACK_S)) == [0]
     assert job.sent(m.Stop) == []
-    actions = watch.stacks(odd=1)
+    actions = watch.stand_still(odd=1)
     assert [stop.signum for _, stop in job.sent(m.Stop, actions)] == [signal.SIGTERM]
     assert "rank 1" in job.said
     [keep] = job.of(a.KeepStacks, actions)
@@ -98,6 +109,49 @@ def test_silent_workers_are_asked_where_they_stand_then_stopped_and_the_job_ends
     assert hung.final
     assert job.of(a.Failed) == []
     assert job.exit_code == 124
+
+
+def at_work(number: int, *, busy: bool = True) -> m.Stack:
+    """Give the sample of a worker that is in another function each time, or computes."""
+    function = "load" if number % 2 else "step"
+    text = DUMP.format(line=5).replace("in step", f"in {function}")
+    return m.Stack(rank=0, pid=1000, state="R", text=text, taken_s=float(number), cpu_s=float(number if busy else 0))
+
+
+def test_a_silent_job_whose_workers_go_on_is_left_alone_until_ten_times_the_timeout(watched):
+    watch = watched()
+    job = watch.job
+    while not job.entries("hang"):
+        assert job.sent(m.Stop) == []
+        job.now = job.policy.deadline()
+        for _, question in job.sent(m.CollectStacks, job.tick()):
+            job.say(0, m.Stacks(attempt=0, serial=question.serial, stacks=(at_work(question.serial),)))
+    [hang] = job.entries("hang")
+    assert 10 * TIMEOUT_S <= hang["silent_s"] <= 10 * TIMEOUT_S + 2 * GAP_S
+    assert job.said.count("the job goes on; after 300 s without one it is ended (--hang-timeout)") == 1
+    assert len(job.entries("hang_postponed")) >= 8
+    assert job.entries("hang_postponed")[0]["why"] == "moved"
+    for rank in job.ranks:
+        job.exited(rank, -15, told=True)
+    job.all_gone()
+    assert job.exit_code == 124
+
+
+def test_workers_that_have_sent_heartbeats_are_not_sampled_for_signs_of_work(watched):
+    watch = watched()
+    watch.alive(0)
+    watch.fall_silent()
+    watch.job.say(0, m.Stacks(attempt=0, serial=watch.asked(), stacks=(at_work(0),)))
+    assert len(watch.job.sent(m.Stop)) == 1
+
+
+def test_a_sign_of_life_between_two_samples_begins_the_silence_anew(watched):
+    watch = watched()
+    watch.fall_silent()
+    watch.stacks()
+    watch.alive(wrote=[1])
+    assert watch.pass_time(TIMEOUT_S) == []
+    assert len(watch.job.sent(m.CollectStacks)) == 1
 
 
 def test_without_a_timeout_nobody_is_watched(make_job):
@@ -164,9 +218,11 @@ def test_time_counts_from_when_all_workers_have_started(make_job):
 def test_nodes_that_do_not_answer_are_not_waited_for_long(watched):
     watch = watched(nodes=3, per_node=2)
     assert asked(watch.job, watch.fall_silent()) == [0, 1, 2]
-    watch.stacks(1, odd=2)
-    assert watch.job.sent(m.Stop) == []
-    watch.pass_time(hangs.ANSWER_S)
+    for _ in range(hangs.SAMPLES):
+        assert watch.job.sent(m.Stop) == []
+        watch.stacks(1, odd=2)
+        watch.pass_time(hangs.ANSWER_S)
+        watch.pass_time(GAP_S)
     assert len(watch.job.sent(m.Stop)) == 3
     assert watch.job.entries("hang")[0]["groups"]
 
@@ -190,7 +246,7 @@ def test_a_sign_of_life_while_stacks_are_taken_lets_the_job_go_on_watched(watche
     assert watch.stacks() == []
     assert watch.job.sent(m.Stop) == []
     assert asked(watch.job, watch.fall_silent()) == [0]
-    watch.stacks()
+    watch.stand_still()
     assert watch.job.sent(m.Stop)
 
 
@@ -246,7 +302,7 @@ def test_output_soon_after_the_last_heartbeat_is_not_said_to_have_come_all_the_w
 def test_those_that_had_to_be_killed_after_a_hang_are_told_to_the_report(watched):
     watch = watched()
     watch.fall_silent()
-    watch.stacks(odd=1)
+    watch.stand_still(odd=1)
     watch.job.exited(0, -15, told=True)
     watch.job.exited(1, -9, told=True)
     watch.job.exited(2, 0, told=True)
@@ -269,7 +325,7 @@ def test_being_told_to_stop_while_stacks_are_taken_is_what_counts(watched):
 def test_a_signal_after_the_hang_gives_the_signals_code_and_the_report_all_the_same(watched):
     watch = watched()
     watch.fall_silent()
-    watch.stacks()
+    watch.stand_still()
     watch.job.now += 1
     watch.job.signal(signal.SIGINT)
     for rank in watch.job.ranks:
@@ -326,8 +382,7 @@ def test_ended_ranks_are_told_to_the_diagnosis(watched):
     watch = watched()
     watch.job.exited(2)
     watch.fall_silent()
-    stacks = tuple(m.Stack(rank=rank, pid=1, state="S", text=DUMP.format(line=5)) for rank in (0, 1))
-    watch.job.say(0, m.Stacks(attempt=0, serial=watch.asked(), stacks=stacks))
+    watch.stand_still()
     assert watch.job.entries("hang")[0]["ended"] == [2]
 
 
