@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 OpenSink = Callable[[int], Sink]
 """Opens the console for a world size."""
+OpenWorkerSink = Callable[[int], Sink]
+"""Opens it for the one worker of a launcher that is itself a worker, for the world size that this one counts in."""
 OpenTerminal = Callable[[], Terminal | None]
 """Gives the user's terminal if the one worker can have it."""
 OpenFilters = Callable[[int], Mapping[int, LineFilter]]
@@ -51,6 +53,7 @@ class _Opening(Record):
     """How what a job has of its user's is opened."""
 
     sink: OpenSink
+    worker_sink: OpenWorkerSink
     terminal: OpenTerminal
     filters: OpenFilters | None
 
@@ -60,6 +63,7 @@ def run_job(
     environ: Mapping[str, str],
     *,
     open_sink: OpenSink,
+    open_worker_sink: OpenWorkerSink,
     open_terminal: OpenTerminal,
     open_filters: OpenFilters | None = None,
 ) -> int:
@@ -78,7 +82,7 @@ def run_job(
 
         return run_launcher(planned, options, environ, site=site, open_sink=open_sink, open_filters=open_filters)
 
-    opening = _Opening(sink=open_sink, terminal=open_terminal, filters=open_filters)
+    opening = _Opening(sink=open_sink, worker_sink=open_worker_sink, terminal=open_terminal, filters=open_filters)
     if planned.location is None or planned.location.allocation.source != "ray":
         return _run(planned, options, environ, site, None, opening)
     from distlaunch.launch_ray import placed_in_ray
@@ -99,8 +103,13 @@ def _run(
     nodes = _other_nodes(planned, options, environ, site, places)
     check_proc()
     workers = len(plan.workers) if nodes is None else nodes.most_workers
-    terminal = opening.terminal() if workers == 1 and nodes is None else None
-    sink = opening.sink(workers)
+    terminal = opening.terminal() if workers == 1 and nodes is None and plan.shown_size == 1 else None
+    if plan.outer is None or terminal is not None:
+        sink = opening.sink(workers)
+    else:
+        from distlaunch.job.herald import OuterRanks
+
+        sink = OuterRanks(opening.worker_sink(plan.outer.world_size), first_rank=plan.outer.rank)
     if planned.explanation is not None:
         sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
     nofile = allow_descriptors(workers if nodes is None else 0)
@@ -162,7 +171,7 @@ def _run(
             transport=transport,
             files=filed,
             sink=sink,
-            events=EventLog(run_dir.events, sink, desk=desk),
+            events=EventLog(run_dir.events, sink, desk=desk, first_rank=plan.first_shown),
             desk=desk,
             signal_pipe=signal_pipe,
             clock=clock,

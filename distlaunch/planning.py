@@ -16,10 +16,11 @@ from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.layout import STDOUT
-from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.model.plan import LaunchPlan, Outer
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.core.model.topology import Topology
+from distlaunch.core.model.variables import RANKS
 from distlaunch.core.probe.cpus import probe_cpus
 from distlaunch.job.rundir import LATEST, folder_name, log_base, new_job_id
 from distlaunch.resolve import select as systems
@@ -49,6 +50,7 @@ def read_facts(options: TrainOptions, environ: Mapping[str, str], *, of_backend:
     ``of_backend``: those of --env-file that nobody has named but the backend.
     """
     cwd = _cwd()
+    outer = _outer(options, environ)
     workdir = cwd if options.workdir is None else os.path.join(cwd, options.workdir)
     wanted = {workdir}
     programs: dict[str, str | None] = {}
@@ -73,8 +75,21 @@ def read_facts(options: TrainOptions, environ: Mapping[str, str], *, of_backend:
             for path in options.env_file
         },
         programs=programs,
-        surroundings=_surroundings(options, environ),
+        surroundings=None if outer is not None else _surroundings(options, environ),
+        outer=outer,
     )
+
+
+def _outer(options: TrainOptions, environ: Mapping[str, str]) -> Outer | None:
+    """Find the launcher that started us as its worker, unless --source says where the nodes are."""
+    if options.who_set("source") is not None and ("source" in options.given or not options.dialect.spelling):
+        return None
+    if not any(name in environ for name in RANKS):
+        return None
+    from distlaunch.core.probe.ancestors import ancestors
+    from distlaunch.resolve.outer import outer_launcher
+
+    return outer_launcher(environ, ancestors())
 
 
 def _surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surroundings | None:
@@ -192,10 +207,19 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
     options = backend.sized(options)
     facts = read_facts(options, environ, of_backend=found)
     lost: tuple[str, ...] = ()
-    location = location or backend.location(options, facts.hostname)
+    if facts.outer is not None:
+        from distlaunch.resolve.outer import check_options
+
+        check_options(options, backend, environ, facts.outer)
+    else:
+        location = location or backend.location(options, facts.hostname)
     if location is None:
         location, lost = _locate(options, facts)
-    if isinstance(options, TorchrunOptions):
+    if facts.outer is not None:
+        from distlaunch.resolve.outer import one_worker
+
+        topology = one_worker(options, facts, facts.outer)
+    elif isinstance(options, TorchrunOptions):
         topology = torchrun_topology(options, facts)
         if location is not None:
             from distlaunch.resolve.sources.torchrun import among_others

@@ -75,6 +75,22 @@ class LocalRanks(Passing):
         self._sink.rank_ended(rank - self.first_rank, now)
 
 
+class OuterRanks(Passing):
+    """A console that knows our one worker by the rank that another launcher has given it."""
+
+    def __init__(self, sink: Sink, *, first_rank: int) -> None:
+        super().__init__(sink)
+        self._first_rank = first_rank
+
+    def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Take a chunk; see ``Sink``."""
+        self._sink.output(self._first_rank + rank, stream, data, now)
+
+    def rank_ended(self, rank: int, now: float) -> None:
+        """Show what is held of a rank; see ``Sink``."""
+        self._sink.rank_ended(self._first_rank + rank, now)
+
+
 class Herald(Passing):
     """Passes everything on to ``sink``, and warnings also to ``tell``; keeps the last words for the others."""
 

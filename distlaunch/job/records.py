@@ -18,14 +18,17 @@ from distlaunch.job.sink import Sink
 class EventLog:
     """Appends one JSON object a line: ``{"time": seconds since the epoch, "type": ..., ...}``."""
 
-    def __init__(self, descriptor: int, sink: Sink, *, desk: Desk | None = None) -> None:
+    def __init__(self, descriptor: int, sink: Sink, *, desk: Desk | None = None, first_rank: int = 0) -> None:
+        """``first_rank``: what rank 0 is called in events."""
         self._descriptor = descriptor
         self._sink = sink
         self._desk = desk or Desk()
+        self._first_rank = first_rank
 
     def write(self, kind: str, fields: Mapping[str, object]) -> None:
         """Add an event; what the disk does not take is lost here, never in the job."""
-        record = {"time": round(time.time(), 6), "type": kind, **fields}
+        shown = self._counted(fields) if self._first_rank else fields
+        record = {"time": round(time.time(), 6), "type": kind, **shown}
         line = json.dumps(record).encode("ascii") + b"\n"
         self._desk.do(lambda: self._append(line))
         self._sink.event(record)
@@ -33,6 +36,21 @@ class EventLog:
     def _append(self, line: bytes) -> None:
         with suppress(OSError):
             os.write(self._descriptor, line)
+
+    def _counted(self, fields: Mapping[str, object]) -> dict[str, object]:
+        """Name ranks as people know them, also in records within."""
+        shown = dict(fields)
+        for name, value in fields.items():
+            match value:
+                case int() if name == "rank":
+                    shown[name] = self._first_rank + value
+                case list() | tuple() if name == "ranks":
+                    shown[name] = [self._first_rank + rank for rank in value]
+                case dict() if name == "pids":
+                    shown[name] = {self._first_rank + rank: pid for rank, pid in value.items()}
+                case dict():
+                    shown[name] = self._counted(value)
+        return shown
 
 
 class OutputFiles:

@@ -14,6 +14,7 @@ from distlaunch.core.model.text import printable
 from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as a
 from distlaunch.job.desk import Desk
+from distlaunch.job.diagnose.model import Diagnosis
 from distlaunch.job.records import EventLog
 from distlaunch.job.rundir import RunDir
 from distlaunch.job.sink import Sink
@@ -57,12 +58,12 @@ class Reporter:
         fields = {"attempt": action.attempt, "final": action.final, "diagnosis": diagnosis_record(diagnosis)}
         self._events.write("failure", fields)
         if not action.final:
-            self._again(action, f"failed: {one_line(diagnosis, many_hosts=len(plan.nodes) > 1)}")
+            self._again(action, f"failed: {one_line(self._shown(diagnosis), many_hosts=len(plan.nodes) > 1)}")
             return
         text = render_report(
-            diagnosis,
+            self._shown(diagnosis),
             job_id=plan.job_id,
-            world_size=len(plan.workers),
+            world_size=plan.shown_size,
             attempt=action.attempt,
             restarts=action.restarts,
             max_restarts=self._max_restarts,
@@ -72,6 +73,13 @@ class Reporter:
             filed=None if wrote else self._filed_elsewhere(path, cause.ranks[0]),
         )
         self._last_words(text, action.why_final)
+
+    def _shown(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Name ranks as people know them."""
+        first, cause = self.plan.first_shown, diagnosis.cause
+        if not first:
+            return diagnosis
+        return replace(diagnosis, cause=replace(cause, ranks=tuple(first + rank for rank in cause.ranks)))
 
     def _filed_elsewhere(self, path: str, rank: int) -> str | None:
         """Say where a file is that its rank's own launcher writes, if that is another than we."""

@@ -167,7 +167,8 @@ class Runner:
     def run(self) -> int:
         """Run the job; give the exit code."""
         plan = self._plan
-        self._sink.say(f"job {plan.job_id}: {_what_where(plan)}; logs: {plan.run_dir}")
+        if plan.first_shown == 0:  # the other workers of a launcher around us would all say so
+            self._sink.say(f"job {plan.job_id}: {_what_where(plan)}; logs: {plan.run_dir}")
         if self._policy.settings.gathering is None:
             self._say_notes(plan)
         fields = {"job_id": plan.job_id, "world_size": plan.world_size, "backend": plan.backend}

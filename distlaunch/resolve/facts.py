@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.plan import Outer
 from distlaunch.core.model.record import Record
 
 if TYPE_CHECKING:
@@ -43,3 +44,5 @@ class Facts(Record, hide=("environ", "texts")):
     """Where PATH has each program that the options name; None if nowhere."""
     surroundings: Surroundings | None = None
     """None: nothing hints at other nodes, neither an option nor a variable."""
+    outer: Outer | None = None
+    """The launcher whose worker we are; None: we are nobody's."""

@@ -146,9 +146,24 @@ def build_plan(
     else:
         of_node = dict(enumerate(shares))
     workers = tuple(
-        _workers(options, topology, backend, argv, of_node, threads=threads, error_file=error_file, only=only)
+        _workers(
+            options,
+            topology,
+            backend,
+            argv,
+            of_node,
+            threads=threads,
+            error_file=error_file,
+            only=only,
+            first_local_rank=0 if facts.outer is None else facts.outer.local_rank,
+        )
     )
-    return _settled(plan, workers, attempt=0, master_port=port)
+    plan = _settled(plan, workers, attempt=0, master_port=port)
+    if facts.outer is None:
+        return plan
+    from distlaunch.resolve.outer import as_worker
+
+    return as_worker(plan, options, facts, facts.outer)
 
 
 def _left_out(names: Sequence[str], backend: str) -> str:
@@ -192,6 +207,9 @@ def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: Me
 
 def _settled(plan: LaunchPlan, workers: tuple[WorkerPlan, ...], *, attempt: int, master_port: int | None) -> LaunchPlan:
     settled = v.attempt_variables(attempt=attempt, master_addr=plan.master_addr, master_port=master_port)
+    if plan.outer is not None:
+        mine = () if "DISTLAUNCH_ATTEMPT" in plan.base_env else ("DISTLAUNCH_ATTEMPT",)
+        settled = {name: settled[name] for name in mine}
     if plan.attempt_files and plan.run_dir:
         folder = plan.layout.attempt_dir(plan.run_dir, attempt)
         settled.update({name: os.path.join(folder, file) for name, file in plan.attempt_files.items()})
@@ -238,6 +256,7 @@ def _workers(
     threads: bool,
     error_file: Callable[[int], str] | None,
     only: int | None,
+    first_local_rank: int = 0,
 ) -> Iterator[WorkerPlan]:
     """Give the workers in rank order, up to the first node that has yet to tell how many it runs.
 
@@ -261,7 +280,9 @@ def _workers(
             env = {**shared, **own, **backend.worker_variables(topology, node_rank, local_rank, rank), **more}
             if error_file is not None:
                 env[_ERROR_FILE] = error_file(rank)
-            words = _own_argv(options, node.argv or argv, local_rank, backend.worker_words(int(own["LOCAL_RANK"])))
+            shown = first_local_rank + local_rank
+            more_words = backend.worker_words(first_local_rank + int(own["LOCAL_RANK"]))
+            words = _own_argv(options, node.argv or argv, shown, more_words)
             yield WorkerPlan(rank=rank, local_rank=local_rank, node_rank=node_rank, env=env, cpus=cpus, argv=words)
             rank += 1
 

@@ -85,6 +85,11 @@ def run_app(
 def _refuse_options_of_train(word: str) -> None:
     """Raise for a first word that is an option of train, or one of torchrun's with what stands for it here."""
     flag = word.partition("=")[0].replace("_", "-")
+    if flag == "--local-rank":
+        raise UsageError(
+            f"{quoted(word)}: another launcher adds this for a script, and distlaunch is none",
+            hint="deepspeed --no_local_rank leaves it out, and torch.distributed.launch --use_env",
+        )
     if any(flag in option.all_flags for option in TRAIN_OPTIONS):
         raise UsageError(f"unknown option {quoted(flag)}", hint=f"distlaunch train {flag} ... SCRIPT [ARGS]...")
     if (instead := counterpart(flag)) is not None:

@@ -21,7 +21,13 @@ def train(options: TrainOptions) -> int:
 
     front = Front(options)
     try:
-        return run_job(options, os.environ, open_sink=front.open_sink, open_terminal=front.open_terminal)
+        return run_job(
+            options,
+            os.environ,
+            open_sink=front.open_sink,
+            open_worker_sink=front.open_worker_sink,
+            open_terminal=front.open_terminal,
+        )
     except BrokenPipeError as exc:  # it is not stdout's, whose reader may leave: that would end the command with 0
         raise RuntimeError("a channel of the job broke") from exc
 
@@ -55,6 +61,17 @@ class Front:
 
             return Passthrough(quiet=self._options.quiet)
         return self.open_console(world_size)
+
+    def open_worker_sink(self, world_size: int) -> Sink:
+        """Open the sink of a launcher that is itself a worker: its launcher shows whose output it is.
+
+        ``world_size`` is that launcher's. A format, or a choice of ranks, has our console instead.
+        """
+        if self._options.format is not None or self._options.output != "all":
+            return self.open_console(world_size)
+        from distlaunch.ui.console.torchrun import open_torchrun_console
+
+        return open_torchrun_console(modes={}, prefixes={}, environ=os.environ, quiet=self._options.quiet)
 
     def open_console(self, world_size: int) -> Sink:
         """Open the console."""

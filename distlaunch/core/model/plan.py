@@ -28,6 +28,16 @@ class WorkerPlan(Record):
     """Its command line, where that is not the plan's for all."""
 
 
+class Outer(Record):
+    """The launcher that started this launcher as one of its workers, and which one that is."""
+
+    launcher: str
+    """``torchrun``, ``horovodrun``, ``accelerate``, ``deepspeed`` or ``distlaunch``."""
+    rank: int
+    world_size: int
+    local_rank: int
+
+
 class LaunchPlan(Record, hide=("base_env", "given_env")):
     """What is to run where. ``master_port`` is None until ``bind``, ``master_addr`` until rank 0's node is known.
 
@@ -85,6 +95,18 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     """By variable: a file in the attempt's folder that it is to name."""
     shared_memory: tuple[str, ...] = ()
     """Names of the files that each worker may leave in /dev/shm, with {uid}, {address}, {port} and {rank} in them."""
+    outer: Outer | None = None
+    """The one worker has rank 0 in this plan, and in the job of this launcher the rank that is given here."""
+
+    @property
+    def shown_size(self) -> int:
+        """The number of workers that ranks shown to people count among."""
+        return len(self.workers) if self.outer is None else self.outer.world_size
+
+    @property
+    def first_shown(self) -> int:
+        """The rank that people know rank 0 of this plan by."""
+        return 0 if self.outer is None else self.outer.rank
 
     @property
     def world_size(self) -> int | None:
@@ -167,6 +189,8 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
             planned = by_node.pop(node_rank, None)
             own = argv if node.argv is None else list(node.argv)
             workers = None if planned is None else [self._of_worker(each, own, shared, mask) for each in planned]
+            if workers and self.outer is not None:
+                workers[0] |= {"rank": self.outer.rank, "local_rank": self.outer.local_rank}
             yield {**_of_node(node_rank, node, settled), "workers": workers}
 
     @staticmethod

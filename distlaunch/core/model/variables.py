@@ -16,6 +16,9 @@ FLIGHT_RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
 STACKS_FD = "DISTLAUNCH_STACKS_FD"
 """Names the descriptor on which our bootstrap has a worker show its stacks; not left in its environment."""
 
+RANKS = ("RANK", "HOROVOD_RANK")
+"""One of these is set for every worker of a launcher around us."""
+
 SET_FOR_WORKERS = frozenset({
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
     "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
@@ -31,13 +34,14 @@ DEVICE_MASKS = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_V
 SET_FOR_NODES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """By which interface a node's workers reach the others: set where it is needed, and the user has not done it."""
 
-_OF_OUTER_LAUNCHERS = SET_FOR_WORKERS | {
+OF_OUTER_LAUNCHERS = SET_FOR_WORKERS | {
     "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_TIMER_FILE", "TORCHELASTIC_HEALTH_CHECK_PORT", "TF_CONFIG",
     "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE", "NNODES", "NPROC_PER_NODE",
     "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
     "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_GLOO_IFACE",
     "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_ELASTIC",
 }  # fmt: skip
+"""What launchers set for their workers, and the prefixes of further names."""
 _PREFIXES_OF_OUTER_LAUNCHERS = (
     "PET_",
     "OMPI_",
@@ -55,5 +59,5 @@ def without_outer_launchers(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name not in _OF_OUTER_LAUNCHERS and not name.startswith(_PREFIXES_OF_OUTER_LAUNCHERS)
+        if name not in OF_OUTER_LAUNCHERS and not name.startswith(_PREFIXES_OF_OUTER_LAUNCHERS)
     }

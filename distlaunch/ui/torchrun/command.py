@@ -41,6 +41,7 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             meaning.options,
             environ,
             open_sink=front.open_sink,
+            open_worker_sink=front.open_worker_sink,
             open_terminal=front.open_terminal,
             open_filters=front.open_filters,
         )

@@ -1,0 +1,194 @@
+"""A launcher that each worker of another launcher starts: under the real torchrun, horovodrun, accelerate and deepspeed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distlaunch.core.agent import spawner
+from distlaunch.resolve import outer
+
+# Building Horovod takes up to a quarter of an hour, once.
+pytestmark = pytest.mark.timeout(2400)
+
+PATIENCE_S = 200
+TELL = """
+import json, os, sys
+names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+         "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE", "HOROVOD_RANK", "HOROVOD_SIZE",
+         "HOROVOD_GLOO_RENDEZVOUS_PORT", "OMP_NUM_THREADS", "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_JOB_ID"]
+rank = os.environ.get("RANK") or os.environ["HOROVOD_RANK"]
+with open(f"{sys.argv[1]}-{rank}", "w") as file:
+    json.dump({name: os.environ.get(name) for name in names}, file)
+print("told by", rank, flush=True)
+if sys.argv[2:] == [rank]:
+    raise SystemExit(37) if len(sys.argv) < 4 else ValueError("boom")
+"""
+INNER = (sys.executable, "-m", "distlaunch")
+
+
+@pytest.fixture
+def outer_run(distlaunch):
+    """Run an outer launcher's command line in the work directory; the scripts are there."""
+    (distlaunch.work / "tell.py").write_text(TELL)
+
+    def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*map(str, words)],
+            env={**distlaunch.env, **(env or {})},
+            cwd=distlaunch.work,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    return run
+
+
+def told(work: Path, name: str, size: int) -> list[dict[str, str | None]]:
+    return [json.loads((work / f"{name}-{rank}").read_text()) for rank in range(size)]
+
+
+def torchrun(*words: str) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", *words]
+
+
+@pytest.mark.parametrize("shell", [False, True], ids=["directly", "by a shell"])
+def test_under_torchrun_each_launcher_runs_one_worker_with_torchruns_variables(outer_run, distlaunch, shell):
+    plain = outer_run(*torchrun("--", sys.executable, "tell.py", "plain"))
+    assert plain.returncode == 0, plain.stderr
+    words = [*INNER, "train", "tell.py", "inner"]
+    if shell:
+        words = ["sh", "-c", f"{' '.join(words)}; exit $?"]
+    done = outer_run(*torchrun(*words))
+    assert done.returncode == 0, done.stderr
+    expected, found = (told(distlaunch.work, name, 2) for name in ("plain", "inner"))
+    for record in (*expected, *found):
+        assert record.pop("MASTER_PORT")
+        assert record.pop("TORCHELASTIC_RUN_ID")
+        del record["DISTLAUNCH_ATTEMPT"], record["DISTLAUNCH_JOB_ID"]
+    assert found == expected
+    assert sorted(done.stdout.splitlines()) == ["told by 0", "told by 1"], "torchrun shows whose line it is, or nobody"
+    assert done.stderr.count("torchrun started this launcher as rank 0 of 2: each launcher runs one worker") == 1
+
+
+def test_a_failure_is_explained_with_the_outer_rank_and_the_exit_code_is_passed_on(outer_run, distlaunch):
+    done = outer_run(*torchrun(*INNER, "train", "tell.py", "inner", "1"))
+    assert "distlaunch: rank 1 of 2 failed: exit code 37" in done.stderr
+    assert "exitcode  : 37" in done.stderr, "torchrun's own summary has the worker's code"
+    assert "/attempt-0/rank-1.log" in done.stderr
+    (failed,) = [each for each in distlaunch.jobs.iterdir() if (each / "report.txt").exists() and not each.is_symlink()]
+    events = [json.loads(line) for line in (failed / "events.jsonl").read_text().splitlines()]
+    assert [event["rank"] for event in events if "rank" in event] == [1]
+    assert [list(event["pids"]) for event in events if event["type"] == "workers_started"] == [["1"]]
+
+
+def test_torchrun_restarts_the_job_and_the_launchers_follow(outer_run, distlaunch):
+    (distlaunch.work / "again.py").write_text("import os\nassert os.environ['TORCHELASTIC_RESTART_COUNT'] != '0'\n")
+    words = torchrun(*INNER, "train", "again.py")
+    words.insert(3, "--max-restarts=1")
+    assert outer_run(*words).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told_of"),
+    [
+        (["train", "--num-gpus", "4"], "--num-gpus 4: torchrun started this launcher as rank"),
+        (["train", "--max-restarts", "2"], "--max-restarts 2: torchrun started this launcher as rank"),
+        (["torchrun", "--nproc-per-node", "2"], "--nproc-per-node 2: torchrun started this launcher as rank"),
+        (["train", "--backend", "horovod"], "--backend horovod: torchrun started this launcher as rank"),
+    ],
+)
+def test_options_that_contradict_the_outer_launcher_are_an_error(outer_run, distlaunch, words, told_of):
+    distlaunch.pretend("horovod")
+    done = outer_run(*torchrun(*INNER, *words, "tell.py", "inner"))
+    assert done.returncode == 1
+    assert told_of in done.stderr
+    assert "exitcode  : 2" in done.stderr
+    assert not (distlaunch.work / "inner-0").exists()
+
+
+def test_a_launcher_that_the_script_of_a_rank_starts_has_a_job_of_its_own(outer_run, distlaunch):
+    (distlaunch.work / "sweep.py").write_text(
+        "import os, subprocess, sys\n"
+        "if os.environ['RANK'] == '1':\n"
+        f"    subprocess.run([*{INNER!r}, 'train', '--num-procs', '3', 'tell.py', 'run'], check=True)\n"
+        f"    sys.exit(os.system({' '.join(INNER)!r} + ' train --num-procs 1 tell.py system'))\n"
+    )
+    command = torchrun("--", sys.executable, "sweep.py")
+    for words in (command, [*INNER, "train", "--num-procs", "2", "sweep.py"]):
+        done = outer_run(*words)
+        assert done.returncode == 0, done.stderr
+        assert [record["WORLD_SIZE"] for record in told(distlaunch.work, "run", 3)] == ["3"] * 3
+        assert [record["WORLD_SIZE"] for record in told(distlaunch.work, "system", 1)] == ["1"]
+        for file in distlaunch.work.glob("*-[0-9]"):
+            file.unlink()
+
+
+def test_source_flags_runs_a_job_of_its_own_in_a_worker(outer_run, distlaunch):
+    done = outer_run(*torchrun(*INNER, "train", "--source", "flags", "--num-procs", "3", "tell.py", "own"))
+    assert done.returncode == 0, done.stderr
+    assert [record["WORLD_SIZE"] for record in told(distlaunch.work, "own", 3)] == ["3"] * 3
+
+
+def test_our_own_workers_start_launchers_that_run_one_worker_each(outer_run, distlaunch):
+    inner = f"{' '.join(INNER)} train tell.py inner 1; exit $?"
+    done = outer_run(*INNER, "train", "--num-procs", "2", "--backend", "fsdp", "--no-python", "sh", "-c", inner)
+    assert done.returncode == 37
+    records = told(distlaunch.work, "inner", 2)
+    assert [(record["RANK"], record["WORLD_SIZE"]) for record in records] == [("0", "2"), ("1", "2")]
+    assert len({(record["MASTER_PORT"], record["DISTLAUNCH_JOB_ID"]) for record in records}) == 1
+    assert "another distlaunch started this launcher as rank 0 of 2" in done.stderr
+
+
+def test_under_accelerate_launch_each_launcher_runs_one_worker(outer_run, distlaunch):
+    words = ["--multi_gpu", "--num_machines", "1", "--num_processes", "2", "--mixed_precision", "no", "--no_python"]
+    launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", *words]
+    done = outer_run(*launch, *INNER, "train", "tell.py", "inner")
+    assert done.returncode == 0, done.stderr
+    assert [record["RANK"] for record in told(distlaunch.work, "inner", 2)] == ["0", "1"]
+    assert "accelerate started this launcher as rank 0 of 2" in done.stderr
+
+
+def test_under_deepspeed_each_launcher_runs_one_worker(outer_run, distlaunch, deepspeed_python):
+    runner = [deepspeed_python, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--no_local_rank", "--no_python"]
+    path = f"{Path(deepspeed_python).parent}{os.pathsep}{distlaunch.env['PATH']}"
+    done = outer_run(*runner, *INNER, "train", "tell.py", "inner", env={"PATH": path, "DS_ACCELERATOR": "cpu"})
+    assert done.returncode == 0, done.stderr
+    assert [record["RANK"] for record in told(distlaunch.work, "inner", 2)] == ["0", "1"]
+    assert "deepspeed started this launcher as rank 0 of 2" in done.stderr
+
+
+HOROVOD = """
+import sys
+import horovod.torch as hvd, torch
+hvd.init()
+total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+print("rank", hvd.rank(), "of", hvd.size(), "sum", total, flush=True)
+if sys.argv[1:] == [str(hvd.rank())]:
+    sys.exit(37)
+"""
+
+
+@pytest.mark.parametrize("shell", [False, True], ids=["directly", "by a shell"])
+def test_under_horovodrun_the_workers_are_one_job(outer_run, distlaunch, horovod_python, shell):
+    (distlaunch.work / "train.py").write_text(HOROVOD)
+    words = [horovod_python, "-m", "distlaunch", "train", "--script", "train.py", "--backend", "horovod", "--", "1"]
+    if shell:
+        words = ["sh", "-c", f"{' '.join(words)}; exit $?"]
+    horovodrun = str(Path(horovod_python).with_name("horovodrun"))
+    done = outer_run(horovodrun, "-np", "2", *words)
+    assert [f"rank {rank} of 2 sum 2.0" in done.stdout for rank in (0, 1)] == [True, True], done.stderr
+    assert "horovodrun started this launcher as rank 0 of 2" in done.stderr
+    assert "distlaunch: rank 1 of 2 failed: exit code 37" in done.stderr
+    assert "Exit code: 37" in done.stderr
+
+
+def test_the_name_of_our_spawner_is_the_one_that_the_search_knows():
+    assert outer.SPAWNER == spawner.NAME
