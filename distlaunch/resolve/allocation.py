@@ -29,6 +29,8 @@ class Host(Record):
     """How many ``unit`` it has; None if only the node knows."""
     unit: Unit = "workers"
     """GPUs that are granted must be there; cores say nothing of workers on GPUs, nor GPUs of workers on CPUs."""
+    tasks: int | None = None
+    """How many tasks a scheduler was asked for there, beside GPUs: workers that use none go by this number."""
     user: str | None = None
     port: int | None = None
     """Of SSH."""

@@ -12,9 +12,9 @@ from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.ids import format_ranks
 from distlaunch.core.model.record import Record, replace
 from distlaunch.resolve.masks import Catalog, Device, catalog_of, is_amd, kind_of, through_mask, unknown_device
+from distlaunch.resolve.options import use_cpus
 
 CUDA, HIP, ROCR, ZE = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
-_CPU_HINT = "--num-procs N starts workers on the CPU"
 
 
 class DeviceSelection(Record):
@@ -34,9 +34,15 @@ class DeviceSelection(Record):
 
 
 def select_devices(
-    inventory: GpuInventory, environ: Mapping[str, str], *, requested: str | None = None
+    inventory: GpuInventory,
+    environ: Mapping[str, str],
+    *,
+    requested: str | None = None,
+    several: bool = False,
 ) -> DeviceSelection:
     """Choose what workers may use: everything, or what the mask allows, or what ``--gpus`` picks from that.
+
+    ``several``: the job has several nodes, for hints.
 
     Raises ConfigError if ``requested`` names a GPU twice, one that is not there, or one outside the mask.
     """
@@ -61,7 +67,7 @@ def select_devices(
         limit = f"{variable}={mask}"
     source = limit or (f"all GPUs of this machine, found by {inventory.source}" if visible else "no GPU found")
     if requested is not None:
-        visible = _picked(requested, visible, whole, inventory, limit)
+        visible = _picked(requested, visible, whole, inventory, limit, use_cpus(several=several))
         source = f"--gpus {requested} within {limit}" if limit else f"--gpus {requested}"
     return DeviceSelection(
         mask_variable=variable,
@@ -73,15 +79,18 @@ def select_devices(
     )
 
 
-def first_devices(selection: DeviceSelection, count: int) -> DeviceSelection:
-    """Narrow the selection to its first ``count`` devices; raises ConfigError if it has fewer."""
+def first_devices(selection: DeviceSelection, count: int, *, several: bool = False) -> DeviceSelection:
+    """Narrow the selection to its first ``count`` devices; raises ConfigError if it has fewer.
+
+    ``several``: the job has several nodes, for the hint.
+    """
     have = len(selection.ids)
     if count > have:
         because = f"; {selection.notes[0]}" if selection.notes else ""
         some = f"only {have}" if have else "no GPU"
         raise ConfigError(
             f"{count} GPU{'s' * (count > 1)} asked for, but {some} can be used here ({selection.source}){because}",
-            hint=_CPU_HINT,
+            hint=use_cpus(several=several),
         )
     ids, gpus = selection.ids[:count], selection.gpus[:count]
     return replace(
@@ -142,7 +151,12 @@ def _is_slice(device_id: str, gpu: Gpu | None) -> bool:
 
 
 def _picked(
-    requested: str, visible: list[Device], whole: Catalog, inventory: GpuInventory, limit: str | None
+    requested: str,
+    visible: list[Device],
+    whole: Catalog,
+    inventory: GpuInventory,
+    limit: str | None,
+    on_cpus: str,
 ) -> list[Device]:
     """Return the visible devices that ``--gpus`` names, by physical index or UUID."""
     entries = [entry.strip() for entry in requested.split(",")]
@@ -153,16 +167,16 @@ def _picked(
     for entry in entries:
         meant = [unknown_device(entry)] if limit and limit.startswith(ZE) else whole.find(entry)
         if not meant:
-            raise _no_such_gpu(entry, requested, inventory)
+            raise _no_such_gpu(entry, requested, inventory, on_cpus)
         for device in meant:
             chosen = allowed.get(device.key)
             if chosen is None and limit is None and (whole.certain or kind_of(entry) != "index"):
                 # Named by UUID where places say nothing: CUDA's own order, or device files, which have no names.
                 chosen = device
             if chosen is None and limit is None:
-                raise _no_such_gpu(entry, requested, inventory)
+                raise _no_such_gpu(entry, requested, inventory, on_cpus)
             if chosen is None:
-                raise _outside(entry, entries, requested, visible, str(limit))
+                raise _outside(entry, entries, requested, visible, str(limit), on_cpus)
             if device.key in picked:
                 raise ConfigError(f"--gpus {requested}: {_name(device, entry)} is named twice")
             picked[device.key] = chosen
@@ -186,10 +200,10 @@ def _by_uuid(devices: list[Device], requested: str) -> list[Device]:
     return [replace(device, id=device.uuid or device.id) for device in devices]
 
 
-def _no_such_gpu(entry: str, requested: str, inventory: GpuInventory) -> ConfigError:
+def _no_such_gpu(entry: str, requested: str, inventory: GpuInventory, on_cpus: str) -> ConfigError:
     if not inventory.gpus:
         why = f": {inventory.problem}" if inventory.problem else ""
-        return ConfigError(f"--gpus {requested}: no GPU was found on this machine{why}", hint=_CPU_HINT)
+        return ConfigError(f"--gpus {requested}: no GPU was found on this machine{why}", hint=on_cpus)
     by_uuid = kind_of(entry) != "index"
     uuids = [uuid for gpu in inventory.gpus for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig)) if uuid]
     if by_uuid and sum(uuid.lower().startswith(entry.lower()) for uuid in uuids) > 1:
@@ -199,7 +213,9 @@ def _no_such_gpu(entry: str, requested: str, inventory: GpuInventory) -> ConfigE
     return ConfigError(message, hint=f"it has {describe_gpus(inventory, uuids=by_uuid)}")
 
 
-def _outside(entry: str, entries: list[str], requested: str, visible: list[Device], limit: str) -> ConfigError:
+def _outside(
+    entry: str, entries: list[str], requested: str, visible: list[Device], limit: str, on_cpus: str
+) -> ConfigError:
     message = f"--gpus {requested}: GPU {entry} is not among the GPUs that {limit} allows"
     places = [int(other) for other in entries if other.isdecimal()]
     if len(places) == len(entries) and all(place < len(visible) for place in places):
@@ -208,5 +224,5 @@ def _outside(entry: str, entries: list[str], requested: str, visible: list[Devic
     elif visible:
         hint = f"choose among {','.join(device.id for device in visible)}"
     else:
-        hint = f"it allows none; {_CPU_HINT}"
+        hint = f"it allows none; {on_cpus}"
     return ConfigError(message, hint=hint)

@@ -13,7 +13,7 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.resolve.facts import Facts
-from distlaunch.resolve.options import USE_CPUS, on_cpus, shares_gpus
+from distlaunch.resolve.options import on_cpus, shares_gpus, use_cpus
 from distlaunch.resolve.sizes import Place, Request, names_of
 from distlaunch.resolve.sources.local import selection_here, workers_here
 
@@ -22,10 +22,13 @@ _MOST_KINDS = 3
 
 
 class KnownHosts:
-    """Gives hosts of which there are facts their workers; ``surveyed``: these are the facts that the nodes told."""
+    """Gives hosts of which there are facts their workers.
 
-    def __init__(self, request: Request, known: Mapping[int, Facts], *, surveyed: bool) -> None:
-        self._request, self._known, self._surveyed = request, known, surveyed
+    ``surveyed``: these are the facts that the nodes told; ``several``: the job has several nodes.
+    """
+
+    def __init__(self, request: Request, known: Mapping[int, Facts], *, surveyed: bool, several: bool) -> None:
+        self._request, self._known, self._surveyed, self._several = request, known, surveyed, several
         self._options = request.options
         self._by_likeness: dict[object, tuple[Topology, Facts]] = {}
         self._failed: dict[tuple[str, str | None], list[Place]] = {}
@@ -74,7 +77,7 @@ class KnownHosts:
         if not self._surveyed:
             return list(self._notes)
         if self.device == "cpu" and not on_cpus(self._options):
-            return [f"no GPU was found: workers run on the CPU; {USE_CPUS}"]
+            return [f"no GPU was found: workers run on the CPU; {use_cpus(several=self._several)}"]
         return [f"{_names(places)}: {note}" for note, places in self._notes.items()]
 
     def _found(self, place: Place, count: int | None) -> Topology:
@@ -85,7 +88,15 @@ class KnownHosts:
             found, model = self._by_likeness[key]
             return _with_gpus_of(found, model.gpus.gpus, facts.gpus.gpus)
         self._check_there(place, count, facts)
-        found = workers_here(self._options, facts, count=count, only=only, without=without, granted=granted)
+        found = workers_here(
+            self._options,
+            facts,
+            count=count,
+            only=only,
+            without=without,
+            granted=granted,
+            several=self._several,
+        )
         self._by_likeness[key] = found, facts
         return found
 
@@ -103,8 +114,7 @@ class KnownHosts:
         raise ConfigError(
             f"{printable(request.allocation.source)} gives {printable(host.name)} {counted(host.slots or count, unit)},"
             f" but {f'only {have}' if have else 'no GPU'} can be used here ({why})",
-            hint=(f"--gpus-per-node {have} takes what is here; " if have else "")
-            + "--num-procs N or --procs-per-node N starts workers without GPUs",
+            hint=(f"--gpus-per-node {have} takes what is here; " if have else "") + use_cpus(several=self._several),
         )
 
 

@@ -19,6 +19,7 @@ HostKeys = Literal["strict", "accept-new", "off"]
 OutputFormat = Literal["rich", "plain", "jsonl"]
 
 USE_CPUS = "--num-procs N starts N workers without GPUs"
+USE_CPUS_OF_EACH = "--procs-per-node N starts N workers without GPUs on each node"
 LOCAL_RANK_TOO = "LOCAL_RANK in the environment says the same"
 NO_LOCAL_RANK = f"-o local-rank=off leaves it out: {LOCAL_RANK_TOO}"
 
@@ -168,6 +169,11 @@ class TorchrunOptions(TrainOptions):
 
 
 # --- what sizes mean
+
+
+def use_cpus(*, several: bool) -> str:
+    """Return the hint for those who want workers on CPUs; ``several``: over several nodes."""
+    return USE_CPUS_OF_EACH if several else USE_CPUS
 
 
 def check_kind(options: TrainOptions) -> None:

@@ -13,7 +13,7 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.resolve.allocation import Allocation, Host
-from distlaunch.resolve.devices import CUDA
+from distlaunch.resolve.devices import CUDA, DeviceSelection
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.filters import Chosen, apply_filters
 from distlaunch.resolve.identity import is_loopback
@@ -141,12 +141,16 @@ class _Slots:
         key = likeness(facts), host.devices
         if key not in self._counts:
             try:
-                self._counts[key] = len(selection_here(self._request.options, facts, granted=host.devices or ()).ids)
+                self._counts[key] = len(self._selection(facts, host).ids)
             except ConfigError:
                 if not self._surveyed:
                     raise
                 return None  # what is wrong is found again, and said of all hosts, when they get their workers
         return self._counts[key]
+
+    def _selection(self, facts: Facts, host: Host) -> DeviceSelection:
+        several = len(self._request.allocation.hosts) > 1
+        return selection_here(self._request.options, facts, granted=host.devices or (), several=several)
 
     def numbered(self, place: int) -> Host:
         """Give a host with as many slots as filters can number on it: the devices, or workers on CPUs."""
@@ -159,7 +163,7 @@ class _Slots:
     def _numbered(self, host: Host, seen: int | None) -> int | None:
         request, options = self._request, self._request.options
         if on_cpus(options) or (seen == 0 and not asks_for_gpus(options) and not (host.unit == "gpus" and host.slots)):
-            slots = None if host.unit == "gpus" else host.slots
+            slots = host.tasks if host.unit == "gpus" else host.slots
             if request.per_node is not None and (slots is None or not request.by_user):
                 return request.per_node
             return 1 if slots is None and request.total is None else slots
@@ -269,7 +273,7 @@ class _Builder:
         options = self._options
         on_gpus = asks_for_gpus(options) or all(p.host.unit == "gpus" and p.host.slots for p, _ in self._planned)
         device = "cpu" if on_cpus(options) else "cuda" if on_gpus else "auto"
-        finder = KnownHosts(self._request, self._known, surveyed=self._surveyed)
+        finder = KnownHosts(self._request, self._known, surveyed=self._surveyed, several=self._several)
         here: int | None = None
         nodes: list[Node] = []
         for place, count in self._planned:
@@ -305,7 +309,7 @@ class _Builder:
         """Say that workers that have a launcher each run on the CPU. Raises ConfigError if GPUs were asked for."""
         counts = {place.chosen.place: count for place, count in self._planned}
         for place, facts in self._without.items():
-            workers_here(self._options, facts, count=counts.get(place))
+            workers_here(self._options, facts, count=counts.get(place), several=self._several)
         if not self._without or self._allocation.local_rank:
             return []  # of several launchers on a node, the first says it
         return ["no GPU was found: workers run on the CPU; --device cpu asks for that"]

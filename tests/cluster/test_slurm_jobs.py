@@ -36,6 +36,7 @@ def test_a_batch_script_has_workers_on_all_nodes_whatever_was_asked_for_its_task
         "tasks": (Job(slurm, "-N2 -w n1,n2 --ntasks-per-node=2 --cpus-per-task=2 --gpus-per-node=1"), 2),
         "per-gpu": (Job(slurm, "-N2 -w n1,n2 --ntasks-per-gpu=1 --gpus=2"), 2),
         "per-task": (Job(slurm, "-N2 -w n2,n4 -n3 --gpus-per-task=1"), 3),
+        "cpu": (Job(slurm, "-N2 -w n1,n2 --ntasks-per-node=2 --exclusive", size="--device cpu"), 4),
         "heterogeneous": (Job(slurm, "-w n4 --gpus-per-node=a100:2 : -w n1,n2 --gpus-per-node=1"), 4),
     }
     told = {name: job.up(count) for name, (job, count) in jobs.items()}
@@ -43,6 +44,7 @@ def test_a_batch_script_has_workers_on_all_nodes_whatever_was_asked_for_its_task
     assert placed(told["four"]) == [(node, rank, "0,1") for node in nodes for rank in "01"]
     assert [each["LOCAL_RANK"] for each in told["gres"]] == ["0", "1", "0", "1"]
     assert sorted(each["SLURMD_NODENAME"] for each in told["per-task"]) in (["n2", "n2", "n4"], ["n2", "n4", "n4"])
+    assert placed(told["cpu"]) == [(node, rank, "") for node in ("n1", "n2") for rank in "01"]
     mixed = [(node, local) for node, local, _ in placed(told["heterogeneous"])]
     assert mixed == [("n4", "0"), ("n4", "1"), ("n1", "0"), ("n2", "0")]
     for name, each in told.items():

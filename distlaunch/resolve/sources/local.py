@@ -11,7 +11,7 @@ from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.resolve.devices import CUDA, HIP, ROCR, DeviceSelection, first_devices, select_devices, split_devices
 from distlaunch.resolve.facts import Facts
-from distlaunch.resolve.options import USE_CPUS, TrainOptions, asks_for_gpus, check_kind, on_cpus, shares_gpus
+from distlaunch.resolve.options import TrainOptions, asks_for_gpus, check_kind, on_cpus, shares_gpus, use_cpus
 
 
 def local_topology(options: TrainOptions, facts: Facts) -> Topology:
@@ -43,21 +43,23 @@ def workers_here(
     only: Sequence[int] | None = None,
     without: Sequence[int] = (),
     granted: Sequence[str] = (),
+    several: bool = False,
 ) -> Topology:
     """Give this machine ``count`` workers (None: as many as it has GPUs; one, if it has none).
 
     ``only`` and ``without`` choose among the GPUs that can be seen, by place; ``granted`` by id, where no mask does.
-    Raises ConfigError if GPUs are asked for and there are fewer.
+    ``several``: it is one of several nodes, for hints. Raises ConfigError if GPUs are asked for and there are fewer.
     """
     if on_cpus(options):
         return _cpu_workers(_counted(count, without), facts, "", ())
-    selection = selection_here(options, facts, granted=granted)
+    selection = selection_here(options, facts, granted=granted, several=several)
     if not selection.ids:
-        return _without_gpus(asks_for_gpus(options), options.whole_gpus or count, without, facts, selection)
+        number = options.whole_gpus or count
+        return _without_gpus(asks_for_gpus(options), number, without, facts, selection, several=several)
     shared = shares_gpus(options)
     selection = _chosen(selection, only, without, facts, shared=shared)
     if options.whole_gpus is not None:
-        selection = first_devices(selection, options.whole_gpus)
+        selection = first_devices(selection, options.whole_gpus, several=several)
         if selection.mig and options.whole_gpus > 1:
             raise ConfigError(
                 f"{counted(options.whole_gpus, 'GPU')} for one worker: there are MIG slices among them"
@@ -67,12 +69,14 @@ def workers_here(
     if shared:
         return _gpu_workers(count or len(selection.ids), selection, facts, options, shared=True)
     wanted = len(selection.ids) if count is None else count
-    return _gpu_workers(wanted, first_devices(selection, wanted), facts, options, shared=False)
+    return _gpu_workers(wanted, first_devices(selection, wanted, several=several), facts, options, shared=False)
 
 
-def selection_here(options: TrainOptions, facts: Facts, *, granted: Sequence[str] = ()) -> DeviceSelection:
+def selection_here(
+    options: TrainOptions, facts: Facts, *, granted: Sequence[str] = (), several: bool = False
+) -> DeviceSelection:
     """Find the GPUs that workers may use: what mask and --gpus leave, and of that what was ``granted``."""
-    selection = select_devices(facts.gpus, facts.environ, requested=options.gpus)
+    selection = select_devices(facts.gpus, facts.environ, requested=options.gpus, several=several)
     if granted and len(granted) < len(selection.ids) and set(granted) <= set(selection.ids):
         places = [place for place, each in enumerate(selection.ids) if each in granted]
         return _at(selection, places, f"{selection.source}; {','.join(granted)} granted")
@@ -124,14 +128,17 @@ def _without_gpus(
     without: Sequence[int],
     facts: Facts,
     selection: DeviceSelection,
+    *,
+    several: bool,
 ) -> Topology:
+    hint = use_cpus(several=several)
     if facts.gpus.problem is not None:
-        raise ConfigError(f"the GPUs here cannot be used: {facts.gpus.problem}", hint=USE_CPUS)
+        raise ConfigError(f"the GPUs here cannot be used: {facts.gpus.problem}", hint=hint)
     if asked:
-        first_devices(selection, count or 1)
+        first_devices(selection, count or 1, several=several)
     number = _counted(count, without)
     workers = "one CPU worker" if number == 1 else counted(number, "CPU worker")
-    return _cpu_workers(number, facts, selection.source, (f"{selection.source}: {workers}; {USE_CPUS}",))
+    return _cpu_workers(number, facts, selection.source, (f"{selection.source}: {workers}; {hint}",))
 
 
 def _cpu_workers(count: int, facts: Facts, source: str, notes: tuple[str, ...]) -> Topology:

@@ -206,7 +206,12 @@ def _whole_job(environ: Environ) -> Allocation:
     for component in components:
         gpus = gpus_of_hosts(environ, component.suffix, component.tasks, len(component.nodes), found)
         slots, unit = _with_tasks(environ, component, gpus, found, notes)
-        hosts += [Host(name=n, slots=s, unit=unit) for n, s in zip(component.nodes, slots, strict=True)]
+        tasks: list[int] | list[None] = [None] * len(component.nodes)
+        if component.tasks is not None and _asked_for_tasks(environ, component):
+            tasks = component.tasks
+        hosts += [
+            Host(name=n, slots=s, unit=unit, tasks=t) for n, s, t in zip(component.nodes, slots, tasks, strict=True)
+        ]
     if node is not None:
         hosts[node] = granted_here(environ, found, in_step=False).on(hosts[node])
     return Allocation(
@@ -253,8 +258,7 @@ def _with_tasks(
     environ: Environ, component: _Component, gpus: list[int | None], found: Origins, notes: list[str]
 ) -> tuple[list[int | None], Unit]:
     """Give hosts without known GPUs the tasks that were asked for; say it where GPUs decide against these."""
-    asked = [f"{each}{component.suffix}" for each in ("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS", "SLURM_NPROCS")]
-    by = next((each for each in asked if text(environ, each) is not None), None)
+    by = _asked_for_tasks(environ, component)
     if by is None or component.tasks is None or max(component.tasks) == 1:
         return gpus, "gpus"
     if all(each is None for each in gpus):
@@ -268,6 +272,15 @@ def _with_tasks(
             f"a worker for each GPU, though {shown(environ, by)}: --procs-per-node N --device cuda starts N a node"
         )
     return gpus, "gpus"
+
+
+def _asked_for_tasks(environ: Environ, component: _Component) -> str | None:
+    """Name the variable by which a number of tasks was asked for.
+
+    Without one SLURM_TASKS_PER_NODE counts how many would have room: 64 on an exclusive node of 64 CPUs.
+    """
+    asked = [f"{each}{component.suffix}" for each in ("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS", "SLURM_NPROCS")]
+    return next((each for each in asked if text(environ, each) is not None), None)
 
 
 def _nodes_of(environ: Environ, variable: str) -> list[str]:

@@ -13,7 +13,7 @@ from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 from distlaunch.resolve.dialect import Dialect
-from distlaunch.resolve.options import USE_CPUS, DropInOptions
+from distlaunch.resolve.options import USE_CPUS, USE_CPUS_OF_EACH, DropInOptions
 from distlaunch.ui.accelerate.options import BELONGS, FLOATS, NEEDLESS, OPTIONS, OWN, REFUSED, SETTINGS, SPELLING, WAYS
 from distlaunch.ui.quick import Given, build
 
@@ -26,7 +26,7 @@ _BY_HAND = ("standard", "nossh")
 _MEETING = "--main_process_ip HOST on each machine says where machine 0 is; --hosts a,b starts all from here, by SSH"
 _SPELLING = (
     *SPELLING,
-    (USE_CPUS, "--cpu --num_processes N starts N workers without GPUs"),
+    *((hint, "--cpu --num_processes N starts N workers without GPUs") for hint in (USE_CPUS, USE_CPUS_OF_EACH)),
     ("-o settings", "the command line"),
     ("--rendezvous HOST:PORT", "--main_process_ip HOST --main_process_port PORT"),
     ("--rendezvous", "--main_process_ip"),

@@ -12,7 +12,7 @@ from distlaunch.core.errors import UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
 from distlaunch.resolve.dialect import Dialect
-from distlaunch.resolve.options import LOCAL_RANK_TOO, NO_LOCAL_RANK, USE_CPUS, DropInOptions
+from distlaunch.resolve.options import LOCAL_RANK_TOO, NO_LOCAL_RANK, USE_CPUS, USE_CPUS_OF_EACH, DropInOptions
 from distlaunch.ui.deepspeed.options import LAUNCHERS, OPTIONS, OWN, SPELLING
 from distlaunch.ui.quick import Given, build
 
@@ -34,7 +34,12 @@ _SPELLING = (
     # Its own launcher, too, starts as many where it finds no GPU (launcher/runner.py of 0.19).
     (f"CPU workers; {USE_CPUS}", "CPU workers, as DeepSpeed's own launcher starts them where there is none"),
     (f"one CPU worker; {USE_CPUS}", "one CPU worker; --num_gpus N starts N of them"),
+    (f"on the CPU; {USE_CPUS_OF_EACH}", "on the CPU; --num_gpus N starts N of them on each node"),
     (USE_CPUS, "with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs"),
+    (
+        USE_CPUS_OF_EACH,
+        "with DS_ACCELERATOR=cpu in the environment --num_gpus N starts N workers without GPUs on each node",
+    ),
 )
 _GRACE_S = 30.0
 """From TERM to KILL, as there."""

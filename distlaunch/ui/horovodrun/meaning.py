@@ -18,7 +18,7 @@ from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.resolve.allocation import Host
 from distlaunch.resolve.dialect import Dialect
 from distlaunch.resolve.location import check_lists
-from distlaunch.resolve.options import USE_CPUS, DropInOptions
+from distlaunch.resolve.options import USE_CPUS, USE_CPUS_OF_EACH, DropInOptions
 from distlaunch.resolve.sources import flags
 from distlaunch.surroundings import read_host_file
 from distlaunch.ui.horovodrun.options import ELASTIC, OPTIONS, OWN
@@ -52,15 +52,20 @@ _SPELLING = (
         (f"{each} # runs workers on every node, --num-nodes 1 on one alone", "-H a:#,b:# runs workers on every node")
         for each in ("--gpus-per-node", "--procs-per-node")
     ),
-    (
-        "--gpus-per-node # takes what is here; --num-procs N or --procs-per-node N starts workers without GPUs",
-        "-H a:#,b:# takes what is here; --device cpu asks for workers without GPUs",
+    *(
+        (
+            f"--gpus-per-node # takes what is here; {hint}",
+            "-H a:#,b:# takes what is here; --device cpu asks for workers without GPUs",
+        )
+        for hint in (USE_CPUS, USE_CPUS_OF_EACH)
     ),
     ("or for CPU workers: --procs-per-node N", "or for CPU workers: --device cpu"),
-    *((f"{each}; {USE_CPUS}", each) for each in ("CPU workers", "one CPU worker")),  # -np says nothing of GPUs
-    (USE_CPUS, "--device cpu asks for workers without GPUs"),
-    ("--num-procs N starts workers on the CPU", "--device cpu starts them on the CPU"),
-    ("--num-procs N or --procs-per-node N starts workers without GPUs", "--device cpu asks for workers without GPUs"),
+    *(
+        (f"{each}; {hint}", each)  # -np says nothing of GPUs
+        for each in ("CPU workers", "one CPU worker", "workers run on the CPU")
+        for hint in (USE_CPUS, USE_CPUS_OF_EACH)
+    ),
+    *((hint, "--device cpu asks for workers without GPUs") for hint in (USE_CPUS, USE_CPUS_OF_EACH)),
     ("--num-procs", "-np"),
     ("--num-gpus", "-np"),
 )

@@ -174,7 +174,7 @@ def test_notes_are_said_once_for_all_nodes(make_composer, make_surveys):
     _, plan = composed(make_composer, make_surveys, hosts="n[1-4],x", num_nodes=4)
     assert plan.notes == (
         "not needed for --num-nodes 4: x",
-        "no GPU was found: workers run on the CPU; --num-procs N starts N workers without GPUs",
+        "no GPU was found: workers run on the CPU; --procs-per-node N starts N workers without GPUs on each node",
     )
 
 

@@ -155,10 +155,10 @@ def test_a_node_that_has_less_than_it_is_to_give_is_named(make_composer, make_su
     assert "\n" not in caught.value.message
 
 
-def test_the_hint_is_the_one_for_this_machine(make_composer, make_surveys):
+def test_the_hint_for_workers_without_gpus_is_the_one_for_several_nodes(make_composer, make_surveys):
     with pytest.raises(ConfigError) as caught:
         composed(make_composer, make_surveys, {"b": {"seen": 4}}, hosts="a,b", gpus_per_node=8)
-    assert caught.value.hint == "--num-procs N starts workers on the CPU"
+    assert caught.value.hint == "--procs-per-node N starts N workers without GPUs on each node"
 
 
 def test_a_slot_that_a_node_has_not_is_refused_by_its_name(make_composer, make_surveys):

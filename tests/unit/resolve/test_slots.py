@@ -46,7 +46,7 @@ def test_gpus_that_were_granted_and_are_not_here_are_refused(make_facts, counts,
     granted = slotted("gpus", *counts)
     error = refused(make_facts, "x", source="slurm", here=0, seen=seen, allocation=granted)
     assert "slurm gives a 3 GPUs" in error.message
-    assert "--num-procs" in error.hint
+    assert ("--procs-per-node" if len(counts) > 1 else "--num-procs") in error.hint
     topology = plan(make_facts, "x", source="slurm", here=0, seen=seen, allocation=granted, procs_per_node=5)
     assert set(sizes(topology).values()) == {5}
 
@@ -72,6 +72,21 @@ def test_gpus_of_which_nobody_told_the_number_may_be_none(make_facts):
 def test_more_tasks_than_gpus_are_refused_with_what_helps(make_facts):
     error = refused(make_facts, "x", source="kubernetes", here=0, seen=2, allocation=slotted("workers", 4))
     assert "--gpus-per-node 2" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("unit", "slots", "options", "expected"),
+    [
+        ("gpus", 2, {"device": "cpu"}, {"a": 4, "b": 3}),
+        ("gpus", None, {"device": "cpu"}, {"a": 4, "b": 3}),
+        ("gpus", 2, {"device": "cpu", "procs_per_node": 1}, {"a": 1, "b": 1}),
+        ("gpus", 2, {}, {"a": 2, "b": 2}),
+        ("gpus", 2, {"device": "cuda"}, {"a": 2, "b": 2}),
+    ],
+)
+def test_workers_without_gpus_go_by_the_tasks_that_were_asked_for(make_facts, unit, slots, options, expected):
+    granted = tuple(Host(name=name, slots=slots, unit=unit, tasks=n) for name, n in (("a", 4), ("b", 3)))
+    assert sizes(plan(make_facts, "x", source="slurm", allocation={"hosts": granted}, **options)) == expected
 
 
 # --- filters and --gpus
