@@ -57,7 +57,10 @@ def until(condition: Callable[[], Any], what: str, within_s: float = 60.0) -> An
 
 
 class Job:
-    """A batch job; ``options`` are sbatch's, ``train`` those of distlaunch; ``size`` where there are no GPUs."""
+    """A batch job; ``options`` are sbatch's, ``train`` those of distlaunch.
+
+    ``size`` says how many workers there are; by default one a node, or with GPUs in ``options`` one a GPU.
+    """
 
     def __init__(
         self,
@@ -67,14 +70,14 @@ class Job:
         train: str = "",
         words: str = "",
         script: str = "exec {}",
-        size: str = "--procs-per-node 1",
+        size: str | None = None,
     ) -> None:
         self.slurm = slurm
         self.place = slurm.work / f"place-{time.monotonic_ns()}"
         self.place.mkdir()
         command = f"{shlex.quote(sys.executable)} -m distlaunch train --device cuda {SHORT} {train} {HEARS} {words}"
-        if "--gpu" not in options and "--gres" not in options:
-            command = command.replace("--device cuda", size)
+        if size is not None or ("--gpu" not in options and "--gres" not in options):
+            command = command.replace("--device cuda", size or "--procs-per-node 1")
         text = f"export PLACE={self.place} XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT}\n" + script.format(
             command
         )

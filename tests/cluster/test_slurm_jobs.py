@@ -36,7 +36,7 @@ def test_a_batch_script_has_workers_on_all_nodes_whatever_was_asked_for_its_task
         "tasks": (Job(slurm, "-N2 -w n1,n2 --ntasks-per-node=2 --cpus-per-task=2 --gpus-per-node=1"), 2),
         "per-gpu": (Job(slurm, "-N2 -w n1,n2 --ntasks-per-gpu=1 --gpus=2"), 2),
         "per-task": (Job(slurm, "-N2 -w n2,n4 -n3 --gpus-per-task=1"), 3),
-        "cpu": (Job(slurm, "-N2 -w n1,n2 --ntasks-per-node=2 --exclusive", size="--device cpu"), 4),
+        "cpu": (Job(slurm, "-N2 -w n1,n2 --ntasks-per-node=2 --gpus-per-node=1", size="--device cpu"), 4),
         "heterogeneous": (Job(slurm, "-w n4 --gpus-per-node=a100:2 : -w n1,n2 --gpus-per-node=1"), 4),
     }
     told = {name: job.up(count) for name, (job, count) in jobs.items()}
