@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.core.agent.ports import hold_port
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import Record, replace
 from distlaunch.job.desk import Desk
 from distlaunch.job.filters import LineFilter
@@ -117,6 +118,8 @@ def _run(
     run_dir = make_run_dir(options.log_dir, plan.job_id, environ)
     if run_dir.path != plan.run_dir:
         plan = replace(plan, run_dir=run_dir.path, env={**plan.env, "DISTLAUNCH_RUN_DIR": run_dir.path})
+    if planned.id_of_scheduler:
+        plan = _named(plan, os.path.basename(run_dir.path), options)
     clock = Clock()
     files = OutputFiles(
         plan.run_dir,
@@ -143,7 +146,7 @@ def _run(
                 clock=clock,
             )
         else:
-            transport = filed = nodes.fleet(files, clock, run_dir=run_dir.path)
+            transport = filed = nodes.fleet(files, clock, run_dir=run_dir.path, job_id=plan.job_id)
             desk = transport.desk
         housekeeping = Housekeeping(run_dir)
         stack.callback(housekeeping.finish)
@@ -188,6 +191,14 @@ def _run(
         housekeeping.start()
         ended.append(runner.run())
     return ended[-1]
+
+
+def _named(plan: LaunchPlan, job_id: str, options: TrainOptions) -> LaunchPlan:
+    """Give a job another id."""
+    env = {**plan.env, "DISTLAUNCH_JOB_ID": job_id}
+    if options.dialect.run_id is None:
+        env["TORCHELASTIC_RUN_ID"] = job_id
+    return replace(plan, job_id=job_id, env=env)
 
 
 def _site(planned: Planned, options: TrainOptions, environ: Mapping[str, str]) -> Site | None:

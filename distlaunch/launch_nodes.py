@@ -91,10 +91,10 @@ class Nodes:
             may_have_bounds=self._places is None,  # Ray gives a number of places
         )
 
-    def fleet(self, files: Files, clock: Callable[[], float], *, run_dir: str) -> Fleet:
+    def fleet(self, files: Files, clock: Callable[[], float], *, run_dir: str, job_id: str) -> Fleet:
         """Make the way to the agents; nothing is connected yet."""
         options = self._options
-        composer = self._composer = self._composer.located(run_dir)
+        composer = self._composer = self._composer.located(run_dir, job_id)
         targets = [self._target(node) for node in composer.hosts]
         connect_s = max(_LEAST_CONNECT_S, options.join_timeout)
         allow_files(links=len(targets), logs=2 * self.most_workers)
@@ -103,9 +103,7 @@ class Nodes:
             return Intake(files, nodes=len(composer.hosts), grant=grant)
 
         if self._site is not None and self._allocation is not None:
-            srun = self._site.srun(
-                [target.host for target in targets], self._allocation, job_id=os.path.basename(run_dir)
-            )
+            srun = self._site.srun([target.host for target in targets], self._allocation, job_id=job_id)
             steps = self._site.fleet(
                 targets,
                 srun=srun,

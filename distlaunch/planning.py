@@ -157,6 +157,8 @@ def _job_id(options: TrainOptions, location: Location | None, topology: Topology
         if location is not None and location.allocation.part != "all" and len(topology.nodes) > 1:
             shared = location.allocation.job_id or ""  # of all its launchers, which settle it at the start
             return f"job-{shared}" if shared == LATEST else shared
+        if _has_id_of_scheduler(options, location) and location is not None and location.allocation.job_id:
+            return location.allocation.job_id
         return new_job_id(time.time(), os.urandom(3))
     bad = next((letter for letter in options.job_id if not (letter.isalnum() or letter in "._-:+@=,")), None)
     unusable = not options.job_id.strip(".") or options.job_id == LATEST or options.job_id.startswith(("-", "."))
@@ -166,6 +168,13 @@ def _job_id(options: TrainOptions, location: Location | None, topology: Topology
             f"--job-id {options.job_id!r}: {why}", hint="letters, digits and ._-:+@=, (at most 100 bytes)"
         )
     return options.job_id
+
+
+def _has_id_of_scheduler(options: TrainOptions, location: Location | None) -> bool:
+    """Tell whether the job is called as the scheduler calls it."""
+    if options.job_id is not None or isinstance(options, TorchrunOptions) or location is None:
+        return False
+    return location.allocation.source == "slurm"
 
 
 class Planned(Record):
@@ -180,6 +189,8 @@ class Planned(Record):
     """Plans each attempt from what the nodes tell; None where all of the job is on this machine, and its launcher's."""
     join: Callable[[], Joiner] | None = None
     """Plans for one launcher of several, each on its node; None where this one is alone. Raises ConfigError."""
+    id_of_scheduler: bool = False
+    """The job is called as the scheduler calls it; a second one in the same batch script needs another name."""
     explanation: Explanation | None
 
 
@@ -230,7 +241,8 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
     else:
         facts, topology = _among_others(location, options, facts)
     needed_descriptors(0 if topology.here is None else topology.nodes[topology.here].slots or 0)
-    job_id = _job_id(options, location, topology)
+    known = location if facts.outer is None else None
+    job_id = _job_id(options, known, topology)
     base = log_base(options.log_dir, environ) or "a temporary directory"
     run_dir = job_id and os.path.join(base, job_id)
     local = location is None or location.allocation.part != "all" or topology.here is not None
@@ -271,6 +283,7 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
         location=location,
         composer=composer,
         join=join,
+        id_of_scheduler=_has_id_of_scheduler(options, known),
         explanation=explanation,
     )
 

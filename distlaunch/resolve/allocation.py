@@ -72,6 +72,8 @@ class Allocation(Record):
     cpus: int | None = None
     """CPUs that it grants on the node that we run on, where it may not enforce them."""
     job_id: str | None = None
+    number: int | None = None
+    """Of the job, as no other of this system has it: launchers choose their port by it."""
     origins: tuple[Origin, ...] = ()
     notes: tuple[str, ...] = ()
     """What the user should hear even without ``--explain``."""

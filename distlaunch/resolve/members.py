@@ -105,9 +105,9 @@ class Composer:
             return self._training, self._training
         return bounds
 
-    def located(self, run_dir: str) -> Composer:
-        """Take note of where the job's folder is in the end."""
-        self._run_dir = run_dir
+    def located(self, run_dir: str, job_id: str) -> Composer:
+        """Take note of where the job's folder is in the end, and of what the job is called."""
+        self._run_dir, self._job_id = run_dir, job_id
         return self
 
     def discovered(self, output: str) -> tuple[Node, ...]:

@@ -51,7 +51,7 @@ def settle(options: TrainOptions, location: Location, topology: Topology) -> Ren
             f"{location.who} starts several launchers, but nothing says where that of node 0 can be called",
             hint="give all of them --rendezvous HOST:PORT, HOST being the node of rank 0",
         )
-    numbered = _digits(allocation.job_id) if allocation.source == "slurm" else None
+    numbered = allocation.number
     if port is not None:
         ports: tuple[int, ...] = (port,)
     elif port_of_source is not None:
@@ -116,12 +116,6 @@ def endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
 def _odd(text: str, who: str) -> ConfigError:
     kind = UsageError if who.startswith("-") else ConfigError
     return kind(f"{who} {quoted(text)}: expected HOST:PORT", hint="an IPv6 address needs brackets: [fd00::1]:29400")
-
-
-def _digits(job_id: str | None) -> int | None:
-    """Give the number that a scheduler's job id begins with."""
-    head = "".join(char if char.isdecimal() else " " for char in job_id or "").split()
-    return int(head[0][-9:]) if head and (job_id or "")[0].isdecimal() else None
 
 
 def _own_number(location: Location, topology: Topology) -> int | None:

@@ -101,6 +101,21 @@ def test_a_batch_script_on_one_node_runs_a_job_with_the_gpus_of_its_grant(slurm,
     assert sorted(re.findall(r"rank (\d) of 3 0,1,2\n", done.output)) == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_jobs_of_a_batch_script_are_called_as_slurm_calls_it(slurm, launch, nodes):
+    (slurm.work / "id.py").write_text("import os; print('is', os.environ['DISTLAUNCH_JOB_ID'], os.environ['RANK'])")
+    train = f"{launch} train --procs-per-node 1 --log-dir {slurm.work}/logs-{nodes} id.py"
+    script = f"{train}\n{train} &\n{train} &\nwait\n{train.replace('id.py', '--job-id mine id.py')}"
+    done = slurm.sbatch(script, f"-N{nodes}", "--array=7", timeout_s=120.0)
+    assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
+    (array,) = re.findall(r"distlaunch: job (\d+)_7:", done.output)
+    jobs = [f"{array}_7", f"{array}_7-2", f"{array}_7-3", "mine"]
+    ranks = [str(rank) for rank in range(nodes)]
+    assert sorted(re.findall(r"is (\S+) (\d)", done.output)) == [(job, rank) for job in jobs for rank in ranks]
+    folders = {path.name for path in (slurm.work / f"logs-{nodes}").iterdir()}
+    assert folders == {*jobs, "latest"}
+
+
 def test_a_shell_of_salloc_on_another_machine_has_workers_on_the_jobs_node(slurm, launch):
     script = f"{launch} train t.py; echo ended with $?; {launch} train --source flags t.py"
     told = slurm.salloc(f"exec 2>&1; {script}", "-N1", "-w", "n2", "--gpus-per-node=1")

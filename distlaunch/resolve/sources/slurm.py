@@ -106,7 +106,8 @@ def _step(environ: Environ, nodes: list[str]) -> Allocation:
         node_rank=node,
         local_rank=None if a_task_each else local,
         cpus=number(environ, "SLURM_CPUS_ON_NODE", least=1),
-        job_id=_step_id(environ),
+        job_id=_job_name(environ, step=text(environ, "SLURM_STEP_ID")),
+        number=_job_number(environ),
         origins=found.all(),
         notes=(*_smaller_step(environ, nodes), *_terminal(environ, sum(tasks)), *_renumbered(rank, tasks, node, local)),
     )
@@ -148,11 +149,33 @@ def _by_component(environ: Environ, nodes: list[str], tasks: list[int]) -> tuple
     return ordered, [in_step[node] for node in ordered]
 
 
-def _step_id(environ: Environ) -> str | None:
-    """Give all launchers of a step the same id; the components of a heterogeneous one have job ids of their own."""
-    job = text(environ, "SLURM_JOB_ID_HET_GROUP_0") or text(environ, "SLURM_JOB_ID")
-    step = text(environ, "SLURM_STEP_ID")
-    return job_id(f"{job}.{step}" if job and step else job)
+def _job_name(environ: Environ, step: str | None = None) -> str | None:
+    """Name a job or a step as squeue does: ``123``, ``123_4`` of an array, ``123.0``; in its second turn ``123-r1``.
+
+    All launchers of a step get the same; the components of a heterogeneous one have job ids of their own.
+    """
+    name = text(environ, _first_id(environ))
+    array, task = text(environ, "SLURM_ARRAY_JOB_ID"), text(environ, "SLURM_ARRAY_TASK_ID")
+    if array is not None and task is not None:
+        name = f"{array}_{task}"
+    if name is None:
+        return None
+    if step is not None:
+        name += f".{step}"
+    turn = text(environ, "SLURM_RESTART_COUNT")
+    if turn is not None and turn.isdecimal() and turn.strip("0"):
+        name += f"-r{turn}"
+    return job_id(name)
+
+
+def _job_number(environ: Environ) -> int | None:
+    found = text(environ, _first_id(environ)) or ""
+    return int(found) if found.isascii() and found.isdecimal() and len(found) < 19 else None
+
+
+def _first_id(environ: Environ) -> str:
+    """Name the variable with the id that all components of a heterogeneous job know."""
+    return "SLURM_JOB_ID_HET_GROUP_0" if text(environ, "SLURM_JOB_ID_HET_GROUP_0") is not None else "SLURM_JOB_ID"
 
 
 def _smaller_step(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
@@ -220,7 +243,7 @@ def _whole_job(environ: Environ) -> Allocation:
         part="all",
         node_rank=node,
         cpus=number(environ, "SLURM_CPUS_ON_NODE", least=1),
-        job_id=job_id(text(environ, "SLURM_JOB_ID")),
+        job_id=_job_name(environ),
         origins=found.all(),
         notes=tuple(notes),
     )

@@ -72,6 +72,28 @@ def test_a_batch_script_stands_for_all_nodes_of_the_job_though_it_has_a_procid()
     assert (names(found), slots(found)) == (["n1", "n2"], [None, None])
 
 
+@pytest.mark.parametrize(
+    ("told", "of_job", "of_step"),
+    [
+        ({}, "42", "42.0"),
+        ({"SLURM_RESTART_COUNT": "0"}, "42", "42.0"),
+        ({"SLURM_RESTART_COUNT": "2"}, "42-r2", "42.0-r2"),
+        ({"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "7"}, "40_7", "40_7.0"),
+        (
+            {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "7", "SLURM_RESTART_COUNT": "1"},
+            "40_7-r1",
+            "40_7.0-r1",
+        ),
+        ({"SLURM_JOB_ID_HET_GROUP_0": "41"}, "41", "41.0"),
+    ],
+)
+def test_a_job_is_called_as_squeue_calls_it(told, of_job, of_step):
+    assert find(BATCH, **told).job_id == of_job
+    step = find(STEP, SLURMD_NODENAME="n2", SLURM_NODEID="1", SLURM_PROCID="1", **told)
+    assert step.job_id == of_step
+    assert step.number == int(told.get("SLURM_JOB_ID_HET_GROUP_0", "42")), "tasks of an array have a port each"
+
+
 def test_a_salloc_shell_stands_for_all_nodes_and_is_none_of_them():
     found = find(SALLOC)
     assert (found.part, found.node_rank, names(found)) == ("all", None, ["n1", "n2"])
