@@ -143,6 +143,7 @@ def policy_settings(
         grace_s=options.grace,
         failure_grace_s=options.failure_grace,
         hang_timeout_s=options.hang_timeout,
+        hang_notice_s=options.hang_notice,
         script_dir=_script_dir(options, plan),
         terminal=terminal,
         dialect=options.dialect,

@@ -257,7 +257,9 @@ class Watch:
         self._noticed = True
         self._await(None)
         hang = self.diagnose(progress)
-        working = "" if activity is None else f"; {activity.words}"
+        working = ""
+        if activity is not None:
+            working = "; it works" if hang.behind == (activity.rank,) else f"; {activity.words}"
         text = (
             f"no worker has written or reported anything for {_seconds(self.silent_s)} s: {hang.summary}{working}."
             " The job goes on. --hang-timeout ends jobs that hang"

@@ -9,6 +9,9 @@ from typing import NamedTuple
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.wire import messages as m
 
+_PERIOD_SHARE = 0.05
+"""Of ``hang_notice_s``: by so much the silence may be told too long."""
+
 
 class Streams(NamedTuple):
     """What else than pipes and files workers read and write."""
@@ -52,7 +55,8 @@ def start_of(
         preload=plan.preload,
         preload_log=plan.layout.preload_path(plan.run_dir, plan.attempt),
         preload_bound_s=plan.hang_timeout_s,
-        watch=plan.hang_timeout_s is not None,
+        watch=plan.hang_timeout_s is not None or plan.hang_notice_s is not None,
+        output_period_s=_output_period_s(plan),
         bootstrap=plan.bootstrap,
         travelled=streams.travelled,
         node_logs=streams.node_logs,
@@ -64,6 +68,13 @@ def start_of(
         run_dir=plan.run_dir,
         layout=plan.layout,
     )
+
+
+def _output_period_s(plan: LaunchPlan) -> float:
+    """Give how often a node tells whose output has moved: seldom where only the notice asks for it."""
+    if plan.hang_timeout_s is not None or plan.hang_notice_s is None:
+        return 1.0
+    return max(1.0, plan.hang_notice_s * _PERIOD_SHARE)
 
 
 def _spec(worker: WorkerPlan) -> m.WorkerSpec:

@@ -99,6 +99,7 @@ class TrainOptions(Record):
     grace: float = 25.0
     failure_grace: float = 5.0
     hang_timeout: float | None = None
+    hang_notice: float = 300.0
     # output
     log_dir: str | None = None
     node_logs: str | None = None

@@ -87,7 +87,10 @@ def build_plan(
     python = _interpreter(options, facts) if local else options.python or facts.python
     argv = command_line(options, python, command_target(options, facts, workdir, local=local), backend)
     preload = preloaded_modules(options)
-    wanted = bool(preload or options.hang_timeout is not None) and not options.no_python
+    # One worker that stands still holds nobody up; of several, the notice says which one does.
+    hang_notice_s = options.hang_notice if options.hang_timeout is None and topology.world_size != 1 else None
+    watched = options.hang_timeout is not None or hang_notice_s is not None
+    wanted = bool(preload or watched) and not options.no_python
     bootstrap: Literal["", "direct", "setup"] = "" if not wanted else "setup" if options.setup else "direct"
     columns = v.terminal_variables(topology, facts.columns, in_front=dialect.prefix_columns)
     of_here = local and shares is None
@@ -123,6 +126,7 @@ def build_plan(
         signal_group=options.no_python,
         preload=preload,
         hang_timeout_s=options.hang_timeout,
+        hang_notice_s=hang_notice_s,
         max_restarts=options.max_restarts,
         bootstrap=bootstrap,
         layout=dialect.layout,

@@ -314,6 +314,14 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         metavar="SECONDS",
         least_s=LEAST_SILENCE_S,
     ),
+    _row(
+        "--hang-notice",
+        "seconds",
+        "failure",
+        "Without --hang-timeout: say once where workers that are silent for so long stand.",
+        metavar="SECONDS",
+        least_s=LEAST_SILENCE_S,
+    ),
     _row("--log-dir", "text", "output", "Where the job's directory is made.", metavar="DIR"),
     _row(
         "--node-logs",

@@ -291,6 +291,21 @@ def test_a_host_whose_worker_computes_in_silence_is_no_hang(hosts):
     hosts.assert_clean()
 
 
+def test_a_silent_job_on_hosts_is_told_of_once_and_ctrl_c_says_where_each_rank_stood(hosts):
+    options = ("--hosts", "n1:1,n2:1,n3:1", "--device", "cpu", *SHORT, "--hang-notice", "4")
+    running = hosts.start(["train", *options, PROGRAMS.parent / "hangs.py", "lock"])
+    assert running.wait_event("silence")["behind"] == [1]
+    running.wait_stderr("The job goes on. --hang-timeout ends jobs that hang\n")
+    running.send_signal(signal.SIGINT)
+    result = running.wait()
+    assert result.returncode == 130, result.stderr
+    told = result.stderr.partition("where the workers stood, ")[2]
+    assert "rank 1 on n2:\n" in told
+    assert "in stuck" in told
+    assert "in others_wait" in told
+    hosts.assert_clean()
+
+
 def test_warm_workers_on_hosts(hosts):
     result = hosts.train("--hosts", "n1:2,n2:2", "--device", "cpu", "--preload", "json,decimal", SAID)
     assert [each["host"] for each in told(result)] == ["n1", "n1", "n2", "n2"]

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from tests.launcher import PROGRAMS
+
 QUICK = ("--hang-timeout", "1.5", "--failure-grace", "1")
 LONGER_S = 3.0
 """Than the timeout, and what it would take till a hang is told."""
@@ -141,14 +143,63 @@ def test_who_has_to_be_killed_after_a_hang_is_named(job, distlaunch):
     distlaunch.assert_no_survivors()
 
 
-def test_without_the_option_silence_is_golden(job, distlaunch):
-    running = job.start("hangs.py", "sleep", options=["--grace", "1"])
-    running.wait_workers(2)
+NOTICE_S = 4.0
+NOTICE = ("--hang-notice", str(NOTICE_S), "--grace", "1")
+
+
+@pytest.mark.parametrize(("how", "state"), [("lock", ""), ("loop", "; it works"), ("stop", "")])
+def test_without_the_option_one_notice_says_who_is_behind_and_ctrl_c_where_each_rank_stood(job, distlaunch, how, state):
+    running = job.start("hangs.py", how, procs=3, options=NOTICE)
     job.await_signs(running, "stuck")
-    time.sleep(2)  # not a wait for anything
+    event = running.wait_event("silence")
+    assert event["behind"] == [1]
+    running.wait_stderr("The job goes on. --hang-timeout ends jobs that hang\n")
+    [notice] = [line for line in running.stderr.splitlines() if "no worker has written or reported anything" in line]
+    assert ": rank 1 is " in notice
+    assert f"{state}. The job goes on." in notice
     assert running.process.poll() is None
+    running.send_signal(signal.SIGINT)
+    result = running.wait()
+    assert result.returncode == 130, result.stderr
+    assert [event["when"] for event in result.of_type("silence")] == ["notice", "stop"]
+    told = result.stderr.partition("where the workers stood, ")[2]
+    assert "ranks 0,2:\n      hangs.py:" in told
+    assert "in others_wait" in told
+    assert "in stuck" in told or how == "stop"
+    assert result.stderr.count("no worker has written or reported anything") == 1
+    assert (result.run_dir / "attempt-0" / "rank-0.stacks.txt").read_text().count("in others_wait") == 2
+    distlaunch.assert_no_survivors()
+
+
+def test_output_puts_the_notice_off_and_heartbeats_do(job, distlaunch):
+    script = distlaunch.work / "train.py"
+    script.write_text(
+        "import os, time\nfrom distlaunch.toolkit import heartbeat\n"
+        f"for step in range({(NOTICE_S + 2) * 10:.0f}):\n"
+        "    print('.', end='', flush=True) if os.environ['RANK'] == '1' else heartbeat(step=step)\n    time.sleep(0.1)\n"
+    )
+    result = job.run(script, options=NOTICE)
+    assert result.returncode == 0, result.stderr
+    assert result.of_type("silence") == []
+
+
+def test_a_worker_that_is_alone_may_be_silent(job, distlaunch):
+    running = job.start("hangs.py", "sleep", procs=1, options=NOTICE)
+    running.wait_workers(1)
+    time.sleep(NOTICE_S + 2)  # not a wait for anything
+    assert "no worker has written" not in running.stderr
     running.send_signal(signal.SIGTERM)
     assert running.wait().returncode == 143
+    distlaunch.assert_no_survivors()
+
+
+def test_torchruns_command_gives_the_notice_too(distlaunch):
+    words = ["torchrun", "--nproc-per-node", "3", PROGRAMS / "hangs.py", "lock"]
+    running = distlaunch.start(words, env={"DISTLAUNCH_HANG_NOTICE": str(NOTICE_S)})
+    running.wait_stderr("DISTLAUNCH_HANG_TIMEOUT ends jobs that hang\n")
+    assert "rank 1 is behind" in running.stderr
+    running.send_signal(signal.SIGINT)
+    assert "where the workers stood, " in running.wait().stderr
     distlaunch.assert_no_survivors()
 
 

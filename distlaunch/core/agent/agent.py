@@ -273,7 +273,12 @@ class Agent:
         if message.preload and message.attempt == 0:
             order, output = self._preloading.begin(message)
             self._tell_spawner(order, (output,))
-        self._pump.expect(2 * len(message.workers), attempt=message.attempt, watching=message.watch)
+        self._pump.expect(
+            2 * len(message.workers),
+            attempt=message.attempt,
+            watching=message.watch,
+            output_period_s=message.output_period_s,
+        )
         self._step(message)
 
     def _step(self, event: t.Event) -> None:

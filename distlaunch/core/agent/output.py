@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from distlaunch.core.agent.evidence import read_error_file
-from distlaunch.core.agent.progress import SignsOfLife
+from distlaunch.core.agent.progress import PERIOD_S, SignsOfLife
 from distlaunch.core.agent.table import Drained, OutputsClosed
 from distlaunch.core.model.record import Record
 from distlaunch.core.wire import messages as m
@@ -114,13 +114,13 @@ class Pump(threading.Thread):
 
     # --- called from other threads
 
-    def expect(self, streams: int, *, attempt: int, watching: bool) -> None:
+    def expect(self, streams: int, *, attempt: int, watching: bool, output_period_s: float = PERIOD_S) -> None:
         """Know how many streams an attempt will have, and whether to tell whose output moves: ``Alive.wrote``.
 
         Few streams get larger pipes. All pipes of a user share 64 MiB of buffers (pipe-user-pages-soft), beyond which
         the kernel gives tiny ones.
         """
-        self._order(lambda: self._signs.begin(attempt, watching=watching))
+        self._order(lambda: self._signs.begin(attempt, watching=watching, output_period_s=output_period_s))
         self._pipe_bytes = max(_LEAST_PIPE_BYTES, min(_JOB_PIPE_BYTES // max(1, streams), _PIPE_BYTES))
 
     def add(self, rank: int, number: int, descriptor: int, *, keeps_tail: bool) -> None:

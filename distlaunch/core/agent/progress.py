@@ -103,6 +103,7 @@ class SignsOfLife:
         """Ranks that wrote output since the last message; filled by the pump, only while ``watching``."""
         self.due: float | None = None
         self._sampled = float("-inf")
+        self._output_period_s = PERIOD_S
         self._heartbeats: dict[int, dict[str, float]] = {}
         self._pipes: dict[int, _Pipe] = {}  # by descriptor
         self._of_rank: dict[int, _Pipe] = {}
@@ -115,9 +116,12 @@ class SignsOfLife:
         """Give the descriptor that is readable when some worker has reported."""
         return self._poll.fileno()
 
-    def begin(self, attempt: int, *, watching: bool) -> None:
-        """Know which attempt the next workers are of, and whether the coordinator wants to hear whose output moves."""
-        self._attempt, self.watching = attempt, watching
+    def begin(self, attempt: int, *, watching: bool, output_period_s: float = PERIOD_S) -> None:
+        """Know which attempt the next workers are of, and whether the coordinator wants to hear whose output moves.
+
+        ``output_period_s``: the least time between two messages, if the second has no more to tell than output.
+        """
+        self._attempt, self.watching, self._output_period_s = attempt, watching, output_period_s
         self._sampled = float("-inf")
 
     def add(self, rank: int, descriptor: int) -> None:
@@ -135,9 +139,14 @@ class SignsOfLife:
                 self._sample(self._pipes[descriptor])
             self._tell(held=held and self.watching)
             self._listen(wanted=True)
-        if self.due is None and (readable or self.wrote or self._heartbeats or (held and self.watching)):
-            self.due = max(now + GATHER_S, self._sampled + PERIOD_S)
+        if self._listening and (readable or self._heartbeats):
+            self._tell_at(max(now + GATHER_S, self._sampled + PERIOD_S))
             self._listen(wanted=False)
+        elif self.due is None and (self.wrote or (held and self.watching)):
+            self._tell_at(max(now + GATHER_S, self._sampled + self._output_period_s))
+
+    def _tell_at(self, due: float) -> None:
+        self.due = due if self.due is None else min(self.due, due)
 
     def drain(self, rank: int) -> None:
         """Take what an ended worker has reported last; it is told with the next message."""

@@ -48,8 +48,11 @@ class RemoteGround(Ground):
             try:
                 self.boot = self._lodging.boot()
             except OSError as exc:
-                self._miss("our code cannot be brought to the workers' interpreters (--preload, --hang-timeout)", exc)
-                start = replace(start, bootstrap="", preload=(), watch=False)
+                if start.preload or start.preload_bound_s is not None:
+                    self._miss(
+                        "our code cannot be brought to the workers' interpreters (--preload, --hang-timeout)", exc
+                    )
+                start = replace(start, bootstrap="", preload=())
         if not start.travelled:
             return start
         moved_to = None

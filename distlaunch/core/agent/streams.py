@@ -49,7 +49,7 @@ def bootstrap_environment(start: m.Start, nofile: int, folder: str = BOOT) -> di
     """Give the variables that tell a worker of its descriptors, and that bring our code into its interpreter."""
     progress, stacks, _ = extra_numbers(nofile)
     env = {PROGRESS_FD: str(progress)}
-    if start.watch:
+    if start.watch and start.bootstrap:
         env[STACKS_FD] = str(stacks)
     if start.bootstrap:
         env["DISTLAUNCH_BOOT"] = folder
@@ -91,7 +91,7 @@ class WorkerStreams:
             opened += (self.progress, end)
             os.set_blocking(end, False)  # a worker never waits for us to take its progress
             ends.append(end)
-            if start.watch:
+            if start.watch and start.bootstrap:
                 self.stacks = os.memfd_create("stacks")
                 opened.append(self.stacks)
                 ends.append(os.dup(self.stacks))

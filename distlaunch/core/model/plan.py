@@ -74,6 +74,8 @@ class LaunchPlan(Record, hide=("base_env", "given_env")):
     """Modules that each node imports once, to fork its workers from."""
     hang_timeout_s: float | None = None
     """The job is watched for hangs: it may be silent for so long."""
+    hang_notice_s: float | None = None
+    """After so long a silence the user is told, once, where the workers stand."""
     max_restarts: int = 0
     bootstrap: Literal["", "direct", "setup"] = ""
     """How our code comes into the workers' interpreter, if they need it there."""

@@ -89,6 +89,8 @@ class Start(Record):
     """How long the import of one of them may take before workers are started without."""
     watch: bool = False
     """The coordinator watches for hangs: tell it who is alive, and have the workers ready to show their stacks."""
+    output_period_s: float = 1.0
+    """While workers only write, tell it no more often."""
     bootstrap: str = ""
     """How our code comes into the workers' interpreter: ``direct``, by ``setup``'s shell, or (empty) not at all."""
     travelled: bool = False

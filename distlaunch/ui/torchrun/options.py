@@ -184,7 +184,7 @@ OPTIONS: tuple[TorchrunOption, ...] = (
 
 EXTRAS = (
     "gpus", "bind", "env", "env_file", "workdir", "setup", "preload", "restart_window", "min_uptime", "failure_grace",
-    "hang_timeout", "log_dir", "format", "quiet", "interface", "token_file",
+    "hang_timeout", "hang_notice", "log_dir", "format", "quiet", "interface", "token_file",
 )  # fmt: skip
 """Fields of ``train``'s options whose variables (DISTLAUNCH_...) work here too."""
 

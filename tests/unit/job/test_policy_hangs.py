@@ -61,7 +61,7 @@ class Watched:
             answered = serial
             for node in range(self.job.nodes):
                 actions += self.stacks(node, odd=odd)
-            actions += self.pass_time(GAP_S)
+            actions += self.pass_time(5.0)
         return actions
 
     def asked(self) -> int:
@@ -152,6 +152,118 @@ def test_a_sign_of_life_between_two_samples_begins_the_silence_anew(watched):
     watch.alive(wrote=[1])
     assert watch.pass_time(TIMEOUT_S) == []
     assert len(watch.job.sent(m.CollectStacks)) == 1
+
+
+# --- the notice of a job without --hang-timeout
+
+NOTICE_S = 300.0
+
+
+@pytest.fixture
+def unwatched(make_job):
+    def start(nodes=1, per_node=3, **settings) -> Watched:
+        return Watched(make_job(nodes, per_node, hang_notice_s=NOTICE_S, script_dir="/home/u", **settings).run())
+
+    return start
+
+
+def test_a_silent_job_is_told_of_once_and_goes_on(unwatched):
+    watch = unwatched()
+    job = watch.job
+    assert watch.pass_time(NOTICE_S - 1) == []
+    watch.pass_time(1)
+    watch.stand_still(odd=1)
+    assert "for 310 s: rank 1 is behind, at train.py:7 in step. The job goes on. --hang-timeout ends" in job.said
+    [event] = job.entries("silence")
+    assert (event["when"], event["behind"], event["frame"]) == ("notice", [1], "train.py:7 in step")
+    [keep] = job.of(a.KeepStacks)
+    assert len(keep.stacks) == 3
+    assert job.sent(m.Stop) == []
+    for _ in range(3):
+        watch.alive(wrote=[0])
+        assert watch.pass_time(10 * NOTICE_S) == []
+    for rank in job.ranks:
+        job.exited(rank)
+    job.all_gone()
+    assert job.exit_code == 0
+
+
+def test_the_notice_of_a_job_that_works_says_so(unwatched):
+    watch = unwatched()
+    watch.pass_time(NOTICE_S)
+    for _ in range(2):
+        serial = watch.asked()
+        watch.job.say(0, m.Stacks(attempt=0, serial=serial, stacks=(at_work(serial),)))
+        watch.pass_time(5.0)
+    assert "rank 0 is behind, at train.py:5 in step; it works. The job goes on." in watch.job.said
+    assert watch.job.entries("silence")[0]["activity"]["why"] == "moved"
+
+
+@pytest.mark.parametrize("sign", [{"beats": [1]}, {"wrote": [2]}, {"held": True}])
+def test_whatever_a_worker_writes_or_reports_puts_the_notice_off(unwatched, sign):
+    watch = unwatched()
+    watch.alive(0, 1, 2)
+    for _ in range(10):
+        assert watch.pass_time(NOTICE_S - 1) == []
+        watch.alive(*sign.get("beats", ()), wrote=sign.get("wrote", ()), held=sign.get("held", False))
+
+
+def test_a_worker_that_is_alone_is_not_told_of(unwatched):
+    assert unwatched(per_node=1).job.policy.deadline() is None
+
+
+def test_with_a_hang_timeout_there_is_no_notice(make_job):
+    watch = Watched(make_job(1, 3, hang_timeout_s=10 * NOTICE_S, hang_notice_s=NOTICE_S).run())
+    assert watch.pass_time(10 * NOTICE_S) == []
+
+
+def test_ctrl_c_on_a_silent_job_says_where_each_rank_stood_before_the_workers_are_told(unwatched):
+    watch = unwatched(nodes=2, per_node=1)
+    job = watch.job
+    watch.pass_time(NOTICE_S)
+    watch.stand_still(odd=1)
+    watch.pass_time(50.0)
+    actions = job.signal(signal.SIGINT)
+    assert (asked(job, actions), job.sent(m.Stop, actions)) == ([0, 1], [])
+    assert watch.stacks(0, odd=1) == []
+    actions = watch.stacks(1, odd=1)
+    [said] = job.of(a.Say, actions)
+    assert said.text.startswith("where the workers stood, 365 s after the last sign of life:\n")
+    assert "rank 0 on node0:\n      train.py:5 in step" in said.text
+    assert [stop.signum for _, stop in job.sent(m.Stop, actions)] == [signal.SIGINT] * 2
+    assert [event["when"] for event in job.entries("silence")] == ["notice", "stop"]
+    for rank in job.ranks:
+        job.exited(rank, -2, told=True)
+    job.all_gone()
+    assert job.exit_code == 130
+
+
+def test_nodes_that_do_not_answer_after_ctrl_c_put_the_stop_off_for_two_seconds_only(unwatched):
+    watch = unwatched()
+    watch.pass_time(NOTICE_S + 20)
+    watch.job.signal(signal.SIGINT)
+    assert watch.job.sent(m.Stop) == []
+    watch.pass_time(hangs.STOP_ANSWER_S)
+    assert len(watch.job.sent(m.Stop)) == 1
+
+
+def test_a_second_ctrl_c_does_not_wait_for_where_the_workers_stand(unwatched):
+    watch = unwatched()
+    watch.pass_time(NOTICE_S + 20)
+    watch.job.signal(signal.SIGINT)
+    watch.job.now += 1.5
+    watch.job.signal(signal.SIGINT)
+    watch.stacks()
+    watch.pass_time(10)
+    assert [stop.signum for _, stop in watch.job.sent(m.Stop)] == [signal.SIGKILL]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_only_ctrl_c_on_a_silent_job_asks_first(unwatched, signum):
+    watch = unwatched()
+    watch.pass_time(NOTICE_S + 20 if signum == signal.SIGTERM else NOTICE_S - 1)
+    actions = watch.job.signal(signum)
+    assert (asked(watch.job, actions), len(watch.job.sent(m.Stop, actions))) == ([], 1)
 
 
 def test_without_a_timeout_nobody_is_watched(make_job):
