@@ -85,6 +85,8 @@ class Checkpoint:
         self._requests = Requests()
         self._asking = Asking(time.monotonic())
         self._resumed = self._closed = False
+        self._only_resumed = False
+        """There was a checkpoint, and no step since."""
         self._reached = 0
         """After how many steps a call was last, or what resume() gave."""
         self._saved_at = time.monotonic()
@@ -97,9 +99,10 @@ class Checkpoint:
     def resume(self, steps: int | None = None) -> int:
         """Load the newest whole checkpoint, or the one after so many steps; return the next step, 0 if there is none.
 
-        A damaged one is skipped, and that is logged. What is newer than the one loaded is set aside: renamed, and not
-        touched again. Raises ConfigError if the checkpoint is of another model or optimizer, and CheckpointError if
-        there are some and none is whole.
+        The one that is loaded is logged; ``close`` logs it if no step came after it. A damaged one is skipped, and that
+        is logged. What is newer than the one loaded is set aside: renamed, and not touched again.
+        Raises ConfigError if the checkpoint is of another model or optimizer, and CheckpointError if there are some and
+        none is whole.
         """
         self._see_that_it_is_open("resume")
         self.wait()
@@ -121,6 +124,8 @@ class Checkpoint:
             self._set_aside([newer for newer in all_names if steps_of(newer) > steps_of(name)])
             self._resumed, self._reached = True, steps_of(name)
             self._writing.saved_steps = self._reached
+            self._only_resumed = True
+            self._say(f"resumed from {self._store.where(name)}, after {counted(self._reached, 'step')}")
             return self._reached
         if damaged and steps is not None:
             others = ", ".join(str(steps_of(name)) for name in all_names if name not in names) or "none"
@@ -200,7 +205,7 @@ class Checkpoint:
         """
         self._see_that_it_is_open("step")
         steps, before = steps_after(step, self._reached), self._reached
-        self._reached = steps
+        self._reached, self._only_resumed = steps, False
         self._requests.stepped = True
         if hasattr(self._sampler, "advance"):
             self._sampler.advance(batches)
@@ -219,7 +224,7 @@ class Checkpoint:
         Raises Stopped after a TERM, as ``step`` does.
         """
         self._see_that_it_is_open("save")
-        self._reached = steps_after(step, self._reached)
+        self._reached, self._only_resumed = steps_after(step, self._reached), False
         self._save(self._reached, background=background, stop=False)
 
     def wait(self) -> None:
@@ -321,6 +326,8 @@ class Checkpoint:
         if self._closed:
             return
         self._closed, stop = True, False
+        if self._only_resumed and sys.exc_info()[0] is None:
+            self._say(f"no step came after that: the training had already ended after {counted(self._reached, 'step')}")
         atexit.unregister(self._finish)
         end_without(self._leave)
         try:

@@ -63,6 +63,8 @@ _stores: dict[tuple[object, ...], tuple[Any, Iterator[int]]] = {}
 
 One that has failed counts, too, as for torch, which numbers those itself: it is tried again by all workers or by none.
 """
+_store: Any = None
+"""That of the group."""
 _owner = 0
 """The process that called ``init``; a forked one does not end its group."""
 
@@ -175,6 +177,11 @@ def current(caller: str) -> Context:
     return _current
 
 
+def group_store() -> Any:
+    """Give the store by which the workers of the group have found each other."""
+    return _store
+
+
 def _check_again(asked: Mapping[str, object]) -> None:
     for name, value in asked.items():
         is_given = value is not (_SEED if name == "seed" else None)
@@ -265,6 +272,7 @@ def _own_backend(kind: str) -> str:
 
 def _form(place: Mapping[str, int], backend: str, timeout: timedelta | None, strategy: Strategy) -> None:
     """Form the group of all workers."""
+    global _store  # noqa: PLW0603 - as in init
     rank, world = place["RANK"], place["WORLD_SIZE"]
     store: Any
     if strategy == "horovod":
@@ -275,6 +283,7 @@ def _form(place: Mapping[str, int], backend: str, timeout: timedelta | None, str
         store = _meet(rank, world, timeout or default_pg_timeout)
     else:
         store = dist.HashStore()  # type: ignore[attr-defined] # it is documented there
+    _store = store
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
 
 
@@ -316,10 +325,10 @@ def _at_exit() -> None:
 
 def _end(*, clean: bool) -> None:
     """End the group. After an exception the others are somewhere else: neither waiting nor ending it would return."""
-    global _current  # noqa: PLW0603 - as in init
+    global _current, _store  # noqa: PLW0603 - as in init
     if _current is None or _owner != os.getpid():
         return
-    _current = None
+    _current = _store = None
     if clean or (dist.is_initialized() and dist.get_world_size() == 1):
         end_process_group()
     else:

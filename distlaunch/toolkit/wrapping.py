@@ -8,11 +8,14 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from distlaunch.toolkit.context import current
+from distlaunch.toolkit.context import Context, current, group_store
 from distlaunch.toolkit.errors import ToolkitError
 from distlaunch.toolkit.optimizer_state import load_optimizer_state
 from distlaunch.toolkit.options import refuse_other_wrappers, wrap_options
+from distlaunch.toolkit.same_batches import FirstBatches
 
+_watches = False
+"""The data of a model has been watched."""
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
@@ -29,6 +32,9 @@ def wrap(
     those (the same object, with what it has learnt); Horovod gives all workers what rank 0's has learnt. One may as
     well be made of the wrapped model's parameters. All workers start with the parameters and buffers of rank 0.
 
+    The data is the script's to split: ``StatefulBatchSampler``, or torch's ``DistributedSampler``, gives each worker
+    its part. A warning says so, once, if all workers train on the same first two batches.
+
     ``options`` are the launcher's ``-o``, with underscores (``wrap_classes="Block"``); those that concern another
     strategy do nothing, and the launcher's own win. Raises ToolkitError before ``init``, for options that are not
     known, a model without parameters to train, one on the meta device, an optimizer of another model, and what the
@@ -42,13 +48,13 @@ def wrap(
         from distlaunch.toolkit.sharding import shard
 
         shard(model, optimizer, chosen, context)  # moves it part by part: it may be too large to be on a device whole
-        return model if optimizer is None else (model, optimizer)
-    _move(model, optimizer, context.device)
-    if context.strategy == "horovod":
+    elif context.strategy == "horovod":
         from distlaunch.toolkit.horovod import average_by_horovod
 
+        _move(model, optimizer, context.device)
         average_by_horovod(model, optimizer, chosen)
     else:
+        _move(model, optimizer, context.device)
         model = DistributedDataParallel(
             model,
             device_ids=None if context.device.type == "cpu" else [context.device],
@@ -56,7 +62,16 @@ def wrap(
             find_unused_parameters=chosen.find_unused_parameters,
             static_graph=chosen.static_graph,
         )
+    _watch_data(model, context)
     return model if optimizer is None else (model, optimizer)
+
+
+def _watch_data(model: nn.Module, context: Context) -> None:
+    """Have the workers warn, once, if all of them train the first model on the same data."""
+    global _watches  # noqa: PLW0603 - once a process
+    if context.world_size > 1 and not _watches:
+        _watches = True
+        FirstBatches(model, group_store(), world_size=context.world_size, attempt=context.attempt)
 
 
 def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
