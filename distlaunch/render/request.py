@@ -29,6 +29,8 @@ class RenderOptions(Record):
     cpus: int | None = None
     memory: str | None = None
     # Slurm
+    exclusive: bool | None = None
+    """Ask for whole nodes; None: unless ``cpus`` says how many CPUs."""
     partition: str | None = None
     account: str | None = None
     # Kubernetes

@@ -57,6 +57,8 @@ def _size(request: Request, shape: Shape) -> list[_Line]:
     ]
     if shape.gpus:
         found.append((f"--gpus-per-node={shape.gpus}", None))
+    if more.exclusive or (more.exclusive is None and more.cpus is None):
+        found.append(("--exclusive", "All CPUs of each node. Without this line, or --cpus-per-task, Slurm grants one."))
     if more.cpus is not None:
         found.append((f"--cpus-per-task={more.cpus}", "CPUs of each node, shared by its workers."))
     if more.memory is not None:
@@ -100,8 +102,8 @@ def _endings(request: Request, shape: Shape) -> list[_Line]:
             f"{warning_s} s before the time limit workers that handle USR1 get it, to save (B: by way of this script).",
         ),
     ]
-    if options.max_restarts or request.has("requeue"):
-        found.append(("--requeue", "Slurm may begin the job again, after a preemption or the loss of its first node."))
+    if _requeues(request):
+        found.append(("--requeue", "The job may have another turn: after its time limit, a preemption, a lost node."))
     if shape.elastic or options.spares:
         found.append(("--no-kill", "Do not end the job when a node fails: distlaunch goes on with the others."))
     return found
@@ -113,9 +115,15 @@ def _clock(seconds: int) -> str:
     return f"{days}-{clock}" if days else clock
 
 
+def _requeues(request: Request) -> bool:
+    """Tell whether the job is to go on in another turn: unless ``--no-requeue`` says otherwise."""
+    return request.train.requeue or "requeue" not in request.train.given
+
+
 def _command(request: Request) -> str:
-    program, verb, *words = _fit(request.command())
-    options = len([word for _, given in request.words for word in given])
+    added = ("--requeue",) if _requeues(request) and not request.has("requeue") else ()
+    program, verb, *words = _fit(request.command(*added))
+    options = len([word for _, given in request.words for word in given]) + len(added)
     lines = [f"exec {program} {verb}", *map(shlex.quote, words[:options])]
     lines.append(shlex.join(words[options:]))
     return " \\\n    ".join(lines)

@@ -7,11 +7,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from distlaunch.backends.choosing import option_name
+from distlaunch.backends.registry import backend_names, find_backend
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import defaults_of, fields_of
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.render.request import RenderOptions, Request, Target
 from distlaunch.resolve.options import TrainOptions
+from distlaunch.resolve.plan import script_places
 from distlaunch.ui import quick
 from distlaunch.ui.option import Kind, Option
 from distlaunch.ui.options import TRAIN_OPTIONS
@@ -55,11 +58,19 @@ def _row(
 
 
 _ROWS = (
-    _row("--out", "text", _EVERYWHERE, "Write the file here instead of to stdout.", "FILE", variable=False),
+    _row(
+        "--out",
+        "text",
+        _EVERYWHERE,
+        "Write the file here, not to stdout; -o FILE does so, too.",
+        "FILE",
+        variable=False,
+    ),
     _row("--name", "text", _EVERYWHERE, "The job's name; otherwise the script's.", "NAME"),
     _row("--time", "text", _EVERYWHERE, "Time limit of the whole job.", "90m|12h|D-HH:MM:SS"),
-    _row("--cpus", "count", _EVERYWHERE, "CPUs of each node.", "N"),
+    _row("--cpus-per-task --cpus", "count", _EVERYWHERE, "CPUs of each node.", "N"),
     _row("--memory", "text", _EVERYWHERE, "Memory of each node.", "64Gi"),
+    _row("--exclusive", "flag", ("slurm",), "Ask for whole nodes; the default without --cpus.", ""),
     _row("--partition", "text", ("slurm",), "Slurm's partition.", "NAME"),
     _row("--account", "text", ("slurm",), "Who is charged.", "NAME"),
     _row("--image", "text", _PODS, "The container image, with distlaunch and the script.", "NAME"),
@@ -99,10 +110,46 @@ def parse_render(target: Target, argv: Sequence[str], environ: Mapping[str, str]
 
 
 def split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:
-    """Part the values that ``build`` made of the words into the two kinds of options."""
+    """Part the values that ``build`` made of the words into the two kinds of options.
+
+    A word of ``-o`` without ``=`` names the file, unless the backend has an option of that name. Raises UsageError for
+    two files.
+    """
     own = fields_of(RenderOptions)
     more = {field: value for field, value in values.items() if field in own}
+    named = _backend_names(values.get("backend", TrainOptions().backend))
+    files = [word for word in values.get("opt", ()) if "=" not in word and option_name(word) not in named]
+    if files:
+        values = {**values, "opt": tuple(word for word in values["opt"] if word not in files)}
+        if not values["opt"]:
+            values["given"] = {field: who for field, who in values["given"].items() if field != "opt"}
+        files = list(dict.fromkeys([*files, *([more["out"]] if "out" in more else [])]))
+        if len(files) > 1:
+            raise UsageError(
+                f"-o {quoted(files[0])} and -o {quoted(files[1])} are two files", hint="render writes one: give one"
+            )
+        more["out"] = files[0]
     return TrainOptions(**{field: value for field, value in values.items() if field not in own}), RenderOptions(**more)
+
+
+def _missing_script(options: TrainOptions) -> str | None:
+    """Say that the script is not here, where a batch script is submitted as a rule; None if it is."""
+    name = options.script
+    if name is None or options.module or options.no_python:
+        return None
+    workdir = os.path.join(os.getcwd(), options.workdir or "")
+    places = script_places(name, os.getcwd(), workdir)
+    if any(os.path.exists(place) for place in places):
+        return None
+    where = " and ".join(printable(os.path.dirname(place)) for place in places)
+    return f"{printable(name)} is not here (looked in {where}); the job needs it where it is submitted"
+
+
+def _backend_names(backend: object) -> set[str]:
+    """Return the names of a backend's own options; those of one that is not known are none."""
+    if backend not in backend_names():
+        return set()
+    return {option.name for option in find_backend(str(backend)).options()}
 
 
 def render_file(target: Target, options: TrainOptions, more: RenderOptions) -> int:
@@ -116,12 +163,18 @@ def render_file(target: Target, options: TrainOptions, more: RenderOptions) -> i
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
-        return 0
+    else:
+        _write(more.out, data)
+        sys.stderr.write(f"distlaunch: {printable(os.path.abspath(more.out))} is written\n")
+    if target == "slurm" and (missing := _missing_script(options)) is not None:
+        sys.stderr.write(f"distlaunch: {missing}\n")
+    return 0
+
+
+def _write(path: str, data: bytes) -> None:
     try:
-        with open(more.out, "wb") as file:
+        with open(path, "wb") as file:
             file.write(data)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "a name of a file has no NUL"
-        raise ConfigError(f"--out {quoted(more.out)}: {reason}") from error
-    sys.stderr.write(f"distlaunch: {printable(os.path.abspath(more.out))} is written\n")
-    return 0
+        raise ConfigError(f"--out {quoted(path)}: {reason}") from error

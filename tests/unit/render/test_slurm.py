@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -47,12 +49,54 @@ def test_a_small_job_asks_for_little(text):
         "job-name": "train",
         "nodes": "1",
         "gpus-per-node": "2",
+        "exclusive": "",
         "output": "%x-%j.out",
         "open-mode": "append",
         "signal": "B:USR1@60",
+        "requeue": "",
     }
     assert body.startswith("#!/bin/bash\n")
-    assert body.endswith("exec distlaunch train \\\n    --gpus-per-node=2 \\\n    train.py\n")
+    assert body.endswith("exec distlaunch train \\\n    --gpus-per-node=2 \\\n    --requeue \\\n    train.py\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "exclusive", "cpus"),
+    [
+        ([], True, None),
+        (["--cpus=8"], False, "8"),
+        (["--cpus-per-task=8"], False, "8"),
+        (["--exclusive", "--cpus=8"], True, "8"),
+        (["--no-exclusive"], False, None),
+    ],
+)
+def test_a_job_has_whole_nodes_unless_the_number_of_cpus_is_said(text, words, exclusive, cpus):
+    found = options_in(text("slurm", *words, *SIZE, "t.py"))
+    assert ("exclusive" in found, found.get("cpus-per-task")) == (exclusive, cpus)
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "times"),
+    [
+        ([], {}, 1),
+        (["--requeue"], {}, 1),
+        (["--no-requeue"], {}, 0),
+        ([], {"DISTLAUNCH_REQUEUE": "0"}, 0),
+        ([], {"DISTLAUNCH_REQUEUE": "1"}, 1),
+    ],
+)
+def test_a_job_goes_on_in_another_turn_unless_it_is_not_to(text, words, environ, times):
+    body = text("slurm", *words, *SIZE, "t.py", "--requeue", **environ)
+    assert body.count("    --requeue \\\n") == times
+    assert ("requeue" in options_in(body)) == bool(times)
+    assert body.endswith("    t.py --requeue\n")
+
+
+def test_the_script_in_the_documentation_is_the_one_that_is_rendered(text):
+    page = (Path(__file__).parents[3] / "README.md").read_text()
+    command, script = re.search(
+        r"`distlaunch render slurm ([^`]*)` prints:\n\n```\n(.*?)```\n", page, re.DOTALL
+    ).groups()
+    assert script == text("slurm", *shlex.split(command))
 
 
 def test_every_option_of_slurms_has_its_line(text):
@@ -112,7 +156,7 @@ def test_the_shell_passes_every_word_on(tmp_path_factory, arguments):
     except UnicodeEncodeError:
         return
     body = text_of("slurm", "-x", "A=b c", *SIZE, "train.py", *arguments)
-    expected = ["train", "--gpus-per-node=2", "--env=A=b c", "train.py", *arguments]
+    expected = ["train", "--gpus-per-node=2", "--env=A=b c", "--requeue", "train.py", *arguments]
     decoded = [word.encode(errors="surrogateescape").decode(errors="surrogateescape") for word in expected]
     assert words_of(body, tmp_path_factory.mktemp("words")) == decoded
 

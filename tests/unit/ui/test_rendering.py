@@ -83,14 +83,14 @@ def test_every_row_can_be_explained():
     for option in OWN:
         assert option.help.endswith(".")
         assert option.group in GROUP_TITLES
-        assert option.metavar
+        assert option.metavar or option.kind == "flag"
         assert option.variable == (None if option.field == "out" else f"DISTLAUNCH_RENDER_{option.field.upper()}")
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_option_of_another_kind_of_file_is_refused_by_name(target):
     for option in OWN:
-        words = [f"{option.name}=1", "t.py"]
+        words = [option.name if option.kind == "flag" else f"{option.name}=1", "t.py"]
         if option in options_of(target):
             parse_render(target, words, {})
             continue
@@ -209,3 +209,41 @@ def test_nothing_heavy_is_loaded_to_print_a_file(tmp_path):
     assert not {
         name for name in modules if name.startswith(("distlaunch.job", "distlaunch.launch", "distlaunch.core.agent"))
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "out", "opt"),
+    [
+        (["-o", "job.yaml"], "job.yaml", ()),
+        (["-o", "zero=3", "-o", "job.yaml", "--backend=deepspeed"], "job.yaml", ("zero=3",)),
+        (["-o", "job.yaml", "--out=job.yaml"], "job.yaml", ()),
+        (["-o", "zero", "--backend=deepspeed"], None, ("zero",)),
+        (["--out=a=b"], "a=b", ()),
+    ],
+)
+def test_a_word_without_an_equals_sign_is_the_file(words, out, opt):
+    options, more = parse_render("slurm", [*words, "--gpus-per-node=2", "t.py"], {})
+    assert (more.out, options.opt) == (out, opt)
+    assert not opt or spell(options)
+    assert opt or all(field != "opt" for field, _ in spell(options))
+
+
+@pytest.mark.parametrize("words", [["-o", "a", "-o", "b"], ["-o", "a", "--out", "b"]])
+def test_two_files_are_refused(words):
+    with pytest.raises(UsageError, match="two files"):
+        parse_render("slurm", [*words, "--gpus-per-node=2", "t.py"], {})
+
+
+def test_a_script_that_is_not_here_is_a_note(tmp_path):
+    command = [sys.executable, "-m", "distlaunch", "render", "slurm", "--gpus-per-node=2", "-o", "job", "t.py"]
+    environ = {**os.environ, "PYTHONPATH": os.getcwd()}
+
+    def render() -> tuple[int, str]:
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stderr
+
+    written = f"distlaunch: {tmp_path}/job is written\n"
+    note = f"distlaunch: t.py is not here (looked in {tmp_path}); the job needs it where it is submitted\n"
+    assert render() == (0, written + note)
+    (tmp_path / "t.py").write_text("")
+    assert render() == (0, written)
