@@ -17,6 +17,8 @@ class Dialect(Record):
     """What ROLE_NAME says."""
     prefix_columns: int | None = None
     """How wide what stands before each line on the console is; None: as wide as a rank in brackets."""
+    shows_bars: bool = True
+    """The console shows both streams of rank 0, if it shows that rank."""
     rank_macro: str | None = None
     """What stands for the local rank in the arguments of the script."""
     takes_typed: bool = False

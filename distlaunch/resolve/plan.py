@@ -103,6 +103,10 @@ def build_plan(
     left_out = (_left_out(unwanted, backend.name),) if unwanted else ()
     notes = [*topology.notes, *backend.notes, *backend.notes_on(topology), *left_out, *own_notes]
     defaults = unless_set({**v.DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)
+    bars = (
+        v.bar_variables(topology, facts.columns, in_front=dialect.prefix_columns) if _shows_bars(options, facts) else {}
+    )
+    bars = unless_set(bars, base, given)
     env = {**defaults, **job, **of_backend}
     port = options.master_port or topology.master_port
     threads = not any("OMP_NUM_THREADS" in layer for layer in (base, given))
@@ -162,12 +166,26 @@ def build_plan(
             first_local_rank=0 if facts.outer is None else facts.outer.local_rank,
         )
     )
+    if bars and workers and workers[0].rank == 0 and facts.outer is None:
+        workers = (replace(workers[0], env={**bars, **workers[0].env}), *workers[1:])
     plan = _settled(plan, workers, attempt=0, master_port=port)
     if facts.outer is None:
         return plan
     from distlaunch.resolve.outer import as_worker
 
     return as_worker(plan, options, facts, facts.outer)
+
+
+def _shows_bars(options: TrainOptions, facts: Facts) -> bool:
+    """Return whether the console draws the progress bars of rank 0 in place, should it be a terminal."""
+    dumb = facts.environ.get("TERM") in ("dumb", "unknown")
+    return options.format != "jsonl" and options.dialect.shows_bars and not dumb and _names_rank_0(options.output)
+
+
+def _names_rank_0(output: str) -> bool:
+    """Return whether rank 0 is among those that ``--output`` shows."""
+    firsts = [part.partition("-")[0].strip() for part in output.split(",")]
+    return output.strip() == "all" or any(first and not first.strip("0") for first in firsts)
 
 
 def _left_out(names: Sequence[str], backend: str) -> str:

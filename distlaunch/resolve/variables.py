@@ -55,9 +55,24 @@ def terminal_variables(topology: Topology, columns: int | None, *, in_front: int
     """
     if columns is None:
         return {}
+    return {"COLUMNS": str(_room(topology, columns, in_front))}
+
+
+def bar_variables(topology: Topology, columns: int | None, *, in_front: int | None = None) -> dict[str, str]:
+    """Return the variables by which rank 0 draws progress bars as on a terminal; see ``terminal_variables``.
+
+    rich reads TTY_COMPATIBLE and TTY_INTERACTIVE, tqdm reads TQDM_NCOLS and would leave the last column free, too.
+    """
+    if columns is None:
+        return {}
+    room = _room(topology, columns, in_front)
+    return {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "TQDM_NCOLS": str(room - 1)}
+
+
+def _room(topology: Topology, columns: int, in_front: int | None) -> int:
     if in_front is None:
         in_front = len(f"[{(topology.world_size or 1) - 1}] ")
-    return {"COLUMNS": str(max(_LEAST_COLUMNS, columns - in_front))}
+    return max(_LEAST_COLUMNS, columns - in_front)
 
 
 def attempt_variables(*, attempt: int, master_addr: str | None, master_port: int | None) -> dict[str, str]:

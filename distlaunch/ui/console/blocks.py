@@ -112,6 +112,12 @@ class BlockFolder:
                     del self._queues[rank]
         return due
 
+    def release(self, rank: int) -> None:
+        """Show all lines of one rank."""
+        queue = self._queues.pop(rank, None)
+        if queue is not None:
+            self._emit(rank, queue.lines)
+
     def flush(self) -> None:
         """Show all that is pending, rank by rank."""
         queues, self._queues = self._queues, {}

@@ -30,8 +30,6 @@ TERMINAL_CLOSE_S = 2.0
 _SUSPEND_S = 0.25
 _STATUS_PACE_S = 0.1
 _SGR = {"info": b"\x1b[2m", "warning": b"\x1b[33m", "error": b"\x1b[31m"}
-ERASE = b"\x1b[K"
-"""Clears from the cursor to the line's end."""
 
 
 def _bound(writer: Writer, timeout_s: float | None) -> float | None:
@@ -164,19 +162,23 @@ class Console(Sink):
             self._wake()
 
     def suspend(self) -> None:
-        """Clear the status line, and wait a moment for the terminal to have it."""
+        """Clear the live rows, and wait a moment for the terminal to have it."""
         with self._lock:
             self._suspended = True
             self._redraw_s = None
-            if self._status_writer is None:
-                return
-            self._status_writer.set_status(None)
-        self._status_writer.wait_idle(_SUSPEND_S)
+            terminals = [writer for writer in self._writers if isinstance(writer, TerminalWriter)]
+            for writer in terminals:
+                writer.conceal(concealed=True)
+        for writer in terminals:
+            writer.wait_idle(_SUSPEND_S)
 
     def resume(self) -> None:
-        """Draw the status line again."""
+        """Draw the live rows again."""
         with self._lock:
             self._suspended = False
+            for writer in self._writers:
+                if isinstance(writer, TerminalWriter):
+                    writer.conceal(concealed=False)
             self._draw(self._clock())
         self._wake()
 
@@ -239,7 +241,7 @@ def open_console(
             return Screen(Writer(fd), ranks=ranks, prefixes=Prefixes(colour=False))
         prefixes = Prefixes(colour=may_colour)
         writer = TerminalWriter(fd, skipped=skipped_note, colour=may_colour)
-        return TerminalScreen(writer, ranks=ranks, prefixes=prefixes, erase=b"" if dumb else ERASE)
+        return TerminalScreen(writer, ranks=ranks, prefixes=prefixes, draws=not dumb)
 
     out = screen(stdout_fd)
     err = out if same_file(stdout_fd, stderr_fd) else screen(stderr_fd)

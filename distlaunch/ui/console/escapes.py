@@ -1,8 +1,9 @@
 r"""Layer ui.console: what a worker prints cannot retitle, clear, query or rearrange the user's terminal.
 
-Colours (SGR) and erase-in-line (``K``) pass; ``\x1b[A`` (cursor up, from nested progress bars) is dropped; every other
-control character is made visible. An ESC byte leaves here only as part of a complete harmless sequence, so that a
-hostile one cannot be put together from two pieces. Bytes that are no UTF-8 become U+FFFD: they hold no 8-bit controls.
+Colours (SGR) and erase-in-line (``K``) pass. Cursor up (``\x1b[A``), hiding the cursor and showing it, from progress
+bars that are shown as lines, are dropped. Every other control character is made visible. An ESC byte leaves here only
+as part of a complete harmless sequence, so that a hostile one cannot be put together from two pieces. Bytes that are
+no UTF-8 become U+FFFD: they hold no 8-bit controls.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 _CONTROLS = bytes([*range(9), *range(0x0B, 0x20), 0x7F])
 """All C0 but tab and newline."""
-_LONGEST_SEQUENCE = 32
+_LONGEST_SEQUENCE = 64
+"""A colour and its background in 24 bits take 37 characters."""
 _DELETE = 0x7F
 _C1_FIRST = 0x80
 
@@ -55,7 +57,7 @@ def hold_back(piece: bytes) -> tuple[bytes, bytes]:
     start = piece.rfind(b"\x1b", max(0, len(piece) - _LONGEST_SEQUENCE))
     if start >= 0:
         tail = piece[start + 1 :]
-        if not tail or (tail[:1] == b"[" and not tail[1:].strip(b"0123456789;:")):
+        if not tail or (tail[:1] == b"[" and not tail[1:].strip(b"0123456789;:?")):
             return piece[:start], piece[start:]
     for size in range(1, min(3, len(piece)) + 1):
         byte = piece[-size]
@@ -73,7 +75,7 @@ def _compiled() -> tuple[re.Pattern[str], re.Pattern[str]]:
         import re
 
         _patterns = (
-            re.compile(r"\x1b\[[0-9;:]{0,28}[mK]|\x1b\[[0-9]{0,4}A|[\x00-\x08\x0a-\x1f\x7f-\x9f]"),
+            re.compile(r"\x1b\[[0-9;:]{0,60}[mK]|\x1b\[(?:[0-9]{0,4}[AF]|\?25[hl])|[\x00-\x08\x0a-\x1f\x7f-\x9f]"),
             re.compile(r"\x1b\[([0-9;:]*)m"),
         )
     return _patterns
@@ -82,7 +84,7 @@ def _compiled() -> tuple[re.Pattern[str], re.Pattern[str]]:
 def _visible(match: re.Match[str]) -> str:
     found = match[0]
     if len(found) > 1:
-        return "" if found[-1] == "A" else found
+        return found if found[-1] in "mK" else ""
     code = ord(found)
     if code < _DELETE:
         return chr(0x2400 + code)

@@ -82,6 +82,13 @@ class Folder:
             self._emit_first()
         return groups[0].born + HOLD_S if groups else None
 
+    def release(self, rank: int) -> None:
+        """Hand on all lines of this rank, and what must go before them."""
+        if self._blocks:
+            self._blocks.release(rank)
+        elif self._groups and (last := self._last.get(rank, -1)) >= self._groups[0].seq:
+            self._emit_through(last)
+
     def flush(self) -> None:
         """Hand on everything."""
         while self._groups:

@@ -1,16 +1,21 @@
 r"""Layer ui.console: chunks taken apart into whole lines and the unfinished one, which is held for PARTIAL_S at most.
 
 An unfinished line with a carriage return is a bar: only its newest state is kept, shown now and then as a line of its
-own, and at the end.
+own, and at the end. A program that moves the cursor up has several rows: ``display`` interprets what it writes, and
+its rows are shown like bars.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from distlaunch.ui.console.escapes import hold_back
 from distlaunch.ui.console.returns import is_redrawn, last_states, newest_state, squeeze
 from distlaunch.ui.console.writer import Writer
+
+if TYPE_CHECKING:
+    from distlaunch.ui.console.display import Display
 
 PARTIAL_S = 0.5
 """A line without its newline is shown after this long (design: 0.5 s)."""
@@ -19,12 +24,14 @@ PROGRESS_S = 10.0
 PIECE = 64 << 10
 """A longer line is shown in pieces: memory stays bounded whatever a worker writes."""
 STREAMS = {1: "stdout", 2: "stderr"}
+_SEQUENCE = 8
+"""A sequence that moves the cursor is no longer than this."""
 
 
 class Source:
     """One stream of one rank: what it has written since its last newline and is not yet shown."""
 
-    __slots__ = ("bar", "buf", "cut", "due", "length", "paced_s", "rank", "started", "state", "stream")
+    __slots__ = ("bar", "buf", "cut", "display", "due", "length", "paced_s", "rank", "started", "state", "stream")
 
     def __init__(self, rank: int, stream: int) -> None:
         self.rank = rank
@@ -42,6 +49,8 @@ class Source:
         """The state of this bar that is on the console."""
         self.paced_s = -PROGRESS_S
         """When a state of a bar was last shown."""
+        self.display: Display | None = None
+        """The rows that the program draws over, while there are any."""
 
 
 class Lines(ABC):
@@ -53,6 +62,8 @@ class Lines(ABC):
         self._partial: dict[Source, None] = {}
         self._bars: dict[Source, None] = {}
         self._bars_due = 0.0
+        self._drawing: dict[Source, None] = {}
+        """The sources that have a display."""
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         """Take a chunk; see ``job.sink.Sink``."""
@@ -70,13 +81,15 @@ class Lines(ABC):
 
     def flush_due(self, now: float) -> float | None:
         """Show unfinished lines that have been held long enough; return when the next is due."""
-        bars = self._flush_bars(now) if self._bars else None
+        dues = [self._settle(now)] if self._drawing else []
+        dues.append(self._flush_bars(now) if self._bars else None)
         while self._partial:
             source = next(iter(self._partial))
             if source.due > now:
-                return source.due if bars is None else min(source.due, bars)
+                dues.append(source.due)
+                break
             self._show(source)
-        return bars
+        return min((due for due in dues if due is not None), default=None)
 
     def finish(self, now: float) -> None:
         """Show everything that is held."""
@@ -85,6 +98,11 @@ class Lines(ABC):
         self._sources.clear()
 
     def _take(self, source: Source, data: bytes, now: float) -> None:
+        if source.display is not None or (b"\x1b" in data and self._moves_cursor(source, data)):
+            self._draw(source, data, now)
+            return
+        if self._drawing:
+            self._complete_displays(source, now)
         cut = data.rfind(b"\n")
         if cut >= 0:
             self._take_lines(source, data[:cut], now)
@@ -106,7 +124,9 @@ class Lines(ABC):
         self._complete(source, last_states(block) if b"\r" in block else block, now)
 
     def _end(self, source: Source, now: float) -> None:
-        if source.bar and not source.started and source.state is None and not newest_state(bytes(source.buf)):
+        if source.display is not None:
+            self._end_display(source, now)
+        elif source.bar and not source.started and source.state is None and not newest_state(bytes(source.buf)):
             self._forget_bar(source)
         elif source.bar:
             self._end_bar(source, b"", now)
@@ -168,6 +188,9 @@ class Lines(ABC):
 
     def _show_bar(self, source: Source, now: float) -> None:
         """Show the newest state of a bar if it is not on the console; an unfinished character or escape waits."""
+        if source.display is not None:
+            self._show_display(source, now)
+            return
         state = newest_state(bytes(source.buf))
         if not source.buf.endswith(b"\r"):
             state = hold_back(state)[0]
@@ -175,6 +198,80 @@ class Lines(ABC):
             self._show_state(source, state, now)
             source.state = state
             source.paced_s = now
+
+    # --- displays
+
+    def _moves_cursor(self, source: Source, data: bytes) -> bool:
+        from distlaunch.ui.console.display import moves_cursor
+
+        return moves_cursor(bytes(source.buf[-_SEQUENCE:]) + data)
+
+    def _draw(self, source: Source, data: bytes, now: float) -> None:
+        """Take a piece of a program's output that moves the cursor."""
+        display = source.display
+        if display is None:
+            from distlaunch.ui.console.display import Display
+
+            data = bytes(source.buf) + data
+            self._forget_bar(source)
+            self._leave(source)
+            display = source.display = Display()
+            self._drawing[source] = None
+        self._put_rows(source, display.feed(data, now), now)
+        self._drawn(source, now)
+
+    def _drawn(self, source: Source, now: float) -> None:
+        """React to what a display shows now."""
+        if source.display is not None and source.display.is_over:
+            self._end_display(source, now)
+        else:
+            self._moved(source, now)
+
+    def _show_display(self, source: Source, now: float) -> None:
+        """Show the rows of a display that have changed since they were last shown."""
+        rows = source.display.rows() if source.display is not None else []
+        shown = (source.state or b"").split(b"\n")
+        for row in rows:
+            if row and row not in shown:
+                self._show_state(source, row, now)
+                source.paced_s = now
+        source.state = b"\n".join(rows)
+
+    def _put_rows(self, source: Source, rows: list[bytes], now: float) -> None:
+        """Show rows of a display that are final, but for those that are on the console already."""
+        shown = (source.state or b"").split(b"\n")
+        if rows := [row for row in rows if not row or row not in shown]:
+            self._complete(source, b"\n".join(rows), now)
+
+    def _end_display(self, source: Source, now: float) -> None:
+        """Show what a display shows last; the source has lines again."""
+        display = source.display
+        if display is not None:
+            self._put_rows(source, display.finish(), now)
+        source.display = None
+        self._drawing.pop(source, None)
+        self._forget_bar(source)
+
+    def _settle(self, now: float) -> float | None:
+        """Show the rows that have become final; return when more will be."""
+        dues = []
+        for source in list(self._drawing):
+            display = source.display
+            if display is None:
+                continue
+            if rows := display.settle(now):
+                self._put_rows(source, rows, now)
+                self._drawn(source, now)
+            if source.display is not None:
+                dues.append(display.due())
+        return min((due for due in dues if due is not None), default=None)
+
+    def _complete_displays(self, source: Source, now: float) -> None:
+        """End the rank's display on its other stream if that looks complete: the rank's own order is kept."""
+        for other in list(self._drawing):
+            display = other.display
+            if other.rank == source.rank and display is not None and display.is_complete:
+                self._end_display(other, now)
 
     def _joined(self, source: Source, block: bytes) -> bytes:
         """Put what is held of a source before ``block``; then nothing of it is held."""
@@ -191,8 +288,13 @@ class Lines(ABC):
         if len(source.buf) >= PIECE or self._is_due(source):
             self._show(source)
         elif source not in self._partial:
-            source.due = now + PARTIAL_S
+            source.due = now + self._hold_s(source)
             self._partial[source] = None
+
+    def _hold_s(self, source: Source) -> float:
+        """Return how long an unfinished line is held."""
+        del source
+        return PARTIAL_S
 
     def _is_due(self, source: Source) -> bool:
         """Tell whether a piece is shown at once."""

@@ -129,6 +129,11 @@ class Screen(Lines):
             self._out.append(b"\n")
             self._open = None
 
+    def _release(self, rank: int) -> None:
+        """Show what is held of one rank for folding."""
+        if self._folder is not None:
+            self._folder.release(rank)
+
     def _flush_folder(self) -> None:
         if self._folder is not None:
             self._folder.flush()

@@ -1,8 +1,8 @@
 """Layer ui.console: the lines of a terminal: harmless, of bounded length, and with progress bars that stay usable.
 
-A carriage return starts the visible text of a line anew. While only one bar moves, it is drawn over in place. While
-several do, they would take the cursor from each other for ever: so each shows its newest state as a line of its own,
-at most every PROGRESS_S.
+One rank at a time has the live rows at the bottom of the screen, where its bars move in place: the lowest rank that is
+shown whenever it has a bar, else the first that has one. Lines of all ranks go above these rows. The bars of the other
+ranks are shown as lines, at most every PROGRESS_S each.
 """
 
 from __future__ import annotations
@@ -13,25 +13,50 @@ from distlaunch.ui.console.escapes import clean, hold_back, is_clean
 from distlaunch.ui.console.lines import PARTIAL_S, PIECE, PROGRESS_S, Source
 from distlaunch.ui.console.ranks import RESET, Prefixes
 from distlaunch.ui.console.screen import Screen
-from distlaunch.ui.console.writer import Writer
+from distlaunch.ui.console.tty import TerminalWriter
 
 CUT = "… line continues, see the log".encode()
+_FRAME_S = 0.05
+"""Live rows are drawn at most this often."""
 
 
 class TerminalScreen(Screen):
-    """A screen for a person; ``erase`` clears from the cursor to the line's end (empty for a dumb terminal)."""
+    """A screen for a person. ``draws``: the terminal can erase (a dumb one cannot, and gets bars as lines)."""
 
-    def __init__(self, writer: Writer, *, ranks: Iterable[int], prefixes: Prefixes, erase: bytes) -> None:
+    def __init__(self, writer: TerminalWriter, *, ranks: Iterable[int], prefixes: Prefixes, draws: bool) -> None:
         super().__init__(writer, ranks=ranks, prefixes=prefixes)
-        self._erase = erase
+        self._start_drawing(writer, draws=draws, lead=min(ranks, default=0))
+
+    def _start_drawing(self, terminal: TerminalWriter, *, draws: bool, lead: int) -> None:
+        self._terminal = terminal
+        self._draws = draws
+        self._lead = lead
         self._coloured = False
-        self._moving: dict[Source, float] = {}
+        self._owner: int | None = None
+        """The rank that has the live rows."""
+        self._owner_moved_s = 0.0
+        self._drawn_s = -_FRAME_S
+        self._draw_due: float | None = None
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Finish the lines of this rank, which no longer competes for the cursor."""
+        """Finish the lines of this rank, whose live rows become lines."""
         super().rank_ended(rank, now)
-        for source in [source for source in self._moving if source.rank == rank]:
-            del self._moving[source]
+        self._release_rows()
+        self._send()
+
+    def flush_due(self, now: float) -> float | None:
+        """Show what has been held long enough; return when the next is due."""
+        due = super().flush_due(now)
+        if self._draw_due is not None and self._draw_due <= now:
+            self._draw_bars(now)
+        return min((each for each in (due, self._draw_due) if each is not None), default=None)
+
+    def finish(self, now: float) -> None:
+        """Show everything that is held."""
+        super().finish(now)
+        self._release_rows()
+
+    # --- lines
 
     def _take(self, source: Source, data: bytes, now: float) -> None:
         if source.cut:
@@ -49,57 +74,25 @@ class TerminalScreen(Screen):
             block = b"\n".join(map(_tidy, block.split(b"\n")))
         super()._add(rank, block, now)
 
+    def _hold_s(self, source: Source) -> float:
+        """Beside live rows the cursor cannot stay in an unfinished line: each of its pieces becomes a line."""
+        return PARTIAL_S if self._owner in (None, source.rank) else PROGRESS_S
+
     def _show(self, source: Source) -> None:
         self._partial.pop(source, None)
         shown, held = hold_back(bytes(source.buf))
         if not shown:
             return
+        if self._owner == source.rank and source.due >= self._owner_moved_s + PARTIAL_S:
+            for other in self._live():  # a prompt, while its bar stands still
+                self._end_display(other, source.due)
+            self._release_rows()
         if self._claim(source):
             source.length = 0
         source.buf[:] = held
         self._write_piece(source, shown)
-
-    def _moved(self, source: Source, now: float) -> None:
-        if b"\r" in source.buf[:-1]:  # else it may be a line end that is not complete
-            self._moving.pop(source, None)
-            self._moving[source] = now
-        if self._compete(source, now):
-            if self._open is not None and self._open.bar:
-                self._end_open()
-            if source not in self._bars:
-                self._plan_bar(source, max(now + PARTIAL_S, source.paced_s + PROGRESS_S))
-        elif self._open is source:
-            self._bars.pop(source, None)
-            self._show_bar(source, now)
-        elif source not in self._bars or source.due > now + PARTIAL_S:
-            self._plan_bar(source, now + PARTIAL_S)
-
-    def _compete(self, source: Source, now: float) -> bool:
-        """Tell whether another bar has moved lately."""
-        moving = self._moving
-        while moving and moving[first := next(iter(moving))] + PROGRESS_S <= now:
-            del moving[first]
-        return len(moving) > (source in moving)
-
-    def _show_state(self, source: Source, state: bytes, now: float) -> None:
-        if self._compete(source, now):
-            super()._show_state(source, state, now)
-        else:
-            self._redraw(source, state)
-
-    def _complete_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
-        if self._open is source and state != shown and state:
-            self._redraw(source, state)
-            source.cut = False
-            shown = state
-        super()._complete_bar(source, state, shown, now)
-
-    def _redraw(self, source: Source, state: bytes) -> None:
-        """Draw a state over the one before, or on a new line if the cursor is elsewhere."""
-        if not self._claim(source):
-            self._out.append(b"\r" + self._erase + self._prefix(source.rank))
-        source.length = 0
-        self._write_piece(source, state)
+        if self._owner is not None:
+            self._end_open()
 
     def _write_piece(self, source: Source, piece: bytes) -> None:
         """Show a piece of the open line, and give up on the rest of a line that has become too long."""
@@ -126,6 +119,78 @@ class TerminalScreen(Screen):
             self._out.append(RESET)
         self._coloured = False
         super()._end_open()
+
+    # --- bars
+
+    def _move(self, source: Source, data: bytes, now: float) -> None:
+        if b"\r" in (bytes(source.buf) + data)[:-1] and self._may_own(source.rank, now):
+            self._draw(source, data, now)
+        else:  # of another rank, or what may be a line end that is not complete
+            super()._move(source, data, now)
+
+    def _moved(self, source: Source, now: float) -> None:
+        if source not in self._bars:
+            self._plan_bar(source, max(now + PARTIAL_S, source.paced_s + PROGRESS_S))
+
+    def _show_bar(self, source: Source, now: float) -> None:
+        if source.display is None and self._may_own(source.rank, now):
+            self._draw(source, b"", now)
+        else:
+            super()._show_bar(source, now)
+
+    def _may_own(self, rank: int, now: float) -> bool:
+        """Return whether the live rows are this rank's, or it may have them."""
+        free = self._owner in (None, rank) or now >= self._owner_moved_s + PROGRESS_S
+        return self._draws and (free or rank == self._lead)
+
+    def _drawn(self, source: Source, now: float) -> None:
+        if source.display is None or source.display.is_over or not self._may_own(source.rank, now):
+            super()._drawn(source, now)
+            self._release_rows()
+            return
+        if self._owner != source.rank:
+            before = self._live()
+            self._owner = source.rank
+            for other in before:
+                self._moved(other, now)
+            self._end_open()
+        self._owner_moved_s = now
+        self._bars.pop(source, None)
+        if self._drawn_s + _FRAME_S <= now:
+            self._draw_bars(now)
+        elif self._draw_due is None:
+            self._draw_due = self._drawn_s + _FRAME_S
+
+    def _put_rows(self, source: Source, rows: list[bytes], now: float) -> None:
+        if self._owner != source.rank or not rows:
+            super()._put_rows(source, rows, now)
+            return
+        # They are on the screen already, as live rows: they are not held to be folded with other ranks'.
+        self._release(source.rank)
+        self._emit(source.rank, rows)
+        self._draw_bars(now)
+
+    def _live(self) -> list[Source]:
+        return [source for source in self._drawing if source.rank == self._owner]
+
+    def _release_rows(self) -> None:
+        """Give the live rows up if their rank has no display any more."""
+        if self._owner is not None and not self._live():
+            self._owner = None
+            self._draw_due = None
+            self._terminal.set_bars(())
+
+    def _draw_bars(self, now: float) -> None:
+        self._draw_due = None
+        self._drawn_s = now
+        rows: list[bytes] = []
+        if self._owner is not None:
+            prefix = self._prefix(self._owner)
+            columns = self._terminal.columns - len(f"[{self._owner}] ")
+            for source in self._live():
+                if source.display is not None:
+                    rows += [prefix + row for row in source.display.rows(columns)]
+        self._terminal.set_bars(tuple(rows))
 
 
 def _tidy(line: bytes) -> bytes:

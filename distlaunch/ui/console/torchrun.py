@@ -15,7 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
 from distlaunch.core.model.layout import STDERR, STDOUT
-from distlaunch.ui.console.console import ERASE, Console, same_file, skipped_note
+from distlaunch.ui.console.console import Console, same_file, skipped_note
 from distlaunch.ui.console.lines import PIECE, Lines
 from distlaunch.ui.console.ranks import Prefixes
 from distlaunch.ui.console.screen import Screen
@@ -138,9 +138,9 @@ class RawOrTeeTerminal(RawOrTee, TerminalScreen):
     """The same for a terminal: raw bytes pass as they are there too, tee'd lines are made harmless."""
 
     def __init__(
-        self, writer: Writer, *, prefixes: Prefixes, modes: Mapping[tuple[int, int], Mode], erase: bytes
+        self, writer: TerminalWriter, *, prefixes: Prefixes, modes: Mapping[tuple[int, int], Mode], draws: bool
     ) -> None:
-        TerminalScreen.__init__(self, writer, ranks=(), prefixes=prefixes, erase=erase)
+        TerminalScreen.__init__(self, writer, ranks=(), prefixes=prefixes, draws=draws)
         self._show_as(modes)
 
 
@@ -180,7 +180,7 @@ def open_torchrun_console(
         if not os.isatty(fd):
             return RawOrTee(Writer(fd), prefixes=given, modes=shown)
         writer = TerminalWriter(fd, skipped=skipped_note, colour=colour)
-        return RawOrTeeTerminal(writer, prefixes=given, modes=shown, erase=b"" if dumb else ERASE)
+        return RawOrTeeTerminal(writer, prefixes=given, modes=shown, draws=not dumb)
 
     out = screen(stdout_fd, (STDOUT, STDERR) if shared else (STDOUT,))
     err = out if shared else screen(stderr_fd, (STDERR,))

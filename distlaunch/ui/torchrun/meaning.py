@@ -152,6 +152,7 @@ def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
         run_id=given["rdzv_id"],
         role=display.role,
         prefix_columns=_columns(display) if display.tee else 0,
+        shows_bars="hidden" not in (display.mode(0, 1), display.mode(0, 2)),
         spelling=_spelling(sources, assumed=assumed),
     )
     options = replace(options, dialect=dialect)

@@ -102,6 +102,15 @@ class Screen:
                 column += len(token)
         return lines
 
+    def drawn(self) -> list[str]:
+        """Draw what has come as a terminal of this size does; give its rows."""
+        import pyte
+
+        rows, columns, *_ = struct.unpack("HHHH", fcntl.ioctl(self.slave, termios.TIOCGWINSZ, bytes(8)))
+        emulator = pyte.Screen(columns, rows)
+        pyte.ByteStream(emulator).feed(self.seen)
+        return [row.rstrip() for row in emulator.display]
+
     def close(self) -> None:
         for end in (self.master, self.slave):
             try:

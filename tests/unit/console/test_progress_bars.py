@@ -1,18 +1,35 @@
 from __future__ import annotations
 
+import pyte
 import pytest
 
-BAR = b"\r\x1b[K[0] "
+from distlaunch.ui.console.display import Display
+from tests.unit.console.test_terminal import view
+
+FRAME_S = 0.05
+
+
+def drawn(shown: bytes, columns: int = 80) -> list[str]:
+    """Draw what a terminal was sent; give its rows down to the last that shows something."""
+    emulator = pyte.Screen(columns, 24)
+    emulator.set_mode(pyte.modes.LNM)
+    pyte.ByteStream(emulator).feed(shown)
+    rows = [row.rstrip() for row in emulator.display]
+    while rows and not rows[-1]:
+        rows.pop()
+    return rows
 
 
 def test_a_bar_is_redrawn_in_place_behind_its_prefix(screen):
     one = screen(world_size=2)
     one.console.output(0, 2, b"\r 0%", 0.0)
     one.console.tick(0.5)
-    one.console.output(0, 2, b"\r 10%", 0.6)
+    assert drawn(one.terminal.wait_for(b"0%")) == ["[0]  0%"]
     one.console.output(0, 2, b"\r 20%\r 30%", 0.7)
+    assert drawn(one.terminal.wait_for(b"30%")) == ["[0]  30%"]
     one.console.output(0, 2, b"\r100%\n", 0.8)
-    assert one.read() == b"[0]  0%" + BAR + b" 10%" + BAR + b" 30%" + BAR + b"100%\n"
+    one.console.tick(2.0)
+    assert drawn(one.read()) == ["[0] 100%"]
 
 
 def test_a_bar_that_ends_with_its_carriage_return_is_redrawn_too(screen):
@@ -20,99 +37,141 @@ def test_a_bar_that_ends_with_its_carriage_return_is_redrawn_too(screen):
     one.console.output(0, 1, b"10%\r", 0.0)
     one.console.tick(0.5)
     one.console.output(0, 1, b"20%\r", 0.6)
+    assert drawn(one.terminal.wait_for(b"20%")) == ["[0] 20%"]
     one.console.output(0, 1, b"30%\r\n", 0.7)
-    assert one.read() == b"[0] 10%" + BAR + b"20%" + BAR + b"30%\n"
+    assert drawn(one.read()) == ["[0] 30%"]
 
 
-def test_another_rank_ends_the_bars_line_first(screen):
+def test_lines_of_other_ranks_go_above_a_bar(screen):
     two = screen(world_size=2)
-    two.console.output(0, 2, b"\r 0%", 0.0)
-    two.console.tick(0.5)
+    two.console.output(0, 2, b"\r 0%\r 1%", 0.0)
+    two.terminal.wait_for(b"1%")
     two.console.output(1, 1, b"hello\n", 0.6)
     two.console.tick(0.7)
-    two.console.output(0, 2, b"\r50%", 0.8)
-    assert two.console.tick(0.8) == pytest.approx(1.3)
+    two.terminal.wait_for(b"hello")
     two.console.output(0, 2, b"\r60%", 0.9)
-    two.console.tick(1.3)
-    assert two.read() == b"[0]  0%\n[1] hello\n[0] 60%\n"
+    assert drawn(two.terminal.wait_for(b"60%")) == ["[1] hello", "[0] 60%"]
+    two.read()
 
 
-def test_bars_of_many_ranks_are_lines_every_ten_seconds_and_at_their_end(screen):
+def test_rank_0_draws_in_place_and_bars_of_others_are_lines_every_ten_seconds_and_at_their_end(screen):
     four = screen(world_size=4)
     for tenth in range(301):
         now = tenth / 10
-        for rank in range(4):
-            four.console.output(rank, 2, b"\r%d: %d" % (rank, tenth), now)
+        for rank in (1, 2, 3, 0):
+            four.console.output(rank, 2, b"\r%d:\r%d: %d" % (rank, rank, tenth), now)
         due = four.console.tick(now)
         assert due is None or due > now
     for rank in range(4):
         four.console.output(rank, 2, b"\r%d: end\n" % rank, 30.1)
     four.console.tick(31.0)
-    shown = four.read()
-    assert b"\r" not in shown
-    for rank in range(4):
-        label = b"[%d] %d: " % (rank, rank)
-        states = [line.removeprefix(label) for line in shown.split(b"\n") if line.startswith(label)]
-        assert states == [b"5", b"105", b"205", b"end"]
-    assert shown.count(b"\n") == 16
+    lines = drawn(four.read())
+    assert [line for line in lines if line.startswith("[0]")] == ["[0] 0: end"]
+    for rank in (2, 3):
+        assert [line for line in lines if line.startswith(f"[{rank}]")] == [f"[{rank}] {rank}: {state}" for state in (5, 105, 205, "end")]  # fmt: skip
+    assert "[1] 1: end" in lines
 
 
-def test_a_bar_in_place_leaves_the_cursor_when_another_starts(screen):
+def test_rank_0_takes_the_live_rows_from_another_rank(screen):
     two = screen(world_size=2)
-    two.console.output(0, 2, b"\r 0%", 0.0)
-    two.console.tick(0.5)
-    two.console.output(1, 2, b"\r 5%", 1.0)
-    two.console.output(0, 2, b"\r10%", 1.1)
-    assert two.console.tick(1.1) == 1.5
-    two.console.tick(1.7)
-    assert two.console.tick(10.4) == 10.5
-    two.console.tick(10.5)
-    two.console.tick(10.7)
-    assert two.read() == b"[0]  0%\n[1]  5%\n[0] 10%\n"
-
-
-def two_bars(two) -> None:
-    for now in (0.0, 0.5, 1.0):
-        for rank in (0, 1):
-            two.console.output(rank, 2, b"\r%d" % (now * 10), now)
+    two.console.output(1, 2, b"\r 4%\r 5%", 0.0)
+    two.terminal.wait_for(b"[1]  5%")
+    two.console.output(0, 2, b"\r10%\r11%", 0.1)
+    assert drawn(two.terminal.wait_for(b"11%")) == ["[0] 11%"]
+    two.console.output(1, 2, b"\r 6%", 0.2)
+    for now in (0.9, 1.01):
         two.console.tick(now)
+    two.terminal.wait_for(b" 6%")
+    two.console.output(0, 2, b"\r12%", 1.1)
+    assert drawn(two.terminal.wait_for(b"12%")) == ["[1]  6%", "[0] 12%"]
+    two.read()
 
 
-def test_a_bar_is_in_place_again_when_the_others_have_stood_still_for_ten_seconds(screen):
-    two = screen(world_size=2)
-    two_bars(two)
-    two.console.tick(10.5)
-    two.console.tick(10.7)
-    two.console.output(0, 2, b"\ralone", 11.0)
-    two.console.tick(11.5)
-    two.console.output(0, 2, b"\rstill", 11.6)
-    two.console.output(0, 2, b"\rdone\n", 11.7)
-    assert two.read().endswith(b"[0] alone" + BAR + b"still" + BAR + b"done\n")
+def test_another_rank_has_the_live_rows_when_their_bar_has_stood_still_for_ten_seconds(screen):
+    three = screen(world_size=3)
+    three.console.output(1, 2, b"\rone\rone", 0.0)
+    three.terminal.wait_for(b"one")
+    three.console.output(2, 2, b"\rtwo\rtwo", 10.1)
+    assert drawn(three.terminal.wait_for(b"two")) == ["[2] two"]
+    three.console.output(2, 2, b"\rdone\n", 10.2)
+    three.console.rank_ended(1, 10.3)
+    assert sorted(drawn(three.read())) == ["[1] one", "[2] done"]
 
 
-def test_a_bar_is_in_place_again_when_the_rank_of_the_other_has_ended(screen):
-    two = screen(world_size=2)
-    two_bars(two)
-    two.console.rank_ended(1, 2.0)
-    two.console.output(0, 2, b"\ralone", 2.1)
-    two.console.tick(2.6)
-    two.console.output(0, 2, b"\rstill", 2.7)
-    assert two.read().endswith(b"[0] alone" + BAR + b"still\n")
-
-
-def test_two_streams_of_one_rank_compete_too(screen):
+def test_both_streams_of_one_rank_have_live_rows(screen):
     one = screen(world_size=1)
-    for tenth in range(50):
-        for stream in (1, 2):
-            one.console.output(0, stream, b"\r%d of %d" % (tenth, stream), tenth / 10)
-        one.console.tick(tenth / 10)
-    shown = one.read()
-    assert b"\r" not in shown
-    assert sorted(shown.split(b"\n")) == [b"", b"[0] 49 of 1", b"[0] 49 of 2", b"[0] 5 of 1", b"[0] 5 of 2"]
+    for stream in (1, 2):
+        one.console.output(0, stream, b"\r0\r1 of %d" % stream, stream / 10)
+    assert drawn(one.terminal.wait_for(b"1 of 2")) == ["[0] 1 of 1", "[0] 1 of 2"]
+    one.read()
 
 
-def test_escapes_in_the_state_of_a_competing_bar_do_not_get_through(screen):
+def test_the_status_line_stays_below_the_bars(screen):
+    one = screen(world_size=2)
+    one.console.status(view())
+    one.console.output(0, 2, b"\r 0%\r 1%", 0.0)
+    one.terminal.wait_for(b"1%")
+    one.console.output(1, 2, b"a line\n", 0.1)
+    one.console.tick(0.3)
+    one.terminal.wait_for(b"a line")
+    one.console.say("ours")
+    one.terminal.wait_for(b"ours")
+    one.console.output(0, 2, b"\r 2%", 0.5)
+    one.terminal.wait_for(b"2%")
+    one.console.status(view(phase="stopping"))
+    rows = drawn(one.terminal.wait_for(b"stopping \xc2\xb7 4/4"))
+    assert rows[:3] == ["[1] a line", "distlaunch: ours", "[0]  2%"]
+    assert rows[3].startswith("distlaunch: stopping")
+    one.read()
+
+
+def test_no_more_live_rows_than_leave_room_for_lines(screen):
+    one = screen(world_size=1)
+    one.console.output(0, 1, b"\x1b[?25l" + b"row\n" * 50, 0.0)
+    one.console.tick(FRAME_S)
+    one.terminal.wait_for(b"row")
+    one.console.say("above")
+    one.terminal.wait_for(b"above")
+    one.console.output(0, 1, b"last row\n", 1.0)
+    rows = drawn(one.terminal.wait_for(b"last row"))
+    assert rows[:2] == ["distlaunch: above", "[0] row"]
+    assert len(rows) <= 19
+    one.read()
+
+
+def test_suspending_clears_the_bars_too(screen):
+    one = screen(world_size=1)
+    one.console.output(0, 2, b"\r 0%\r 1%", 0.0)
+    one.terminal.wait_for(b"1%")
+    one.console.suspend()
+    assert drawn(one.terminal.wait_for(b"\x1b[K")) == []
+    one.console.resume()
+    assert drawn(one.terminal.wait_for(b"\x1b[K[0]  1%")) == ["[0]  1%"]
+    one.read()
+
+
+def test_a_prompt_after_a_bar_that_stands_still_keeps_the_cursor(screen):
+    one = screen(world_size=1)
+    one.console.output(0, 2, b"\r 0%\r 1%", 0.0)
+    one.terminal.wait_for(b"1%")
+    one.console.output(0, 1, b"(Pdb) ", 1.0)
+    one.console.tick(1.5)
+    assert one.terminal.wait_for(b"(Pdb) ").endswith(b"[0]  1%\n[0] (Pdb) ")
+    one.read()
+
+
+def test_what_follows_a_bar_on_the_other_stream_stands_below_it(screen):
+    one = screen(world_size=1)
+    one.console.output(0, 2, b"\r50%", 0.0)
+    one.console.tick(0.5)
+    one.console.output(0, 2, b"\r100%\n", 0.6)
+    one.console.output(0, 1, b"done\n", 0.6)
+    assert drawn(one.read()) == ["[0] 100%", "[0] done"]
+
+
+def test_escapes_in_the_state_of_another_ranks_bar_do_not_get_through(screen):
     two = screen(world_size=2)
+    two.console.output(0, 2, b"\r1\r2", 0.0)
     for rank in (0, 1):
         two.console.output(rank, 2, b"\r1\x1b]0;owned\x07", 0.0)
         two.console.output(rank, 2, b"\r2\x1b[2J\x1b[", 0.1)
@@ -120,7 +179,7 @@ def test_escapes_in_the_state_of_a_competing_bar_do_not_get_through(screen):
     two.console.tick(0.7)
     shown = two.read()
     assert b"2" in shown
-    assert b"\x1b" not in shown
+    assert b"\x1b" not in shown.replace(b"\x1b[K", b"")
     assert b"\x07" not in shown
 
 
@@ -129,3 +188,90 @@ def test_a_finished_bar_shows_its_last_state_only_and_folds(screen):
     for rank in (0, 1):
         two.console.output(rank, 2, b"\r 0%\r50%\r100%\n", 0.0)
     assert two.read() == b"[0-1] 100%\n"
+
+
+@pytest.mark.parametrize("stdout", ["pipe", "jsonl"])
+def test_nested_bars_are_a_few_lines_where_they_cannot_be_drawn(memory, stdout):
+    kept = memory(world_size=2, **({"format": "jsonl"} if stdout == "jsonl" else {}))
+    for step in range(1000):
+        kept.console.output(0, 2, b"\repoch 1\n\rstep %d\x1b[A" % step, step / 100)
+        kept.console.tick(step / 100)
+    kept.console.output(0, 2, b"\repoch 2\n", 10.0)
+    kept.console.tick(11.0)
+    text = b"".join(kept.read())
+    assert text.count(b"\n") <= 5
+    assert b"epoch 2" in text
+
+
+# --- what a program draws
+
+
+def test_nested_bars_stay_until_the_program_leaves_them():
+    display = Display()
+    assert display.feed(b"\router 0", 0.0) == []
+    for step in range(10):
+        assert display.feed(b"\n\rinner %d\x1b[A" % step, step) == []
+        assert display.rows() == [b"outer 0", b"inner %d" % step]
+    assert display.feed(b"\n\r       \x1b[A\router 1\n", 11.0) == []
+    assert display.due() == pytest.approx(12.0)
+    assert display.settle(12.1) == [b"outer 1"]
+    assert display.is_over
+
+
+def test_a_display_with_hidden_cursor_is_final_above_its_top():
+    display = Display()
+    table = b"\r\x1b[2K\x1b[1A\x1b[2K"
+    display.feed(b"\x1b[?25lone\ntwo", 0.0)
+    assert display.feed(table + b"a line\none\ntwo\nthree", 1.0) == []
+    assert display.feed(table + b"\x1b[1A\x1b[2Kone\ntwo\nfour", 2.0) == [b"a line"]
+    assert display.rows() == [b"one", b"two", b"four"]
+    assert display.settle(60.0) == []
+    assert display.feed(b"\n\x1b[?25h", 61.0) == [b"one", b"two"]
+    assert display.settle(62.1) == [b"four"]
+    assert display.is_over
+
+
+def test_a_display_that_rests_below_its_rows_keeps_them():
+    display = Display()
+    display.feed(b"a 0\nb 0\n", 0.0)
+    for step in range(1, 20):
+        assert display.feed(b"\x1b[2A\ra %d\n\rb %d\n" % (step, step), step / 2) == []
+        assert display.rows() == [b"a %d" % step, b"b %d" % step]
+
+
+def test_sequences_split_at_any_place_draw_the_same():
+    data = "\r10%\n\r\x1b[1;31mé█\x1b[0m\x1b[38;2;255;255;255;48;2;100;100;100mx\x1b[0m漢\x1b[A\x1b[5Gz\x1b[K".encode()
+    whole = Display()
+    whole.feed(data, 0.0)
+    for cut in range(len(data) + 1):
+        display = Display()
+        display.feed(data[:cut], 0.0)
+        display.feed(data[cut:], 0.0)
+        assert display.rows() == whole.rows() == [b"10% z", "\x1b[1;31mé█\x1b[0m\x1b[38;2;255;255;255;48;2;100;100;100mx\x1b[0m漢".encode()]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [b"\x1b[2J\x1b[H", b"\x1b]0;title\x07", b"\x1b[?1049h", b"\x1b[9999A\x1b[9999B", b"\x1b[6n", b"\x1bc", b"\x1b[1;1r", b"\x9b2J", b"\x1b[99999999999C", b"\x1bPq"],
+)  # fmt: skip
+def test_what_a_display_shows_holds_nothing_but_text_and_colours(hostile):
+    display = Display()
+    display.feed(b"one\n\x1b[A" + hostile * 50 + b"end", 0.0)
+    rows = display.rows()
+    assert len(rows) <= 100
+    assert not any(code in b"".join(rows) for code in (b"\x1b", b"\x07", b"\r", b"\n"))
+    "".join(row.decode() for row in rows)
+
+
+def test_a_row_is_cut_at_the_width_of_the_screen_and_kept_whole_as_a_line():
+    display = Display()
+    display.feed("\r漢字漢字 and more".encode(), 0.0)
+    assert display.rows(5) == ["漢字".encode()]
+    assert display.finish() == ["漢字漢字 and more".encode()]
+
+
+def test_a_bar_with_a_hundred_thousand_states_takes_little_time():
+    display = Display()
+    for chunk in range(10):
+        display.feed(b"".join(b"\r%d" % state for state in range(chunk * 10_000, (chunk + 1) * 10_000)), 0.0)
+    assert display.rows() == [b"99999"]

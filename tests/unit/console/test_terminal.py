@@ -139,7 +139,7 @@ def test_a_dumb_terminal_gets_no_escapes_from_us(screen):
     one.console.tick(0.5)
     one.console.output(0, 1, b"\r 1%\n", 0.6)
     one.console.say("careful", level="warning")
-    assert one.read() == b"[0]  0%\r[0]  1%\ndistlaunch: careful\n"
+    assert one.read() == b"[0]  0%\n[0]  1%\ndistlaunch: careful\n"
 
 
 # --- the status line
