@@ -21,7 +21,7 @@ from unicodedata import category, east_asian_width
 from distlaunch.ui.console.lines import PIECE
 
 SETTLE_S = 1.0
-"""How long the cursor must have been below a row for that to be final. tqdm returns at once, but a loaded machine delays it."""
+"""How long the cursor must have been below a row for that to be final. tqdm returns at once, but for a busy machine."""
 MOST_ROWS = 100
 _STALE_S = 10.0
 """After so long without a move upwards, a program no longer counts as one that redraws."""

@@ -2,7 +2,7 @@
 
 ``{"time": epoch seconds, "type": "output", "rank": r, "stream": "stdout"|"stderr", "text": ...}`` for each line,
 without its end. ``"partial": true``: the line goes on in this stream's next record. ``"base64"`` has the bytes of
-a text that is not UTF-8. ``"progress": true``: the newest state of a line that is still being drawn over; its last
+a text that is not UTF-8. ``"progress": true``: the newest state of a row that is still being drawn over; its last
 state comes as a line. Our own lines are ``{"time", "type": "message", "level", "text"}``; job events come as they are.
 """
 

@@ -115,7 +115,7 @@ def test_every_stream_can_be_put_together_again(memory, chunks):
     now = 0.0
     for rank, stream, raw, wait in chunks:
         now += wait
-        data = raw.replace(b"\r", b"")  # of a line that is drawn over only the end is shown
+        data = raw.replace(b"\r", b"").replace(b"\x1b", b"")  # of what is drawn over only the end is shown
         some.console.output(rank, stream, data, now)
         some.console.tick(now)
         key = (rank, {1: "stdout", 2: "stderr"}[stream])
