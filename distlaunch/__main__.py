@@ -1,8 +1,8 @@
 """Layer ui: the command ``distlaunch``; also ``python -m distlaunch``.
 
-``train``, ``plan``, ``render``, ``torchrun``, ``deepspeed``, ``horovodrun`` and ``accelerate launch`` start without
-typer, whose loading costs more than starting a worker; everything else, help but torchrun's included, is typer's.
-Nothing is imported before ``main`` can answer Ctrl-C.
+``train``, ``plan``, ``render``, ``torchrun``, ``torch.distributed.launch``, ``deepspeed``, ``horovodrun`` and
+``accelerate launch`` start without typer, whose loading costs more than starting a worker; everything else, help but
+torchrun's included, is typer's. Nothing is imported before ``main`` can answer Ctrl-C.
 """
 
 from __future__ import annotations
@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from distlaunch.resolve.options import TrainOptions
 
 
-_DROP_INS = ("torchrun", "deepspeed", "horovodrun", "accelerate")
+_LEGACY = "torch.distributed.launch"
+_LINKS = {
+    "torchrun": ("torchrun",),
+    _LEGACY: (_LEGACY,),
+    "deepspeed": ("deepspeed",),
+    "deepspeed.pt": ("deepspeed",),
+    "ds": ("deepspeed",),
+    "horovodrun": ("horovodrun",),
+    "accelerate": ("accelerate",),
+    "accelerate-launch": ("accelerate", "launch"),
+}
+"""The command that a link to distlaunch with this name stands for."""
 
 
 def main() -> NoReturn:
@@ -54,7 +65,7 @@ def _leave(code: int) -> NoReturn:
 def _words(argv: list[str]) -> list[str]:
     """Give the words of the command line; a link to us that has another launcher's name stands for that command."""
     name = os.path.basename(argv[0])
-    return [name, *argv[1:]] if name in _DROP_INS else argv[1:]
+    return [*_LINKS.get(name, ()), *argv[1:]]
 
 
 def run(argv: list[str], environ: Mapping[str, str]) -> int:
@@ -82,10 +93,10 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
             target = next((each for each in TARGETS if argv[1:2] == [each]), None)
             if target is not None:
                 return render_file(target, *parse_render(target, argv[2:], environ))
-        if argv[:1] == ["torchrun"]:
+        if argv[:1] == ["torchrun"] or argv[:1] == [_LEGACY]:
             from distlaunch.ui.torchrun.command import torchrun
 
-            return torchrun(argv[1:], environ)
+            return torchrun(argv[1:], environ, legacy=argv[0] == _LEGACY)
         if argv[:1] == ["deepspeed"]:
             from distlaunch.ui.deepspeed.command import deepspeed
 

@@ -134,7 +134,11 @@ def policy_settings(
         scheduler=scheduler,
         gathering=gathering,
         python=None if options.no_python else options.python or sys.executable,
-        adds_local_rank=any(word.startswith("--local_rank=") for word in backend.worker_words(0)),
+        dashes_first=options.script_args[:1] == ("--",),
+        adds_local_rank=any(
+            word.startswith(("--local_rank=", "--local-rank=$"))
+            for word in (*backend.worker_words(0), *options.script_args[:1])
+        ),
         master_port=plan.wanted_port,
         worker_ports=plan.worker_ports,
         max_restarts=options.max_restarts,

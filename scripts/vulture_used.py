@@ -33,6 +33,7 @@ cli.command.collect_usage_pieces  # noqa: B018 - vulture takes a mention as a us
 cli.command.__signature__  # noqa: B018
 cli.command.__annotations__  # noqa: B018
 cli.command.run_backends  # noqa: B018
+cli.command.run_help  # noqa: B018
 
 # set in a forked worker, read by the standard library
 BaseProcess.authkey  # noqa: B018

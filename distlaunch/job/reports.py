@@ -11,6 +11,7 @@ from distlaunch.core.model.layout import STDERR, STDOUT, Layout
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable
+from distlaunch.core.probe.modules import environment_has
 from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as a
 from distlaunch.job.desk import Desk
@@ -18,6 +19,8 @@ from distlaunch.job.diagnose.model import Diagnosis
 from distlaunch.job.records import EventLog
 from distlaunch.job.rundir import RunDir
 from distlaunch.job.sink import Sink
+from distlaunch.resolve.dialect import Dialect
+from distlaunch.resolve.plan import other_environment
 
 
 class Reporter:
@@ -34,6 +37,7 @@ class Reporter:
         desk: Desk,
         started_s: float,
         launchers: bool = False,
+        dialect: Dialect | None = None,
     ) -> None:
         """Be ready. ``launchers``: those of other nodes file their workers' output, perhaps where we see nothing."""
         self.plan = plan
@@ -45,6 +49,7 @@ class Reporter:
         self._desk = desk
         self._started_s = started_s
         self._launchers = launchers
+        self._dialect = dialect or Dialect()
 
     def failed(self, action: a.Failed, *, terminal: bool) -> None:
         """Tell of an attempt in which a worker failed; ``terminal``: its stderr is in its one stream."""
@@ -61,7 +66,7 @@ class Reporter:
             self._again(action, f"failed: {one_line(self._shown(diagnosis), many_hosts=len(plan.nodes) > 1)}")
             return
         text = render_report(
-            self._shown(diagnosis),
+            self._with_environment(self._shown(diagnosis)),
             job_id=plan.job_id,
             world_size=plan.shown_size,
             attempt=action.attempt,
@@ -80,6 +85,21 @@ class Reporter:
         if not first:
             return diagnosis
         return replace(diagnosis, cause=replace(cause, ranks=tuple(first + rank for rank in cause.ranks)))
+
+    def _with_environment(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Add to the hint about a missing module whether the active environment, which is another one, has it."""
+        plan = self.plan
+        prefix = other_environment(plan.base_env, plan.argv[0])
+        of_python = os.path.basename(plan.argv[0]).startswith("python")
+        if diagnosis.missing_module is None or diagnosis.hint is None or prefix is None or not of_python:
+            return diagnosis
+        top = diagnosis.missing_module.partition(".")[0]
+        has = self._desk.ask(lambda: environment_has(top, prefix))
+        if has is None:
+            return diagnosis
+        python = os.path.join(prefix, "bin", "python")
+        said = f"has {top}: --python={python}" if has else f"({prefix}) has no {top} either"
+        return replace(diagnosis, hint=f"{diagnosis.hint}. The active environment {self._dialect.spelt(said)}")
 
     def _filed_elsewhere(self, path: str, rank: int) -> str | None:
         """Say where a file is that its rank's own launcher writes, if that is another than we."""

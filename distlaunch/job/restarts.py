@@ -30,6 +30,7 @@ def diagnose(
         python=settings.python,
         after_grace=after_grace,
         adds_local_rank=settings.adds_local_rank,
+        dashes_first=settings.dashes_first,
     )
     return replace(found, hint=settings.dialect.spelt(found.hint)) if found.hint else found
 

@@ -162,6 +162,7 @@ class Runner:
             desk=self._desk,
             started_s=self._started_s,
             launchers=launchers,
+            dialect=policy.settings.dialect,
         )
 
     def run(self) -> int:

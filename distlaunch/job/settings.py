@@ -78,6 +78,8 @@ class PolicySettings(Record):
     """The workers' interpreter, for hints; None if they are no Python."""
     adds_local_rank: bool = False
     """The script gets ``--local_rank=N`` from the launcher, also for hints."""
+    dashes_first: bool = False
+    """The first argument of the script is ``--``, for hints."""
     script_dir: str = ""
     """Where the script is: tells the user's code from libraries in stacks."""
     master_port: int = 0

@@ -82,7 +82,7 @@ def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = ""
     for group in groups:
         if count * group.count(",") >= room:  # each part is a host at least
             raise _too_many(where, item)
-        ranges = [_parsed_range(part, item, where) for part in group.split(",")]
+        ranges = [_parsed_range(part.strip(), item, where) for part in group.split(",")]
         count *= sum(last - first + 1 for first, last, _ in ranges)
         if count > room:
             raise _too_many(where, item)

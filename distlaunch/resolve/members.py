@@ -281,7 +281,7 @@ class Composer:
         for number, each in zip(members, interpreters, strict=True):
             by_python.setdefault(each.python, []).append(self._hosts[number].host)
         if list(by_python) == [ours]:
-            told = interpreter_note(options, self._facts)
+            told = interpreter_note(options, self._facts.environ, self._facts.python)
             return [] if told is None else [told]
         new = {python: self._news(python, hosts) for python, hosts in by_python.items()}
         kinds = [f"{printable(python)} on {name_hosts(hosts)}" for python, hosts in new.items() if hosts]

@@ -94,7 +94,7 @@ def build_plan(
     bootstrap: Literal["", "direct", "setup"] = "" if not wanted else "setup" if options.setup else "direct"
     columns = v.terminal_variables(topology, facts.columns, in_front=dialect.prefix_columns)
     of_here = local and shares is None
-    own_notes = (pinned_note(facts.cpus), interpreter_note(options, facts)) if of_here else ()
+    own_notes = (pinned_note(facts.cpus), interpreter_note(options, facts.environ, facts.python)) if of_here else ()
     of_backend = backend.job_variables(topology)
     unwanted = [name for name in backend.unwanted() if name in base and name not in of_backend and name not in given]
     base = {name: value for name, value in base.items() if name not in unwanted} if unwanted else base
@@ -411,13 +411,21 @@ def _interpreter(options: TrainOptions, facts: Facts) -> str:
     return options.python
 
 
-def interpreter_note(options: TrainOptions, facts: Facts) -> str | None:
-    """Tell of the trap of a launcher that lives in another environment than the one that is active."""
-    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        prefix = facts.environ.get(variable)
-        if prefix and not options.python and not options.no_python:
-            if facts.python.startswith(os.path.join(prefix, "")):
-                return None
-            active = os.path.join(prefix, "bin", "python")
-            return f"workers run {facts.python}, not the active environment's; for that: --python {active}"
-    return None
+def interpreter_note(options: TrainOptions, environ: Mapping[str, str], python: str) -> str | None:
+    """Say that the launcher lives in another environment than the active one, and so do the workers.
+
+    ``python``: the launcher's interpreter.
+    """
+    if options.python or options.no_python:
+        return None
+    prefix = other_environment(environ, python)
+    if prefix is None:
+        return None
+    active = os.path.join(prefix, "bin", "python")
+    return f"workers run {python}, not the active environment's; for that: --python={active}"
+
+
+def other_environment(environ: Mapping[str, str], python: str) -> str | None:
+    """Return the folder of the active environment, if there is one and this interpreter is not in it."""
+    prefix = next((environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)), None)
+    return None if prefix is None or python.startswith(os.path.join(prefix, "")) else prefix

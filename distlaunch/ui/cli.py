@@ -25,6 +25,7 @@ from distlaunch.ui import quick
 from distlaunch.ui.counterparts import counterpart, instead_of, taken_as_it_is
 from distlaunch.ui.drop_in import plain_words
 from distlaunch.ui.errors import EXIT_INTERRUPTED
+from distlaunch.ui.help import command_help, default_note
 from distlaunch.ui.option import Option
 from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
 from distlaunch.ui.rendering import ALL_OPTIONS, TARGETS, options_of, refuse_foreign, render_file, split
@@ -63,6 +64,8 @@ def run_app(
     """
     command: Any = typer.main.get_command(build_app(environ, train=train, plan=plan, render=render))
     words = list(argv) or ["--help"]
+    if words[0] == "help":
+        words = [*_known(command, words[1:]), "--help"]
     _refuse_options_of_train(words[0])
     program = "distlaunch"
     if words[0] in command.commands:
@@ -80,6 +83,22 @@ def run_app(
         page: str = getattr(getattr(error, "ctx", None), "command_path", program)
         raise UsageError(explain().rstrip("."), hint=f"see {page} --help") from error
     return int(result or 0)
+
+
+def _known(command: Any, words: Sequence[str]) -> list[str]:
+    """Return the words of ``help COMMAND...`` that name a command. Raises UsageError for one that there is not."""
+    found: list[str] = []
+    for word in words:
+        if word in HELP_FLAGS:
+            continue
+        there = getattr(command, "commands", {})
+        if not there:
+            break  # arguments of that command, as of one that somebody has begun to write
+        if word not in there:
+            raise UsageError(f"there is no command {quoted(word)}", hint=instead_of([word], [*there]))
+        found.append(word)
+        command = there[word]
+    return found
 
 
 def _refuse_options_of_train(word: str) -> None:
@@ -141,6 +160,7 @@ def build_app(environ: Mapping[str, str], *, train: Train, plan: Plan, render: R
     app.add_typer(launch, name="accelerate")
     _add_render(app, environ, render)
     _add_backends(app, environ)
+    _add_help(app)
     return app
 
 
@@ -160,6 +180,12 @@ class _TrainCommand(TyperCommand):
     plain: Callable[[Sequence[str]], list[str]] = list
     """Spells out words that the parsers do not take as they are."""
     usage = "SCRIPT"
+
+    def get_help(self, ctx: Any) -> str:
+        columns = shutil.get_terminal_size().columns
+        return command_help(
+            ctx.command_path, self.usage, self.help or "", self.options, self.epilog or "", columns
+        ).rstrip("\n")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         args = self.plain(args)
@@ -224,16 +250,21 @@ def _add(
 
 def _add_torchrun(app: typer.Typer, environ: Mapping[str, str]) -> None:
     """List the command that parses and explains its words itself: this one is for the help and for completion."""
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    for name in ("torchrun", "torch.distributed.launch"):
+        text = f"Run a command line of {name}."
+        run = _torchrun_command(environ, legacy=name != "torchrun")
+        app.command(name, help=text, context_settings=settings, add_help_option=False)(run)
 
+
+def _torchrun_command(environ: Mapping[str, str], *, legacy: bool) -> Callable[..., int]:
     def run_torchrun(ctx: typer.Context) -> int:
         from distlaunch.ui.torchrun.command import torchrun
 
-        return torchrun(ctx.args, environ)
+        return torchrun(ctx.args, environ, legacy=legacy)
 
     run_torchrun.__annotations__ = {"ctx": typer.Context}
-    settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    text = "Run a command line of torchrun."
-    app.command("torchrun", help=text, context_settings=settings, add_help_option=False)(run_torchrun)
+    return run_torchrun
 
 
 def _add_drop_in(
@@ -250,7 +281,7 @@ def _add_drop_in(
     own = {
         "options": options,
         "usage": usage,
-        "plain": staticmethod(lambda words: plain_words(words, options, table.THEIRS)),
+        "plain": staticmethod(lambda words: plain_words(words, options, table.THEIRS, drops_dashes=usage == "SCRIPT")),
     }
     command_class = type(f"_{name.title()}Command", (_TrainCommand,), own)
     text = f"Run a command line of {text}; train's other options are taken as well."
@@ -258,7 +289,11 @@ def _add_drop_in(
 
 
 def _add_backends(app: typer.Typer, environ: Mapping[str, str]) -> None:
-    @app.command("backends", help="List the backends, what of them is installed, and their options.")
+    @app.command(
+        "backends",
+        help="List the backends, what of them is installed, and their options.",
+        context_settings=_settings(),
+    )
     def run_backends(
         name: str = typer.Argument(None, metavar="[NAME]", help="Only this one, with its options.", show_default=False),
         fmt: str = typer.Option("table", "--format", metavar="table|json", help="How to print it."),
@@ -277,6 +312,18 @@ def _add_backends(app: typer.Typer, environ: Mapping[str, str]) -> None:
         named = (("--python", python), ("DISTLAUNCH_PYTHON", environ.get("DISTLAUNCH_PYTHON")))
         chosen = next(((who, path) for who, path in named if path), None)
         return backends(name, "json" if fmt == "json" else "table", python=chosen)
+
+
+def _add_help(app: typer.Typer) -> None:
+    """List the command ``help``: ``run_app`` answers it before typer sees it."""
+
+    @app.command("help", help="Show the help of a command.", context_settings=_settings())
+    def run_help(
+        words: list[str] = typer.Argument(  # noqa: B008 - typer reads it
+            None, metavar="[COMMAND]", help="Which command.", show_default=False
+        ),
+    ) -> None:
+        del words
 
 
 class _Files(TyperGroup):
@@ -355,20 +402,13 @@ def _parameter(option: Option) -> inspect.Parameter:
     default = typer.Option(
         None,
         *flags,
-        help=option.help + _default_note(option),
+        help=option.help + default_note(option),
         metavar="" if flag else option.metavar,
         show_default=False,
         rich_help_panel=GROUP_TITLES[option.group],
         autocompletion=_completer(option.choices) if option.choices else None,
     )
     return inspect.Parameter(option.field, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-
-
-def _default_note(option: Option) -> str:
-    if option.default is None or option.default is False or option.default == ():
-        return ""
-    text = f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
-    return f" (default {text})"
 
 
 def _completer(choices: Sequence[str]) -> Callable[[str], list[str]]:

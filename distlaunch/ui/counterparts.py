@@ -49,14 +49,29 @@ _COUNTERPARTS = {
     "--use-env": "not needed here: LOCAL_RANK is always in the workers' environment",
 }
 
+_MEANT = {
+    "--num-workers": f"{_WORKERS}; how many workers load data is the script's to say",
+    "--workers": _WORKERS,
+    "--num-processes": _WORKERS,
+    "--exclusive": "that is an option of sbatch: distlaunch render slurm writes a batch script",
+    "--cpus-per-task": "that is an option of sbatch: distlaunch render slurm writes a batch script",
+    "--ntasks-per-node": "--gpus-per-node N, or --procs-per-node N for CPU workers",
+}
+"""By option of other programs: what stands here for it, where an option of ours has a name like it."""
+
 _WORDS_OF_BACKENDS = {"ray": " [--address HOST:PORT]"}
-_NOT_TORCHRUNS = ("-n", "--use-env")
-_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_NOT_TORCHRUNS = ("-n",)
+_LEGACY = "torch.distributed.launch"
 
 
 def counterpart(flag: str) -> str | None:
     """Return what stands here for an option of torchrun, given as ``--with-dashes``; None if it has no such option."""
     return _COUNTERPARTS.get(flag)
+
+
+def meant(flag: str) -> str | None:
+    """Return what stands here for an option that is easily taken for a misspelt one of ours; None for all others."""
+    return _MEANT.get(flag)
 
 
 def taken_as_it_is(flag: str) -> str:
@@ -72,7 +87,9 @@ def instead_of(args: Sequence[str], names: Sequence[str]) -> str:
 
     first = args[0]
     program = os.path.basename(first)
-    if program == "torchrun" or any(word in _TORCHRUN_MODULES for word in args[1:4]):
+    if _LEGACY in args[1:4]:
+        return f"its words go after distlaunch {_LEGACY}: distlaunch {_LEGACY} [OPTIONS] SCRIPT [ARGS]..."
+    if program == "torchrun" or "torch.distributed.run" in args[1:4]:
         return "torchrun's words go after distlaunch torchrun: distlaunch torchrun [OPTIONS] SCRIPT [ARGS]..."
     if program == "accelerate":
         return "distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]... takes a command line of accelerate launch"

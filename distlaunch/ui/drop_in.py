@@ -53,16 +53,24 @@ def row(
 
 
 def take_apart(
-    argv: Sequence[str], options: Iterable[Option], theirs: Iterable[Option], dialect: Dialect
+    argv: Sequence[str],
+    options: Iterable[Option],
+    theirs: Iterable[Option],
+    dialect: Dialect,
+    *,
+    drops_dashes: bool = False,
 ) -> tuple[Given, tuple[str, ...]]:
-    """Take a command line apart as ``scan`` does, with its errors in this dialect."""
+    """Take a command line apart as ``scan`` does, with its errors in this dialect; see ``plain_words``."""
     with in_words_of(dialect):
-        return scan(plain_words(argv, options, theirs), options)
+        return scan(plain_words(argv, options, theirs, drops_dashes=drops_dashes), options)
 
 
-def plain_words(argv: Sequence[str], options: Iterable[Option], theirs: Iterable[Option]) -> list[str]:
+def plain_words(
+    argv: Sequence[str], options: Iterable[Option], theirs: Iterable[Option], *, drops_dashes: bool = False
+) -> list[str]:
     """Make the words up to the script or command fit for our own parser.
 
+    ``drops_dashes``: one ``--`` directly behind the script is left out, as by launchers that use argparse.
     Spelt out are beginnings of the long names of ``theirs``, and words such as ``-np``, ``-np2`` and ``-H=a:2``, which
     our parser would take apart into letters. Raises UsageError for a beginning of several names.
     """
@@ -85,7 +93,14 @@ def plain_words(argv: Sequence[str], options: Iterable[Option], theirs: Iterable
         if option is not None and option.kind != "flag" and not equals and at < len(argv):
             words.append(argv[at])
             at += 1
-    return [*words, *argv[at:]]
+    rest = argv[at:]
+    return [*words, *(without_dashes(rest) if drops_dashes else rest)]
+
+
+def without_dashes(rest: Sequence[str]) -> list[str]:
+    """Leave out one ``--`` directly behind the script, unless another one stands before the script."""
+    drops = len(rest) > 1 and rest[0] != "--" and rest[1] == "--"
+    return [rest[0], *rest[2:]] if drops else [*rest]
 
 
 def _one_dash(word: str, names: Mapping[str, str], by_flag: Mapping[str, Option]) -> tuple[str, str, str]:

@@ -180,7 +180,7 @@ def _next_value(word: str | None, flag: str, option: Option) -> str:
     """Take ``word`` as the value of ``flag``, unless there is none or it looks like an option itself."""
     if word is None or word == "--":
         raise UsageError(f"{flag} needs a value: {flag} {option.metavar}")
-    if word.startswith("--") or word in ("-h", "-m", "-x"):
+    if (word.startswith("--") and " " not in word) or word in ("-h", "-m", "-x"):
         raise UsageError(
             f"{flag} needs a value: {flag} {option.metavar}",
             hint=f"if {quoted(word)} is that value, write {option.name}={word}" if word.isprintable() else None,
@@ -196,23 +196,25 @@ def refuse_unknown(flag: str, by_flag: Iterable[str], *, script: str | None, bac
     """
     from difflib import get_close_matches
 
-    from distlaunch.ui.counterparts import counterpart, taken_as_it_is
+    from distlaunch.ui.counterparts import counterpart, meant, taken_as_it_is
 
     if script is None:
         place = "Options of the script go after SCRIPT."
     else:
         place = f"arguments of the script go after `--`: `--script {script} -- {flag} ...`"
     instead = counterpart(flag)
-    meant = None
+    of_backend = None
     if backend is not None and flag[:2] == "--":
         from distlaunch.backends.choosing import meant_option
 
-        meant = meant_option(flag, backend)
-    if meant is not None:
-        hint = f"--backend {backend} takes it as {meant}. {place}"
+        of_backend = meant_option(flag, backend)
+    if of_backend is not None:
+        hint = f"--backend {backend} takes it as {of_backend}. {place}"
     elif instead is not None:
         hint = instead + taken_as_it_is(flag)
         hint = hint if script is None else f"{hint}; {place}"
+    elif (other := meant(flag)) is not None:
+        hint = f"{other}. {place}"
     else:
         # Without the dashes, which would make all short names alike; ``-np`` is a long one with one dash.
         known = {name.lstrip("-"): name for name in sorted(by_flag, reverse=True) if len(name) > 2}

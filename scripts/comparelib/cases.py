@@ -95,6 +95,8 @@ CASES: tuple[Case, ...] = (
     _case("beginnings of our names", "probe.py --r=16 --no"),
     _case("dashes before the script", "--nproc-per-node=2 -- probe.py a -- b"),
     _case("dashes after the script", "probe.py -- a"),
+    _case("two pairs of dashes after the script", "probe.py -- -- a"),
+    _case("dashes among the script's arguments", "--nproc-per-node=2 probe.py a -- b"),
     _case("spaces and letters", "probe.py", "two words", "", "Übung ☃", "a=b c", "$HOME", "*"),
     _case("dollars", "probe.py", "$$x", "$local_rank"),
     _case("variables", "--nproc-per-node=2 probe.py", OMP_NUM_THREADS="3", CUDA_VISIBLE_DEVICES="", FOO="a b"),

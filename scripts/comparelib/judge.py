@@ -39,6 +39,7 @@ class Rule(NamedTuple):
 
 _ONE_WORKER = (
     "script alone", "PET variable and option", "the script's short options", "dashes after the script",
+    "two pairs of dashes after the script",
     "spaces and letters", "dollars", "stdin, one worker",
 )  # fmt: skip
 _PET = {
@@ -97,12 +98,6 @@ RULES: tuple[Rule, ...] = (
         "dollars in the script's arguments",
         "better",
         "`$$` and `$local_rank` reach the script as they are; `${local_rank}` is the local rank, as under torchrun.",
-    ),
-    Rule(
-        {"dashes after the script": re.escape("argv: ['probe.py', 'a'] -> ['probe.py', '--', 'a']")},
-        "`--` after the script",
-        "better",
-        "It reaches the script, as all that follows the script does.",
     ),
     Rule(
         rf"\+NODE_RANK: 0|\+DISTLAUNCH_({'|'.join(_OUR_VARIABLES)})",

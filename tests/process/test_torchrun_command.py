@@ -120,6 +120,122 @@ def test_what_follows_the_script_reaches_it_byte_for_byte(torchrun):
     assert torchrun(source=source, script_args=words).stdout == f"{list(words)}\n"
 
 
+ARGUMENTS = "import sys; print(sys.argv[1:])"
+
+
+def test_one_pair_of_dashes_directly_behind_the_script_is_dropped_as_torchrun_does(torchrun):
+    assert torchrun(source=ARGUMENTS, script_args=("--", "--lr", "1")).stdout == "['--lr', '1']\n"
+    assert torchrun(source=ARGUMENTS, script_args=("--", "--", "x")).stdout == "['--', 'x']\n"
+    assert torchrun(source=ARGUMENTS, script_args=("--a", "--", "--b")).stdout == "['--a', '--', '--b']\n"
+
+
+@pytest.mark.parametrize(
+    "words", [("accelerate", "launch", "--cpu", "--quiet"), ("deepspeed", "--no_local_rank", "--quiet")], ids=" ".join
+)
+def test_so_do_the_commands_for_accelerate_and_deepspeed(distlaunch, words):
+    distlaunch.pretend("deepspeed", "accelerate")
+    (distlaunch.work / "a.py").write_text(ARGUMENTS)
+    for given, got in ((["--", "--lr"], ["--lr"]), (["--", "--", "x"], ["--", "x"]), (["-a", "--", "b"], None)):
+        result = distlaunch.run([*words, "a.py", *given])
+        assert result.returncode == 0, result.stderr
+        assert result.lines_of(0) == [str(given if got is None else got)]
+
+
+def test_train_passes_dashes_on_and_a_script_that_refuses_them_gets_a_hint(distlaunch):
+    source = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr')\nparser.parse_args()\n"
+    (distlaunch.work / "a.py").write_text(source)
+    result = distlaunch.train("a.py", "--", "--lr", "1")
+    assert result.returncode == 2
+    report = " ".join((result.run_dir / "report.txt").read_text().split())
+    assert "hint: the script got `--` as its first argument, and its own parser took it" in report
+    (distlaunch.work / "b.py").write_text(ARGUMENTS)
+    assert distlaunch.train("b.py", "--", "--lr").lines_of(0) == ["['--', '--lr']"]
+
+
+LOCAL_RANKS = "import os, sys; print(os.environ['LOCAL_RANK'], sys.argv[1:])"
+
+
+def test_under_torch_distributed_launch_scripts_get_their_local_rank_unless_use_env_is_given(distlaunch):
+    (distlaunch.work / "a.py").write_text(LOCAL_RANKS)
+    launch = ["torch.distributed.launch", "--nproc_per_node=2"]
+    result = distlaunch.run([*launch, "a.py", "--lr", "1"])
+    expected = [f"{rank} ['--local-rank={rank}', '--lr', '1']" for rank in (0, 1)]
+    assert sorted(result.stdout.splitlines()) == expected, result.stderr
+    result = distlaunch.run([*launch, "--use_env", "a.py", "--", "--lr"])
+    assert sorted(result.stdout.splitlines()) == ["0 ['--lr']", "1 ['--lr']"]
+    result = distlaunch.run(["torchrun", "--use_env", "a.py"])
+    assert (result.stdout, result.stderr) == ("0 []\n", "")
+
+
+def test_a_script_without_local_rank_is_told_how_torch_distributed_launch_leaves_it_out(distlaunch):
+    (distlaunch.work / "a.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    result = distlaunch.run(["torch.distributed.launch", "a.py"])
+    assert result.returncode == 2
+    assert "hint: --use-env leaves it out: LOCAL_RANK in the environment says the same" in result.stderr
+
+
+def test_torch_distributed_launch_gives_scripts_the_arguments_that_torchs_own_gives(distlaunch):
+    (distlaunch.work / "a.py").write_text(LOCAL_RANKS)
+    words = ["--nproc_per_node=2", "a.py", "--lr", "1"]
+    own = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "torch.distributed.launch", *words],
+        env=distlaunch.env, cwd=distlaunch.work, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    ours = distlaunch.run(["torch.distributed.launch", *words])
+    assert sorted(own.stdout.splitlines()) == sorted(ours.stdout.splitlines()) != []
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "page"),
+    [
+        ("accelerate-launch", ["--help"], "Usage: distlaunch accelerate launch"),
+        ("ds", ["--help"], "Usage: distlaunch deepspeed"),
+        ("deepspeed.pt", ["--help"], "Usage: distlaunch deepspeed"),
+        ("torch.distributed.launch", ["--help"], "Usage: distlaunch torch.distributed.launch"),
+    ],
+)
+def test_a_link_with_another_launchers_name_stands_for_its_command(distlaunch, tmp_path, name, words, page):
+    link = tmp_path / name
+    link.write_text(
+        f"#!{sys.executable}\nimport sys\nfrom distlaunch.__main__ import main\nsys.argv[0] = {str(link)!r}\nmain()\n"
+    )
+    link.chmod(0o755)
+    done = subprocess.run([link, *words], env=distlaunch.env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith(page), done.stderr
+
+
+@pytest.fixture
+def other_environment(tmp_path):
+    """Give the folder of a virtual environment in which there is a module onlythere."""
+    folder = tmp_path / "other"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    (packages / "onlythere.py").touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [(["torchrun"], "PYTHON_EXEC="), (["train", "--num-procs", "1"], "--python=")], ids=str
+)
+def test_another_active_environment_is_named_and_whether_it_has_the_missing_module(
+    distlaunch, other_environment, command, option
+):
+    python = f"{option}{other_environment}/bin/python"
+    for module, said in (
+        ("onlythere", f"The active environment has onlythere: {python}"),
+        ("nowhere.x", f"The active environment ({other_environment}) has no nowhere either"),
+    ):
+        (distlaunch.work / "train.py").write_text(f"import {module}\n")
+        result = distlaunch.run([*command, "train.py"], env={"VIRTUAL_ENV": str(other_environment)})
+        words = "".join(result.stderr.split())
+        assert (
+            f"workers run {sys.executable}, not the active environment's; for that: {python}".replace(" ", "") in words
+        )
+        assert said.replace(" ", "") in words
+    quiet = {"VIRTUAL_ENV": str(other_environment), "DISTLAUNCH_QUIET": "1"}
+    assert "active environment's" not in distlaunch.run([*command, "train.py"], env=quiet).stderr
+
+
 def test_the_local_rank_in_the_arguments_is_each_workers(torchrun):
     result = torchrun("--nproc-per-node=2", source="import sys; print(sys.argv[1])", script_args=("gpu-${local_rank}",))
     assert sorted(result.stdout.split()) == ["gpu-0", "gpu-1"]

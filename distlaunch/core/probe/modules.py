@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,6 +30,14 @@ def is_importable(name: str, path: Sequence[str], *, folders: bool = True) -> bo
 
 def _counts(spec: ModuleSpec | None, *, folders: bool) -> bool:
     return spec is not None and (folders or spec.origin is not None)
+
+
+def environment_has(name: str, prefix: str) -> bool:
+    """Tell whether the environment in this folder has a top-level module among its packages."""
+    from glob import escape, glob
+
+    path = glob(os.path.join(escape(prefix), "lib", "python3*", "site-packages"))
+    return bool(path) and PathFinder.find_spec(name, path) is not None
 
 
 def nearest_module(name: str, path: Sequence[str]) -> str | None:

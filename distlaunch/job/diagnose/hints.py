@@ -15,6 +15,7 @@ _BLOCKING = "set CUDA_LAUNCH_BLOCKING=1 to see the line that launched the kernel
 
 _DEBUGGER = "it found no input; one worker alone on a terminal has the terminal: --num-procs 1 (or --num-gpus 1)"
 _ANY_PYTHON = "the workers' Python"
+DASHES = "the script got `--` as its first argument, and its own parser took it: leave out the `--` behind SCRIPT"
 _NOT_PYTHON = "is this no Python program? --no-python runs it as it is (it must be executable)"
 _NO_SOURCE = ("source code cannot contain null bytes", "source code string cannot contain", "Non-UTF-8 code starting")
 
@@ -115,7 +116,14 @@ _BY_SIGNAL = {
 }
 
 
-def hint_for(evidence: Evidence, *, python: str | None, world_size: int, adds_local_rank: bool = False) -> str | None:
+def hint_for(
+    evidence: Evidence,
+    *,
+    python: str | None,
+    world_size: int,
+    adds_local_rank: bool = False,
+    dashes_first: bool = False,
+) -> str | None:
     """Return one line that says what to look at, or None where nothing useful is known; see ``diagnose``."""
     text = f"{evidence.exception_type or ''}: {evidence.message or ''}\n{evidence.text}".lower()
     if evidence.main_module is not None:
@@ -126,15 +134,15 @@ def hint_for(evidence: Evidence, *, python: str | None, world_size: int, adds_lo
         return _NOT_PYTHON
     if world_size > 1 and _asked_for_input(evidence):
         return _DEBUGGER
+    if dashes_first and (evidence.repeats == "usage error" or _NOT_THE_SCRIPTS.search(evidence.message or "")):
+        return DASHES
     if refused := _NOT_THE_SCRIPTS.search(evidence.message or ""):
-        if adds_local_rank and "--local_rank=" in refused[1]:
+        if adds_local_rank and "--local_rank=" in refused[1].replace("--local-rank", "--local_rank"):
             return NO_LOCAL_RANK
         if hint := _misplaced(refused[1]):
             return hint
-    missing = re.search(r"no module named '?([\w.]+)", text)
-    if missing and evidence.repeats == "import error":
-        name = re.search(r"No module named '?([\w.]+)", f"{evidence.message or ''}\n{evidence.text}")
-        return _missing_module(name[1] if name else missing[1], python, folder="the script's folder")
+    if (name := missing_module(evidence)) is not None:
+        return _missing_module(name, python, folder="the script's folder")
     if package := re.search(r"no package metadata was found for ([\w.-]+)", text):
         return f"a library needs the package {package[1]}: {python or _ANY_PYTHON} -m pip install {package[1]}"
     for marks, hint in _BY_TEXT:
@@ -151,6 +159,16 @@ def hint_for(evidence: Evidence, *, python: str | None, world_size: int, adds_lo
     if evidence.end.returncode == 137:
         return "a process inside was killed: look for an out-of-memory kill in `dmesg -T`"
     return None
+
+
+def missing_module(evidence: Evidence) -> str | None:
+    """Return the name of the module that could not be found, if that is what ended the worker."""
+    if evidence.main_module is not None:
+        return evidence.main_module
+    if evidence.repeats != "import error":
+        return None
+    name = re.search(r"no module named '?([\w.]+)", f"{evidence.message or ''}\n{evidence.text}", re.IGNORECASE)
+    return name[1] if name else None
 
 
 def _missing_module(name: str, python: str | None, *, folder: str) -> str:

@@ -14,7 +14,7 @@ from distlaunch.core.model.ids import name_ranks
 from distlaunch.core.model.record import replace
 from distlaunch.job.diagnose.consequence import Standing
 from distlaunch.job.diagnose.evidence import Evidence, read, was_stopped
-from distlaunch.job.diagnose.hints import hint_for
+from distlaunch.job.diagnose.hints import hint_for, missing_module
 from distlaunch.job.diagnose.model import Cause, Diagnosis, WorkerEnd
 from distlaunch.job.diagnose.native import signal_name
 from distlaunch.job.diagnose.text import shorten
@@ -48,13 +48,14 @@ def diagnose(
     python: str | None = None,
     after_grace: str | None = None,
     adds_local_rank: bool = False,
+    dashes_first: bool = False,
 ) -> Diagnosis:
     """Find the first cause among the ends of one attempt.
 
     ``running``: ranks that have not ended; ``python``: the workers' interpreter, for hints; ``after_grace`` says why
     those were killed that had not ended when told to; ``adds_local_rank``: the launcher has given the script
-    ``--local_rank=N``. The exit code is the named worker's own, 128+N if signal N ended
-    it.
+    ``--local_rank=N``; ``dashes_first``: the script's first argument is ``--``. The exit code is the named worker's
+    own, 128+N if signal N ended it.
     """
     bad = sorted((end for end in ends if end.returncode != 0), key=lambda end: end.ended_s)
     if not bad:
@@ -81,7 +82,13 @@ def diagnose(
     others = [end for end in ends if end.rank not in named]
     lost = _lost_before_the_stop(others)
     hint = (
-        hint_for(best, python=python, world_size=world_size, adds_local_rank=adds_local_rank)
+        hint_for(
+            best,
+            python=python,
+            world_size=world_size,
+            adds_local_rank=adds_local_rank,
+            dashes_first=dashes_first,
+        )
         if cause_seen
         else _hint_without_cause(best, ends, running, world_size, lost)
     )
@@ -95,6 +102,7 @@ def diagnose(
         repeats=best.repeats if cause_seen else None,
         signature=_signature(best) if cause_seen else None,
         cause_seen=cause_seen,
+        missing_module=missing_module(best) if cause_seen else None,
     )
 
 

@@ -71,3 +71,5 @@ class Diagnosis(Record):
     """(exception type, innermost frame): two attempts with the same one and no progress end the job."""
     cause_seen: bool = True
     """False if all ends are consequences: then ``cause`` names the ranks that show them, and says so."""
+    missing_module: str | None = None
+    """The module that the failed worker's interpreter does not have."""

@@ -33,7 +33,7 @@ def accelerate(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise HelpRequested
     if word != "launch":
         raise UsageError(f"accelerate {printable(word)}: there is launch alone here", hint=own_command(printable(word)))
-    return run(*take_apart(argv[1:], OPTIONS, THEIRS, PARSING), environ)
+    return run(*take_apart(argv[1:], OPTIONS, THEIRS, PARSING, drops_dashes=True), environ)
 
 
 def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:

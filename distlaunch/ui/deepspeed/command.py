@@ -22,7 +22,7 @@ def deepspeed(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     Raises HelpRequested, or a LaunchError before the start.
     """
-    return run(*take_apart(argv, OPTIONS, THEIRS, PARSING), environ)
+    return run(*take_apart(argv, OPTIONS, THEIRS, PARSING, drops_dashes=True), environ)
 
 
 def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:

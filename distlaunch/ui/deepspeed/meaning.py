@@ -123,15 +123,8 @@ def _refuse(own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
                 f"--launcher slurm: the nodes are those of the Slurm job, not {others[0]}'s",
                 hint="--include and --exclude choose among them",
             )
-    if own["launcher_args"] is not None and launcher != _SLURM:
-        by_srun = values.get("source") == _SLURM
-        raise UsageError(
-            f"--launcher_args {quoted(own['launcher_args'])}: nodes are reached by {'srun' if by_srun else 'SSH'},"
-            f" and not by {launcher}",
-            hint="--launcher slurm, whose these are then"
-            if by_srun
-            else "--ssh-config FILE or --ssh-command COMMAND says how; --interface NAME by which network",
-        )
+    if "include" in values and "exclude" in values:
+        raise UsageError("--include and --exclude exclude each other", hint="one of them says which hosts and slots")
     filters = next((name for name in ("include", "exclude") if name in values), None)
     size = "num_gpus" if own["num_gpus"] is not None else "num_nodes" if "num_nodes" in values else None
     if filters is not None and size is not None:
@@ -165,7 +158,7 @@ def _nodes(own: Mapping[str, Any], values: dict[str, Any], remarks: list[str], *
         how = "srun" if values.get("source") == _SLURM else "SSH"
         remarks.append(f"--launcher {own['launcher']}: nodes are reached by {how} here")
     if own["launcher_args"] is not None:
-        values["srun_args"] = own["launcher_args"]
+        _launcher_args(own, values, remarks, several=several)
     if own["elastic_training"]:
         _elastic(own, values)
     rank = values.get("node_rank")
@@ -189,6 +182,23 @@ def _nodes(own: Mapping[str, Any], values: dict[str, Any], remarks: list[str], *
         bare = f"[{host}]" if ":" in host else host
         values["rendezvous"] = f"{bare}:{values.pop('master_port', _MEETING_PORT)}"
         values["given"]["rendezvous"] = _MEETING_OPTION
+
+
+def _launcher_args(own: Mapping[str, Any], values: dict[str, Any], remarks: list[str], *, several: bool) -> None:
+    """Pass them on to srun; on one machine they change nothing. Raises UsageError for those of other launchers."""
+    if own["launcher"] == _SLURM:
+        values["srun_args"] = own["launcher_args"]
+    elif not several:
+        remarks.append("--launcher_args has no effect: there is one machine, this one")
+    else:
+        by_srun = values.get("source") == _SLURM
+        raise UsageError(
+            f"--launcher_args {quoted(own['launcher_args'])}: nodes are reached by {'srun' if by_srun else 'SSH'},"
+            f" and not by {own['launcher']}",
+            hint="--launcher slurm, whose these are then"
+            if by_srun
+            else "--ssh-config FILE or --ssh-command COMMAND says how; --interface NAME by which network",
+        )
 
 
 def _elastic(own: Mapping[str, Any], values: dict[str, Any]) -> None:

@@ -86,7 +86,7 @@ def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str]) ->
     own = {option.field: values.pop(option.field, None) for option in OWN}
     remarks: list[str] = []
     document = _document(own["config_file"])
-    values["opt"] = _settings({field: texts[-1] for field, texts in given.items()}, document, values)
+    values["opt"] = _settings({field: texts[-1] for field, texts in given.items()}, document, values, remarks)
     if own["tcp"]:
         values["env"] = ("NCCL_IB_DISABLE=1", *values.get("env", ()))
     if command.python is None:
@@ -119,10 +119,12 @@ def _check_program(name: str, environ: Mapping[str, str]) -> None:
         raise UsageError(f"{shown}: no such command on PATH", hint=f"python {shown} [ARGS]... runs a script")
 
 
-def _settings(given: Mapping[str, str], document: Document | None, values: Mapping[str, Any]) -> tuple[str, ...]:
+def _settings(
+    given: Mapping[str, str], document: Document | None, values: Mapping[str, Any], remarks: list[str]
+) -> tuple[str, ...]:
     """Give ``-o``'s words: its own, and those for horovodrun's options and file. The command line has the last word."""
     texts = given_settings(given)
-    found = words(texts, document)
+    found = words(texts, document, remarks)
     own: tuple[str, ...] = values.get("opt", ())
     if values["given"].get("opt", "").startswith("-"):
         found = {name: word for name, word in found.items() if name in texts or name not in map(option_name, own)}

@@ -59,12 +59,13 @@ def given_settings(given: Mapping[str, str]) -> dict[str, str]:
     return texts
 
 
-def words(given: Mapping[str, str], document: Document | None) -> dict[str, str]:
+def words(given: Mapping[str, str], document: Document | None, remarks: list[str]) -> dict[str, str]:
     """Give by name ``-o``'s words for what was set: ``given`` has texts by name, and wins over the file.
 
-    Raises UsageError or ConfigError for a value that is none.
+    Keys of the file that horovodrun does not know become ``remarks``, as it passes over them. Raises UsageError or
+    ConfigError for a value that is none.
     """
-    texts = dict(_of_file(document)) if document is not None else {}
+    texts = dict(_of_file(document, remarks)) if document is not None else {}
     texts |= {name: (text, f"--{name}") for name, text in given.items()}
     return {
         setting.name: f"{setting.name}={_checked(setting, *texts[setting.name])}"
@@ -85,32 +86,32 @@ def _key(setting: Setting) -> str:
     return _field(setting.name.removeprefix(_PREFIXES.get(setting.section, "")).lstrip("-")) or "enabled"
 
 
-def _of_file(document: Document) -> Iterator[tuple[str, tuple[str, str]]]:
+def _of_file(document: Document, remarks: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
     keys = {(setting.section, _key(setting)): setting.name for setting in SETTINGS}
     sections = {setting.section: None for setting in SETTINGS}
     for section, values in document.values.items():
         if section == "controller":
             continue
         if section not in sections:
-            raise _unknown(document, (section,), [*sections, "controller"])
+            remarks.append(_unknown(document, (section,), [*sections, "controller"]))
+            continue
         if not isinstance(values, dict | None):
             raise ConfigError(f"{document.where(section)}: {section} takes a mapping, not {quoted(str(values))}")
         for key, value in (values or {}).items():
             name = keys.get((section, key))
             if name is None:
-                raise _unknown(document, (section, key), [name for at, name in keys if at == section])
+                remarks.append(_unknown(document, (section, key), [name for at, name in keys if at == section]))
+                continue
             if value is not None:
                 yield name, (str(value), f"{document.where(section, key)}: {key}")
 
 
-def _unknown(document: Document, keys: tuple[str, ...], there: Sequence[str]) -> ConfigError:
+def _unknown(document: Document, keys: tuple[str, ...], there: Sequence[str]) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(keys[-1], there, n=1, cutoff=0.6)
-    return ConfigError(
-        f"{document.where(*keys)}: horovodrun has no {quoted(keys[-1])}",
-        hint=f"did you mean {near[0]}?" if near else f"there are {', '.join(there)}",
-    )
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(there)}"
+    return f"{document.where(*keys)}: horovodrun has no {quoted(keys[-1])}, and it changes nothing: {hint}"
 
 
 def _checked(setting: Setting, text: str, source: str) -> str:

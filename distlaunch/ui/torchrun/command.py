@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 
 from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.core.model.text import printable
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.sink import Sink
+from distlaunch.resolve.plan import interpreter_note
 from distlaunch.ui.drop_in import in_words_of
 from distlaunch.ui.errors import print_warnings
 from distlaunch.ui.quick import HelpRequested, unknown_variables
@@ -18,14 +20,17 @@ from distlaunch.ui.torchrun.meaning import Meaning, understand, unread_variables
 from distlaunch.ui.torchrun.parser import misspelt_variables, parse
 
 
-def torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run what follows ``torchrun`` on the command line; return the exit code. Raises LaunchError before the start."""
+def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = False) -> int:
+    """Run what follows ``torchrun`` on the command line; return the exit code. Raises LaunchError before the start.
+
+    ``legacy``: the command is ``torch.distributed.launch``, whose scripts get ``--local-rank=N`` without ``--use-env``.
+    """
     try:
-        meaning = understand(parse(argv, environ), environ)
+        meaning = understand(parse(argv, environ), environ, legacy=legacy)
     except HelpRequested:
         from distlaunch.ui.torchrun.help import print_help
 
-        print_help()
+        print_help(legacy=legacy)
         return 0
     if not meaning.silent:
         print_warnings([*unknown_variables(environ), *misspelt_variables(environ), *unread_variables(environ)])
@@ -64,9 +69,13 @@ class TorchrunFront(Front):
     def open_sink(self, world_size: int) -> Sink:
         """Open the sink that suits, and say what has to be said first."""
         sink = super().open_sink(world_size)
-        if not self._silent:
-            for remark in (*self._remarks, *self._display.beyond(world_size)):
-                sink.say(remark, level="warning")
+        if self._silent:
+            return sink
+        interpreter = interpreter_note(self._options, os.environ, sys.executable)
+        if interpreter is not None and self._options.quiet:  # else it is said as a note of the plan
+            sink.say(self._options.dialect.spelt(interpreter), level="warning")
+        for remark in (*self._remarks, *self._display.beyond(world_size)):
+            sink.say(remark, level="warning")
         return sink
 
     def open_console(self, world_size: int) -> Sink:

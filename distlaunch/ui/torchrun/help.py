@@ -13,23 +13,24 @@ _INDENT = 6
 _WIDEST = 100
 
 
-def print_help() -> None:
+def print_help(*, legacy: bool = False) -> None:
     """Print it to stdout."""
-    sys.stdout.write(help_text(shutil.get_terminal_size().columns))
+    sys.stdout.write(help_text(shutil.get_terminal_size().columns, legacy=legacy))
 
 
-def help_text(columns: int) -> str:
-    """Make the text, for a terminal of this width."""
+def help_text(columns: int, *, legacy: bool = False) -> str:
+    """Make the text, for a terminal of this width. ``legacy``: of ``torch.distributed.launch``."""
+    command = "torch.distributed.launch" if legacy else "torchrun"
     width = max(40, min(columns, _WIDEST))
 
     def wrapped(text: str, indent: int = 0) -> str:
         return textwrap.fill(text, width, initial_indent=" " * indent, subsequent_indent=" " * indent)
 
     lines = [
-        "Usage: distlaunch torchrun [OPTIONS] SCRIPT [ARGS]...",
+        f"Usage: distlaunch {command} [OPTIONS] SCRIPT [ARGS]...",
         "",
         wrapped(
-            "Run a command line of torchrun with distlaunch: the same options, log files and output, a sooner start, "
+            f"Run a command line of {command} with distlaunch: the same options, log files and output, a sooner start, "
             "the workers' own exit codes, and failures explained."
         ),
         "",
@@ -43,8 +44,8 @@ def help_text(columns: int) -> str:
     lines += [
         wrapped(
             "Underscores do for dashes, and the beginning of a name for the name. Defaults come from PET_<OPTION>, as "
-            "PET_NPROC_PER_NODE; the command line wins. What follows SCRIPT reaches it byte for byte; ${local_rank} in "
-            "it is each worker's."
+            "PET_NPROC_PER_NODE; the command line wins. What follows SCRIPT reaches it byte for byte, but for one -- "
+            "directly behind it; ${local_rank} in it is each worker's."
         ),
         "",
         wrapped("Of distlaunch's own options these work here, as variables (see distlaunch train --help):"),

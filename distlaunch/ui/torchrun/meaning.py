@@ -9,7 +9,7 @@ from typing import Any, Literal
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import quoted
-from distlaunch.resolve.options import TorchrunOptions
+from distlaunch.resolve.options import LOCAL_RANK_TOO, NO_LOCAL_RANK, TorchrunOptions
 from distlaunch.ui.option import option_error
 from distlaunch.ui.options import TRAIN_OPTIONS
 from distlaunch.ui.quick import build
@@ -18,6 +18,8 @@ from distlaunch.ui.torchrun.parser import Parsed
 
 Mode = Literal["raw", "tee", "hidden"]
 _TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_MACRO = "${local_rank}"
+"""What stands for each worker's local rank in the arguments of the script."""
 _TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _AGENT_VARIABLES = ("TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_HEALTH_CHECK_PORT")
 """They have torchrun's agent serve a watchdog and a health check, which are not here."""
@@ -97,13 +99,22 @@ class Meaning(Record):
     assumed: bool
 
 
-def understand(parsed: Parsed, environ: Mapping[str, str]) -> Meaning:
-    """Translate a command line. Raises UsageError or ConfigError for what cannot be done here."""
+def understand(parsed: Parsed, environ: Mapping[str, str], *, legacy: bool = False) -> Meaning:
+    """Translate a command line. Raises UsageError or ConfigError for what cannot be done here.
+
+    ``legacy``: the script gets ``--local-rank=N`` before its own arguments, unless ``--use-env`` leaves it out.
+    """
     given = parsed.values
+    adds_local_rank = legacy and not given["use_env"]
+    if adds_local_rank and given["no_python"] and not given["run_path"]:
+        raise UsageError(
+            "--no-python needs --use-env", hint="a program that is no Python script reads LOCAL_RANK in its environment"
+        )
     if given["module"] and given["no_python"] and not given["run_path"]:
         raise UsageError("--module and --no-python exclude each other", hint="a module needs Python to run it")
     rows = [option for option in TRAIN_OPTIONS if option.field in EXTRAS]
-    values = build({"script": [parsed.script]}, parsed.script_args, environ, [_SCRIPT, *rows])
+    script_args = (f"--local-rank={_MACRO}", *parsed.script_args) if adds_local_rank else parsed.script_args
+    values = build({"script": [parsed.script]}, script_args, environ, [_SCRIPT, *rows])
     silent = values.get("quiet") is True
     values["quiet"] = values.get("quiet", True)
     values["module"] = given["module"] and not given["run_path"]
@@ -168,7 +179,11 @@ def _spelling(sources: Mapping[str, str], *, assumed: bool) -> tuple[tuple[str, 
 
     Who has node 0's port is another node 0, if this one is only ``assumed`` to be it.
     """
-    words = {"--num-procs 1 (or --num-gpus 1)": "--nproc-per-node 1", "-x PYTHONFAULTHANDLER=1": "PYTHONFAULTHANDLER=1"}
+    words = {
+        "--num-procs 1 (or --num-gpus 1)": "--nproc-per-node 1",
+        "-x PYTHONFAULTHANDLER=1": "PYTHONFAULTHANDLER=1",
+        NO_LOCAL_RANK: f"--use-env leaves it out: {LOCAL_RANK_TOO}",
+    }
     if assumed:
         words["name another port: --rendezvous HOST:PORT, on all nodes"] = f"{WAYS_OUT}; or name another port"
     named = {option.name: sources[option.field] for option in OPTIONS}
@@ -214,10 +229,11 @@ def _nodes(parsed: Parsed) -> dict[str, object]:
     A static rendezvous has node 0's address; its port is then where the launchers meet, and rank 0 gets a free one.
     """
     given = parsed.values
+    join_timeout = _join_timeout(given["rdzv_conf"], parsed.sources["rdzv_conf"])
     least, most = given["nnodes"]
     node_rank = given["node_rank"] if _is_ranked(parsed) or given["rdzv_backend"] == "static" else None
     alone = most == 1 or given["standalone"]
-    host, port = _endpoint(given["rdzv_endpoint"] or "", parsed.sources["rdzv_endpoint"])
+    host, port = _static_or_other(parsed)
     if host is None and given["rdzv_backend"] == "static" and given["master_port"] is not None:
         host, port = _bare(given["master_addr"]), given["master_port"] or None
     size = f"{least}:{most}" if least != most or most == 1 else str(least)
@@ -239,7 +255,7 @@ def _nodes(parsed: Parsed) -> dict[str, object]:
         "rendezvous": f"{where}:{port or _RENDEZVOUS_PORT}",
         "master_port": None,
         "source": "flags",
-        "join_timeout": _join_timeout(given["rdzv_conf"], parsed.sources["rdzv_conf"]),
+        "join_timeout": join_timeout,
     }
     return found if given["rdzv_backend"] == "static" else {**found, "master_addr": _bare(given["local_addr"])}
 
@@ -255,14 +271,20 @@ def _join_timeout(conf: str | None, source: str) -> float:
     Raises ConfigError for what torchrun does not take, and for times that are none.
     """
     items = [item.partition("=") for item in conf.split(",")] if conf and conf.strip() else []
-    pairs = {key.strip(): value.strip() for key, _, value in items}
-    if not all(key.strip() and value.strip() for key, _, value in items):
+    entries = [(key.strip(), _unquoted(value.strip())) for key, _, value in items]
+    pairs = dict(entries)
+    if not all(key and value for key, value in entries):
         raise option_error(source, f"takes KEY=VALUE,KEY=VALUE, not {quoted(conf or '')}")
     for name in _JOIN_KEYS:
         text = pairs.get(name, "1")
         if not (text.isascii() and text.isdecimal() and len(text) <= _JOIN_DIGITS and int(text) > 0):
             raise option_error(source, f"takes {name} as a whole number of seconds from 1, not {quoted(text)}")
     return next((float(pairs[name]) for name in _JOIN_KEYS if name in pairs), _JOIN_S)
+
+
+def _unquoted(value: str) -> str:
+    quotes = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1].strip() if quotes else value
 
 
 def _master(parsed: Parsed) -> tuple[str | None, int | None]:
@@ -272,7 +294,7 @@ def _master(parsed: Parsed) -> tuple[str | None, int | None]:
     torchrun rank 0 gets a free port beside it.
     """
     given = parsed.values
-    host, port = _endpoint(given["rdzv_endpoint"] or "", parsed.sources["rdzv_endpoint"])
+    host, port = _static_or_other(parsed)
     local = _bare(given["local_addr"])
     if given["standalone"] or given["rdzv_backend"] != "static":
         return local, None
@@ -281,6 +303,21 @@ def _master(parsed: Parsed) -> tuple[str | None, int | None]:
     if given["master_port"] is None:
         return local, None
     return _bare(given["master_addr"]), given["master_port"] or None
+
+
+def _static_or_other(parsed: Parsed) -> tuple[str | None, int | None]:
+    """Give host and port of the endpoint. Raises ConfigError; a static rendezvous needs the port as well."""
+    given, source = parsed.values, parsed.sources["rdzv_endpoint"]
+    text = (given["rdzv_endpoint"] or "").strip()
+    found = _endpoint(text, source)
+    names_port = text.rpartition(":")[1] and not text.endswith("]")
+    if text and not names_port and given["rdzv_backend"] == "static" and not given["standalone"]:
+        raise option_error(
+            source,
+            f"takes HOST:PORT with the static rendezvous, not {quoted(text)}",
+            hint=f"{text}:29500, or --rdzv-backend c10d, which has a port of its own",
+        )
+    return found
 
 
 def _endpoint(text: str, source: str) -> tuple[str | None, int | None]:

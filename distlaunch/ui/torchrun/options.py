@@ -1,7 +1,8 @@
 """Layer ui: the one table of ``distlaunch torchrun``'s options, from which its parser and its help are made.
 
-The options are those of torchrun 2.13 (and --log-line-prefix-template of 2.14). Each row says what the option means
-here; one whose ``effect`` is ``accepted`` changes nothing, which is said once when it is on the command line.
+The options are those of torchrun 2.13, --log-line-prefix-template of 2.14, and the one of
+``torch.distributed.launch``. Each row says what the option means here; one whose ``effect`` is ``accepted`` changes
+nothing, which is said once when it is on the command line.
 """
 
 from __future__ import annotations
@@ -180,6 +181,12 @@ OPTIONS: tuple[TorchrunOption, ...] = (
         "From TERM to KILL, also after a failure; else TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30.",
     ),
     _row("--virtual-local-rank", "flag", "", "Each worker sees only its own GPU, as device 0."),
+    _row(
+        "--use-env",
+        "flag",
+        "",
+        "Of torch.distributed.launch: the script gets no --local-rank=N and reads LOCAL_RANK. torchrun never adds it.",
+    ),
 )
 
 EXTRAS = (

@@ -1,7 +1,8 @@
 """Layer ui: ``distlaunch torchrun``'s words, taken apart as torchrun takes them, up to the script.
 
 As in torchrun: dashes or underscores, ``--option=value`` or two words, joined short flags, unambiguous beginnings of
-long names, defaults from PET_<OPTION>. Better than there: what follows the script is nobody's but the script's.
+long names, defaults from PET_<OPTION>, and one ``--`` directly behind the script is dropped. Unlike torchrun, words
+behind the script are never taken for options of the launcher.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, NoReturn
 from distlaunch.core.errors import UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
-from distlaunch.ui.drop_in import whole_name
+from distlaunch.ui.drop_in import whole_name, without_dashes
 from distlaunch.ui.option import option_error
 from distlaunch.ui.options import HELP_FLAGS, TRAIN_OPTIONS
 from distlaunch.ui.quick import HelpRequested
@@ -87,7 +88,7 @@ def _scan(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         if word == "--":
             return texts, list(argv[at + 1 :])
         if len(word) < 2 or word[0] != "-":
-            return texts, list(argv[at:])
+            return texts, without_dashes(argv[at:])
         at += 1
         for option, flag, value in _steps(word):
             if option.kind == "flag":
@@ -143,6 +144,8 @@ def _unknown(flag: str) -> NoReturn:
         hint = f"{ours.name} is train's; here it is the variable {ours.variable}"
     elif ours is not None and ours.field in INSTEAD:
         hint = f"{ours.name} is train's; here it is {INSTEAD[ours.field]}"
+    elif name in ("num-workers", "workers", "num-processes"):
+        hint = f"did you mean --nproc-per-node? {place}"
     elif name == "backend":
         hint = "that is train's: distlaunch train --backend NAME [OPTIONS] SCRIPT [ARGS]..."
     elif near:

@@ -212,6 +212,28 @@ def test_the_local_rank_can_be_left_out_where_the_launcher_has_added_it(end_of, 
     assert diagnose([end], world_size=2).hint == (OURS if "num-procs" in said else None)
 
 
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("usage: t.py [-h]\nt.py: error: unrecognized arguments: -- --lr 1\n", 2),
+        ("Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\nError: Got unexpected extra argument (1)\n", 2),
+        (NOT_USED, 1),
+    ],
+)
+def test_dashes_behind_the_script_are_named_where_the_scripts_own_parser_refused_its_arguments(end_of, said, code):
+    end = end_of(0, said, returncode=code)
+    assert "leave out the `--` behind SCRIPT" in (diagnose([end], world_size=1, dashes_first=True).hint or "")
+    assert "behind SCRIPT" not in (diagnose([end], world_size=1).hint or "")
+    other = end_of(0, "Traceback (most recent call last):\nValueError: no\n", returncode=1)
+    assert diagnose([other], world_size=1, dashes_first=True).hint is None
+
+
+def test_a_module_that_is_missing_is_named_for_whoever_can_look_for_it(end_of):
+    said = "Traceback (most recent call last):\n  File 't.py', line 1\nModuleNotFoundError: No module named 'A.b'\n"
+    assert one(end_of, said).missing_module == "A.b"
+    assert one(end_of, said.replace("ModuleNotFoundError", "ValueError")).missing_module is None
+
+
 def test_missing_module_names_the_interpreter(end_of):
     tail = "Traceback (most recent call last):\n  File \"/p/t.py\", line 1, in <module>\n    import X\nModuleNotFoundError: No module named 'X.y'\n"
     diagnosis = diagnose([end_of(0, tail)], world_size=1, python="/opt/py/bin/python3")

@@ -56,6 +56,14 @@ def test_list_expands_as_scontrol_has_it(text, names):
 
 @pytest.mark.parametrize(
     ("text", "names"),
+    [("n[01, 03]", "n01 n03"), ("n[ 1-2 ,4 ],m", "n1 n2 n4 m"), ("h0-h2", "h0-h2"), ("h0-2,x", "h0-2 x")],
+)
+def test_blanks_in_brackets_are_passed_over_and_a_hyphen_outside_is_part_of_a_name(text, names):
+    assert expand(text) == names.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
     [("rack[1-2]-ib", "rack1-ib rack2-ib"), ("c[3,5]x", "c3x c5x"), ("a[1-2]b[1-2]c", "a1b1c a1b2c a2b1c a2b2c")],
 )
 def test_suffix_after_the_last_bracket_is_taken(text, names):
@@ -75,7 +83,7 @@ def test_suffix_after_the_last_bracket_is_taken(text, names):
         ("n[a-c]", "'a-c' is no number or range"),
         ("n[1-]", "'1-' is no number or range"),
         ("n[-1]", "'-1' is no number or range"),
-        ("n[ 1-2]", "' 1-2' is no number or range"),
+        ("n[1 -2]", "'1 -2' is no number or range"),
         ("n[\u0661]", "is no number or range"),
         ("a1,n[1", "the bracket at character 5 has no partner"),
         ("n1]", "the bracket at character 3 has no partner"),

@@ -90,7 +90,7 @@ def test_an_active_environment_that_workers_do_not_run_in_is_said(make_facts, en
     notes = [note for note in planned.notes if "not the active environment's" in note]
     assert bool(notes) == said
     if said:
-        assert f"--python {next(iter(environ.values()))}/bin/python" in notes[0]
+        assert f"--python={next(iter(environ.values()))}/bin/python" in notes[0]
 
 
 # --- properties

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 from hypothesis import given, settings
@@ -139,7 +140,7 @@ def test_the_help_names_the_options_without_a_variable(capsys, monkeypatch):
     ("command", "shown"),
     [
         ("deepspeed", ["--num-gpus ", "SCRIPT [ARGS]..."]),
-        ("horovodrun", ["--num-proc  -np ", "COMMAND [ARGS]..."]),
+        ("horovodrun", ["-np, --num-proc N ", "COMMAND [ARGS]...", "--no-hierarchical-allgather\n"]),
         ("accelerate launch", ["Usage: distlaunch accelerate launch [OPTIONS]", "--num-processes ", "--fsdp-version "]),
     ],
 )
@@ -148,6 +149,10 @@ def test_the_help_of_other_launchers_words_is_of_their_options(command, shown, c
     assert run_app([*command.split(), "--help"], {}) == 0
     text = capsys.readouterr().out
     assert [each for each in shown if each not in text] == []
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    options = import_module(f"distlaunch.ui.{command.split()[0]}.options").OPTIONS
+    assert [flag for option in options for flag in option.all_flags if flag not in text] == []
     assert "--hosts in DISTLAUNCH_HOSTS" in text
     assert "DISTLAUNCH_NUM_GPUS" not in text
     assert "DISTLAUNCH_TRAIN_BACKEND" not in text
@@ -160,6 +165,28 @@ def test_no_word_at_all_is_a_wish_for_help(words, capsys):
     assert "train" in text
     assert "plan" in text
     assert "--install-completion" in text
+
+
+@pytest.mark.parametrize("command", ["train", "render slurm", "accelerate launch", "torchrun", "backends"])
+def test_help_and_a_command_show_what_the_command_shows_with_help(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run_app(["help", *command.split()], {}) == 0
+    text = capsys.readouterr().out
+    assert command in text
+    assert run_app([*command.split(), "--help"], {}) == 0
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize("words", [["backends", "-h"], ["render", "-h"], ["help"], ["help", "-h"]])
+def test_a_short_h_is_help_everywhere(words, capsys):
+    assert run_app(words, {}) == 0
+    assert "Usage: distlaunch" in capsys.readouterr().out
+
+
+def test_help_for_a_command_that_there_is_not_names_those_there_are():
+    with pytest.raises(UsageError, match="there is no command 'trian'") as caught:
+        run_app(["help", "trian"], {})
+    assert caught.value.hint == "did you mean train?"
 
 
 def test_version_is_printed(capsys):
@@ -176,7 +203,10 @@ def test_version_is_printed(capsys):
             "bin/accelerate",
             "distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]... takes a command line of accelerate launch",
         ),
-        ("xyz", "there are train, plan, torchrun, deepspeed, horovodrun, backends, accelerate, render"),
+        (
+            "xyz",
+            "there are train, plan, torchrun, torch.distributed.launch, deepspeed, horovodrun, backends, help, accelerate, render",
+        ),
     ],
 )
 def test_a_command_that_does_not_exist_is_answered_with_the_nearest(word, hint):
@@ -239,7 +269,7 @@ def test_a_command_line_of_torchrun_is_led_to_train(words, hint):
     ("words", "hint"),
     [
         (["python", "-m", "torch.distributed.run", "x.py"], "distlaunch torchrun"),
-        (["/usr/bin/python3", "-u", "-m", "torch.distributed.launch", "x.py"], "distlaunch torchrun"),
+        (["/usr/bin/python3", "-u", "-m", "torch.distributed.launch", "x.py"], "distlaunch torch.distributed.launch"),
         (["/venv/bin/torchrun", "x.py"], "distlaunch torchrun"),
         (["python3", "x.py"], "distlaunch train"),
         (["run", "x.py"], "distlaunch train"),

@@ -229,8 +229,21 @@ def test_launchers_that_are_not_ours_are_named_and_ssh_stands_for_them():
     assert "there is: pdsh, openmpi" in refused("--launcher", "ssh").hint
     assert "not --hostfile's" in refused("-H", "f", "--launcher", "slurm").message
     assert (
-        "nodes are reached by SSH, and not by openmpi" in refused("--launcher=openmpi", "--launcher_args=-x A").message
+        "nodes are reached by SSH, and not by openmpi"
+        in refused("-H", "f", "--launcher=openmpi", "--launcher_args=-x A").message
     )
+
+
+@pytest.mark.parametrize("text", ["-x -y", "--x -y"])
+def test_arguments_of_a_launcher_are_one_word_also_with_dashes_and_change_nothing_on_one_machine(text):
+    assert meaning("--launcher_args", text).remarks == (
+        "--launcher_args has no effect: there is one machine, this one",
+    )
+    assert options("--launcher", "slurm", "--launcher_args", text).srun_args == text
+
+
+def test_include_and_exclude_exclude_each_other():
+    assert refused("-H", "f", "-i", "a", "-e", "b").message == "--include and --exclude exclude each other"
 
 
 def test_elastic_training_is_a_range_of_nodes_and_restarts():

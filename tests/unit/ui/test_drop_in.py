@@ -43,6 +43,23 @@ def test_beginnings_are_spelt_out_up_to_the_script():
     assert plain_words(words, TRAIN_OPTIONS, TRAIN_OPTIONS) == plain
 
 
+@pytest.mark.parametrize(
+    ("words", "plain"),
+    [
+        (["s.py", "--", "--lr", "1"], ["s.py", "--lr", "1"]),
+        (["--quiet", "s.py", "--", "--", "x"], ["--quiet", "s.py", "--", "x"]),
+        (["s.py", "--a", "--", "--b"], ["s.py", "--a", "--", "--b"]),
+        (["--", "s.py", "--", "a"], ["--", "s.py", "--", "a"]),
+        (["s.py", "--"], ["s.py"]),
+        (["s.py"], ["s.py"]),
+        ([], []),
+    ],
+)
+def test_one_pair_of_dashes_directly_behind_the_script_is_dropped_where_the_other_launcher_does(words, plain):
+    assert plain_words(words, TRAIN_OPTIONS, TRAIN_OPTIONS, drops_dashes=True) == plain
+    assert plain_words(words, TRAIN_OPTIONS, TRAIN_OPTIONS) == words
+
+
 def test_a_beginning_of_several_names_is_refused_unless_they_are_one_options():
     fields = {"--num-gpus": "num_gpus", "--num-gpu-cards": "num_gpus", "--num-nodes": "num_nodes", "--home": "home"}
     assert whole_name("--num_g", fields) == "--num-gpus"

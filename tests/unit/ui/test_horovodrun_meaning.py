@@ -316,12 +316,9 @@ def test_the_command_line_has_the_last_word_on_settings(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("params:\n  fusion_treshold_mb: 1\n", ":2: horovodrun has no 'fusion_treshold_mb'"),
-        ("parms:\n  cycle_time_ms: 1\n", ":1: horovodrun has no 'parms'"),
         ("params:\n  fusion_threshold_mb: much\n", ":2: fusion_threshold_mb takes a whole number >= 0, not 'much'"),
         ("stall_check:\n  enabled: 7\n", ":2: enabled takes true or false, not '7'"),
         ("controller: mpi\n", ":1: workers are controlled by gloo here, not by 'mpi'"),
-        ("# ours\nparams: {cycle_tme_ms: 1}\n", ":2: horovodrun has no 'cycle_tme_ms'"),
         ("params: 7\n", ":1: params takes a mapping"),
     ],
 )
@@ -331,6 +328,23 @@ def test_a_configuration_that_is_not_right_is_named_by_its_line(tmp_path, text, 
     with pytest.raises(ConfigError) as caught:
         meaning("-np", "2", "--config-file", str(file))
     assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("params:\n  fusion_treshold_mb: 1\n", ":2: horovodrun has no 'fusion_treshold_mb', and it changes nothing"),
+        ("parms:\n  cycle_time_ms: 1\n", ":1: horovodrun has no 'parms', and it changes nothing: did you mean params?"),
+        ("# ours\nparams: {cycle_tme_ms: 1}\n", ":2: horovodrun has no 'cycle_tme_ms', and it changes nothing"),
+    ],
+)
+def test_keys_of_a_configuration_that_horovodrun_passes_over_are_a_warning(tmp_path, text, says):
+    file = tmp_path / "conf.yaml"
+    file.write_text(f"{text}logging:\n  level: INFO\n")
+    found = meaning("-np", "2", "--config-file", str(file))
+    (remark,) = found.remarks
+    assert says in remark
+    assert found.options.opt == ("log-level=info",)
 
 
 def test_a_configuration_that_is_no_text_is_named(tmp_path):

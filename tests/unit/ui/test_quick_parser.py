@@ -138,6 +138,20 @@ def test_the_last_of_a_switch_and_its_negation_wins():
     assert parse("--quiet", "--no-quiet", "s").quiet is False
 
 
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [
+        ("--num-workers", "--num-gpus N, or --num-procs N for CPU workers"),
+        ("--exclusive", "that is an option of sbatch"),
+    ],
+)
+def test_an_option_of_another_program_that_is_like_one_of_ours_is_not_taken_for_it(flag, meant):
+    hint = refused(flag, "2", "s")[1]
+    assert hint.startswith(meant)
+    assert "--num-nodes" not in hint
+    assert "--exclude" not in hint
+
+
 def test_a_negation_takes_no_value_and_only_switches_with_a_variable_have_one():
     assert refused("--no-quiet=1", "s")[0] == "--no-quiet takes no value, and got '1'"
     assert refused("--no-dry-run", "s")[0] == "unknown option '--no-dry-run'"

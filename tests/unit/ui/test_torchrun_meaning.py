@@ -48,9 +48,9 @@ def test_a_plain_command_is_one_quiet_worker_with_torchruns_files():
         (["--master-addr", "node1"], (None, None)),
         (["--master-addr", "[::1]", "--master-port", "1234"], ("::1", 1234)),
         (["--rdzv-endpoint", "127.0.0.1:29500"], ("127.0.0.1", 29500)),
-        (["--rdzv-endpoint", "localhost"], ("localhost", None)),
+        (["--rdzv-endpoint", "localhost:0"], ("localhost", None)),
         (["--rdzv-endpoint", "[::1]:4000"], ("::1", 4000)),
-        (["--rdzv-endpoint", "[::1]"], ("::1", None)),
+        (["--rdzv-backend=c10d", "--rdzv-endpoint", "[::1]"], (None, None)),
         (["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400"], (None, None)),
         (["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"], (None, None)),
         (["--rdzv-backend", "etcd", "--rdzv-endpoint", "etcd.example.org:2379"], (None, None)),
@@ -62,6 +62,45 @@ def test_a_plain_command_is_one_quiet_worker_with_torchruns_files():
 def test_rank_0s_address_and_port_are_those_of_a_static_rendezvous(words, master):
     options = meaning(*words).options
     assert (options.master_addr, options.master_port) == master
+
+
+@pytest.mark.parametrize("endpoint", ["h", "[::1]", "10.0.0.7"])
+@pytest.mark.parametrize("nnodes", ["1", "2"])
+def test_a_static_endpoint_needs_a_port(endpoint, nnodes):
+    said = refused("--nnodes", nnodes, "--rdzv-endpoint", endpoint)
+    assert said == f"--rdzv-endpoint takes HOST:PORT with the static rendezvous, not '{endpoint}'"
+    assert meaning("--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
+    assert meaning("--standalone", "--rdzv-endpoint", endpoint)
+
+
+@pytest.mark.parametrize("conf", ["a=", "a,b=1", ",,", "a=1,", "=1", "join_timeout=''", "timeout=x"])
+@pytest.mark.parametrize("words", [[], ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:5"]], ids=["1", "2"])
+def test_a_malformed_rdzv_conf_is_refused_whatever_the_number_of_nodes(conf, words):
+    assert refused(*words, "--rdzv-conf", conf).startswith("--rdzv-conf takes ")
+
+
+def test_quotes_around_a_value_of_rdzv_conf_are_no_part_of_it():
+    words = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:5", "--rdzv-conf", "x=' ',join_timeout='7'"]
+    with pytest.raises(ConfigError):
+        meaning(*words)
+    assert meaning(*words[:-1], "x=\"a b\", join_timeout='7'").options.join_timeout == 7.0
+
+
+def legacy(*words: str) -> Meaning:
+    return understand(parse([*words, "s.py", "a"], {}), {}, legacy=True)
+
+
+def test_under_torch_distributed_launch_the_script_gets_its_local_rank_unless_it_uses_the_environment():
+    assert legacy().options.script_args == ("--local-rank=${local_rank}", "a")
+    assert legacy("--use_env").options.script_args == legacy("--use-env").options.script_args == ("a",)
+    assert meaning("--use_env").options.script_args == ("a",)
+    assert meaning("--use_env").remarks == ()
+
+
+def test_under_torch_distributed_launch_a_program_that_is_no_script_has_to_use_the_environment():
+    with pytest.raises(UsageError, match="--no-python needs --use-env"):
+        legacy("--no-python")
+    assert legacy("--no-python", "--use-env").options.no_python
 
 
 @pytest.mark.parametrize("endpoint", ["h:x", "h:70000", ":29500", "a b:1", "h:", "[::1", "[::1:5", "::1]:5"])

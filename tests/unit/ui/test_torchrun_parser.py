@@ -39,7 +39,7 @@ def refused(*words: str, environ: dict[str, str] | None = None) -> tuple[str, st
 
 def test_every_option_of_torchrun_is_there_and_no_name_twice():
     flags = [flag for option in OPTIONS for flag in option.flags]
-    assert set(flags) - {"--log-line-prefix-template"} == set(OF_TORCHRUN_2_13.split())
+    assert set(flags) - {"--log-line-prefix-template", "--use-env"} == set(OF_TORCHRUN_2_13.split())
     assert len(flags) == len(set(flags))
     assert not {option.variable for option in OPTIONS} & SET_FOR_WORKERS
 
@@ -107,7 +107,11 @@ def test_short_flags_may_be_joined_and_carry_their_value(words, module, redirect
         (["main.py", "--nnodes", "9", "-m", "-h", "--help"], "main.py", ["--nnodes", "9", "-m", "-h", "--help"]),
         (["--", "main.py", "--", "a"], "main.py", ["--", "a"]),
         (["--nnodes=1", "--", "--odd-name.py"], "--odd-name.py", []),
-        (["main.py", "--", "--x"], "main.py", ["--", "--x"]),
+        (["main.py", "--", "--x"], "main.py", ["--x"]),
+        (["main.py", "--", "--", "x"], "main.py", ["--", "x"]),
+        (["main.py", "--"], "main.py", []),
+        (["main.py", "--a", "--", "--b"], "main.py", ["--a", "--", "--b"]),
+        (["-m", "pkg.mod", "--", "x"], "pkg.mod", ["x"]),
         (["-m", "pkg.mod", "-t", "9", ""], "pkg.mod", ["-t", "9", ""]),
         (["main.py", "two words", "Ü", "\udcff", "$$"], "main.py", ["two words", "Ü", "\udcff", "$$"]),
     ],
@@ -120,7 +124,9 @@ def test_what_follows_the_script_is_the_scripts(words, script, rest):
 
 @given(st.lists(st.text()))
 def test_any_words_after_the_script_come_through(words: list[str]):
-    assert parse(["--nnodes", "1", "s.py", *words], {}).script_args == tuple(words)
+    expected = words[1:] if words[:1] == ["--"] else words
+    assert parse(["--nnodes", "1", "s.py", *words], {}).script_args == tuple(expected)
+    assert parse(["--nnodes", "1", "--", "s.py", *words], {}).script_args == tuple(words)
 
 
 @given(st.lists(st.text(max_size=12)))
