@@ -113,6 +113,7 @@ def _run(
         sink = OuterRanks(opening.worker_sink(plan.outer.world_size), first_rank=plan.outer.rank)
     if planned.explanation is not None:
         sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
+    script = planned.source.read() if planned.source is not None else b""
     nofile = allow_descriptors(workers if nodes is None else 0)
     port = hold_port(plan.wanted_port, owner=plan.job_id) if nodes is None else None  # refused before anything is made
     run_dir = make_run_dir(options.log_dir, plan.job_id, environ)
@@ -120,6 +121,9 @@ def _run(
         plan = replace(plan, run_dir=run_dir.path, env={**plan.env, "DISTLAUNCH_RUN_DIR": run_dir.path})
     if planned.id_of_scheduler:
         plan = _named(plan, os.path.basename(run_dir.path), options)
+    if planned.source is not None:
+        planned_path = os.path.join(planned.plan.run_dir, planned.source.name)
+        plan, options = _with_script(plan, options, script, before=planned_path, folder=run_dir.path)
     clock = Clock()
     files = OutputFiles(
         plan.run_dir,
@@ -199,6 +203,27 @@ def _named(plan: LaunchPlan, job_id: str, options: TrainOptions) -> LaunchPlan:
     if options.dialect.run_id is None:
         env["TORCHELASTIC_RUN_ID"] = job_id
     return replace(plan, job_id=job_id, env=env)
+
+
+def _with_script(
+    plan: LaunchPlan, options: TrainOptions, text: bytes, *, before: str, folder: str
+) -> tuple[LaunchPlan, TrainOptions]:
+    """Put a script that was read into the run directory, and have the workers run it from there.
+
+    ``before``: where the plan says that it is; the run directory may have got another name.
+    """
+    from distlaunch.job.script_source import write_script
+
+    path = write_script(folder, os.path.basename(before), text)
+
+    def moved(words: tuple[str, ...]) -> tuple[str, ...]:
+        at = words.index(before)
+        return (*words[:at], path, *words[at + 1 :])
+
+    workers = tuple(
+        worker if worker.argv is None else replace(worker, argv=moved(worker.argv)) for worker in plan.workers
+    )
+    return replace(plan, argv=moved(plan.argv), workers=workers), replace(options, script=path)
 
 
 def _site(planned: Planned, options: TrainOptions, environ: Mapping[str, str]) -> Site | None:

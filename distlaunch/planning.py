@@ -32,6 +32,7 @@ from distlaunch.resolve.sources.local import local_topology
 from distlaunch.resolve.sources.torchrun import torchrun_topology
 
 if TYPE_CHECKING:
+    from distlaunch.job.script_source import ScriptSource
     from distlaunch.resolve.explain import Explanation
     from distlaunch.resolve.joining import Joiner
     from distlaunch.resolve.location import Location
@@ -54,8 +55,12 @@ def read_facts(options: TrainOptions, environ: Mapping[str, str], *, of_backend:
     workdir = cwd if options.workdir is None else os.path.join(cwd, options.workdir)
     wanted = {workdir}
     programs: dict[str, str | None] = {}
+    source = None
     if options.script is not None and not options.module:
         places = script_places(options.script, cwd, workdir)
+        source = _script_source(options.script, places)
+        if source is not None and options.no_python:
+            raise ConfigError(f"{printable(options.script)}: a program that is to be executed must be a file")
         wanted |= {*places, os.path.join(places[0], "__main__.py")}
         if options.no_python:
             programs[options.script] = _find_program(options.script, workdir, environ)
@@ -69,6 +74,7 @@ def read_facts(options: TrainOptions, environ: Mapping[str, str], *, of_backend:
         cpus=probe_cpus(topology=options.bind != "none"),
         gpus=_gpus(options, environ),
         columns=_columns(),
+        script_file=None if source is None else source.name,
         paths={path: _kind_of(path) for path in wanted},
         texts={
             path: read_users_text(path, f"{'' if path in of_backend else '--env-file '}{printable(path)}")
@@ -90,6 +96,16 @@ def _outer(options: TrainOptions, environ: Mapping[str, str]) -> Outer | None:
     from distlaunch.resolve.outer import outer_launcher
 
     return outer_launcher(environ, ancestors())
+
+
+def _script_source(script: str, places: Sequence[str]) -> ScriptSource | None:
+    """Return the source of a SCRIPT that only the launcher can read; None for a file or a folder."""
+    special = any(place.startswith(("/dev/", "/proc/")) or not os.path.isfile(place) for place in places)
+    if script != "-" and not special:
+        return None
+    from distlaunch.job.script_source import find_source
+
+    return find_source(script, places)
 
 
 def _surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surroundings | None:
@@ -192,6 +208,8 @@ class Planned(Record):
     id_of_scheduler: bool = False
     """The job is called as the scheduler calls it; a second one in the same batch script needs another name."""
     explanation: Explanation | None
+    source: ScriptSource | None = None
+    """Where the launcher reads a SCRIPT that workers cannot open themselves."""
 
 
 def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Location | None = None) -> Planned:
@@ -272,6 +290,15 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
 
             return Joiner(options, facts, topology, location, backend)
 
+    _check_command(options, plan)
+    source = None
+    if facts.script_file is not None and options.script is not None:
+        source = _script_source(options.script, script_places(options.script, cwd, plan.workdir))
+        if composer is not None or join is not None:
+            raise ConfigError(
+                f"{printable(options.script)}: only this launcher can read it, and the job has other nodes",
+                hint="write the script to a file that all nodes have",
+            )
     if options.explain:
         from distlaunch.resolve.explain import explain
 
@@ -285,6 +312,7 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
         join=join,
         id_of_scheduler=_has_id_of_scheduler(options, known),
         explanation=explanation,
+        source=source,
     )
 
 
@@ -298,6 +326,26 @@ def _check_script(options: TrainOptions, kind: type[Backend]) -> None:
     raise ConfigError(
         f"{printable(name)} is no Python script, by its name", hint=f"{where}the script's own files go after SCRIPT"
     )
+
+
+def _check_command(options: TrainOptions, plan: LaunchPlan) -> None:
+    """Refuse a command in which several workers' Python is to read a script that one can. Raises ConfigError."""
+    program = os.path.basename(options.script or "")
+    if not options.no_python or not program.startswith("python") or plan.world_size == 1:
+        return
+    words = iter(options.script_args)
+    for word in words:
+        if word in ("-W", "-X", "--check-hash-based-pycs"):
+            next(words, None)
+        elif word == "-" or not word.startswith("-"):
+            if _script_source(word, (os.path.join(plan.workdir, word),)) is not None:
+                raise ConfigError(
+                    f"{program} {printable(word)}: only one of the workers could read the script",
+                    hint="write the script to a file",
+                )
+            return
+        elif word[:2] in ("-c", "-m"):
+            return
 
 
 def is_alone(location: Location, topology: Topology) -> bool:

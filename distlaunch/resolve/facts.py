@@ -44,5 +44,7 @@ class Facts(Record, hide=("environ", "texts")):
     """Where PATH has each program that the options name; None if nowhere."""
     surroundings: Surroundings | None = None
     """None: nothing hints at other nodes, neither an option nor a variable."""
+    script_file: str | None = None
+    """The name in the run directory of a SCRIPT that only the launcher can read (a pipe, stdin); None: of another."""
     outer: Outer | None = None
     """The launcher whose worker we are; None: we are nobody's."""

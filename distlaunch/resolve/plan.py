@@ -85,7 +85,10 @@ def build_plan(
         backend=backend,
     )
     python = _interpreter(options, facts) if local else options.python or facts.python
-    argv = command_line(options, python, command_target(options, facts, workdir, local=local), backend)
+    target = command_target(options, facts, workdir, local=local)
+    if facts.script_file is not None:
+        target = os.path.join(run_dir, facts.script_file)
+    argv = command_line(options, python, target, backend)
     preload = preloaded_modules(options)
     # One worker that stands still holds nobody up; of several, the notice says which one does.
     hang_notice_s = options.hang_notice if options.hang_timeout is None and topology.world_size != 1 else None
@@ -362,7 +365,9 @@ def command_target(options: TrainOptions, facts: Facts, workdir: str, *, local: 
     if options.no_python and not options.module:
         within = os.path.join(workdir, options.script) if os.sep in options.script else options.script
         return _program(options.script, facts, workdir) if local else within
-    return _script(options.script, facts, workdir) if local and not options.module else options.script
+    if options.module or not local or facts.script_file is not None:
+        return options.script
+    return _script(options.script, facts, workdir)
 
 
 def command_line(options: TrainOptions, python: str, target: str, backend: PlannedBackend) -> tuple[str, ...]:
