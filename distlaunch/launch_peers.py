@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,10 +15,11 @@ from distlaunch.core.agent import calling
 from distlaunch.core.agent.remote_agent import Clock as PausableClock
 from distlaunch.core.errors import EXIT_SOFTWARE, ConfigError, LaunchError
 from distlaunch.core.model.record import replace
-from distlaunch.core.model.text import quoted
+from distlaunch.core.model.text import counted, quoted
 from distlaunch.core.probe.files import read_bounded
 from distlaunch.core.wire import peers as p
-from distlaunch.core.wire.handshake import TOKEN, Party
+from distlaunch.core.wire.handshake import Party
+from distlaunch.core.wire.keys import TOKEN
 from distlaunch.core.wire.remote import Surveyed
 from distlaunch.job.assembly import Assembly
 from distlaunch.job.composition import Composition
@@ -50,34 +52,81 @@ OpenFilters = Callable[[int], Mapping[int, LineFilter]] | None
 
 _TOKEN_BYTES = 16
 _MOST_TOKEN_BYTES = 4096
+_LEAST_TOKEN = 16
+"""Characters of a token that is taken without a word."""
+_READ_BY_OTHERS = stat.S_IRGRP | stat.S_IROTH
+_MAKE_TOKEN = "openssl rand -hex 32"  # noqa: S105 - a command
 _PATIENCE_S = 10.0
 
 
-def token_of(options: TrainOptions, environ: Mapping[str, str]) -> bytes | None:
-    """Give the secret that the launchers of a job share, if there is one. Raises ConfigError."""
+def token_of(
+    options: TrainOptions, environ: Mapping[str, str], *, say: Callable[[str], None] = lambda _: None
+) -> bytes | None:
+    """Return the secret that the launchers of a job share, if there is one.
+
+    ``say`` gets notices. Raises ConfigError.
+    """
     path = options.token_file
     if path is None:
         value = environ.get(TOKEN)
-        if value is not None and not value.strip():
+        if value is None:
+            return None
+        if not value.strip():
             raise ConfigError(f"{TOKEN} is empty", hint="unset it, or give all launchers of the job the same secret")
-        return None if value is None else value.strip().encode(errors="surrogateescape")
-    who = options.named("token_file")
+        token = value.strip().encode(errors="surrogateescape")
+        _check_token(token, TOKEN, options)
+        return token
+    who = f"{options.named('token_file')} {quoted(path)}"
     try:
-        data = read_bounded(path, most=_MOST_TOKEN_BYTES, patience_s=_PATIENCE_S).strip()
+        _check_readers(path, who, environ, say)
+        token = read_bounded(path, most=_MOST_TOKEN_BYTES, patience_s=_PATIENCE_S).strip()
     except OSError as exc:
-        raise ConfigError(f"{who} {quoted(path)}: {exc.strerror}") from exc
+        raise ConfigError(f"{who}: {exc.strerror}") from exc
     except ValueError as exc:
-        raise ConfigError(f"{who} {quoted(path)}: a name of a file has no NUL") from exc
-    if not data:
-        raise ConfigError(f"{who} {quoted(path)} is empty", hint="any words that nobody else knows will do")
-    return data
+        raise ConfigError(f"{who}: a name of a file has no NUL") from exc
+    if not token:
+        raise ConfigError(f"{who} is empty", hint=f"{_MAKE_TOKEN} makes a token")
+    _check_token(token, f"the token in {who}", options)
+    return token
 
 
-def party_of(rendezvous: Rendezvous, options: TrainOptions, environ: Mapping[str, str]) -> Party:
-    """Say in what all launchers of the job have to agree. Raises ConfigError."""
+def _check_token(token: bytes, what: str, options: TrainOptions) -> None:
+    size = len(token.decode(errors="replace"))
+    if size < _LEAST_TOKEN and not options.weak_token_ok:
+        raise ConfigError(
+            f"{what} has {counted(size, 'character')}, and may be guessed",
+            hint=f"{_MAKE_TOKEN} makes one that is not; {options.named('weak_token_ok')} takes this one",
+        )
+
+
+def _check_readers(path: str, who: str, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Refuse a file that other users can read. Kubernetes mounts Secrets so: there it is only said. Raises OSError."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) or not mode & _READ_BY_OTHERS:
+        return
+    text = f"{who} can be read by other users (its mode is {stat.S_IMODE(mode):04o})"
+    if "KUBERNETES_SERVICE_HOST" not in environ:
+        raise ConfigError(text, hint=f"chmod 600 {path}")
+    say(f"{text}: defaultMode 0400 of the Secret's volume keeps it to its owner")
+
+
+def party_of(
+    rendezvous: Rendezvous,
+    options: TrainOptions,
+    environ: Mapping[str, str],
+    *,
+    say: Callable[[str], None] = lambda _: None,
+) -> Party:
+    """Return in what all launchers of the job have to agree; ``say`` gets notices. Raises ConfigError."""
     from distlaunch import __version__
 
-    return Party(release=__version__, job_key=rendezvous.job_key, token=token_of(options, environ))
+    token = token_of(options, environ, say=say)
+    munge = None
+    if token is None and "SLURM_JOB_ID" in environ:
+        from distlaunch.job.transport.munge import find_munge
+
+        munge = find_munge(environ)
+    return Party(release=__version__, job_key=rendezvous.job_key, token=token, munge=munge)
 
 
 class Launchers:
@@ -181,13 +230,16 @@ def run_launcher(
     if planned.join is None:
         raise ValueError("this launcher is alone")
     joiner = planned.join()
-    party = party_of(joiner.rendezvous, options, environ)
+    notices: list[str] = []
+    party = party_of(joiner.rendezvous, options, environ, say=notices.append)
     local = isinstance(options, TorchrunOptions) and options.format is None
     sink: Sink = open_sink(max(2, joiner.own_slots) if local else joiner.most_workers)
     if local:
         sink = LocalRanks(sink)
     if planned.explanation is not None:
         sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
+    for text in notices:
+        sink.say(text)
     clock = Clock()
     otherwise = _otherwise(joiner.rendezvous, planned.location, environ)
     warn = partial(sink.say, level="warning")
@@ -342,6 +394,11 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock, otherw
         )
         run_dir.link_latest()
         launching.say_where(run_dir, job_id, sink)
+        if door.is_open_to_all:
+            sink.say(
+                f"whoever reaches port {door.listener.port} of this machine can take part in the job: it has no token"
+                f" ({TOKEN} on all nodes; {_MAKE_TOKEN} makes one)"
+            )
         for note in () if site is None else site.notes():
             herald.say(note, level="warning")
         housekeeping.start()

@@ -43,6 +43,7 @@ class Door:
         self._assembly: Assembly
         """Who lets callers in; it also is who looks for them, once it is there."""
         self._refusal: p.Turned | None = None
+        self._party = party
         self.listener = Listener(
             rendezvous.host,
             rendezvous.ports,
@@ -53,6 +54,11 @@ class Door:
             clock=clock,
             members=members,
         )
+
+    @property
+    def is_open_to_all(self) -> bool:
+        """Tell whether other machines can call, and need no secret."""
+        return not self._party.has_secret and self.listener.is_reachable
 
     def open(self, assembly: Assembly) -> None:
         """Let callers in."""
@@ -119,15 +125,6 @@ class Caller:
         """Call until we are let in, or the time is up. Raises LaunchError, and ``calling.Stopped``."""
         self._tell_at = _TELL_S
         self._until = time.monotonic() + self._join_timeout_s
-        while True:
-            try:
-                return self._call()
-            except calling.Stopped:
-                self.told = next((number for number in self._signals.read() if number in ENDING), None)
-                if self.told is not None:
-                    raise
-
-    def _call(self) -> tuple[TcpLink, p.Welcome]:
         rendezvous = self._joiner.rendezvous
         connection, welcome = calling.call(
             rendezvous.host,
@@ -139,12 +136,18 @@ class Caller:
             until=self._until,
             progress=self._progress,
             watched=self._signals.fileno(),
+            stops=self._is_told,
             otherwise=self._otherwise,
         )
         self._rank = welcome.rank
         with suppress(OSError):  # it has been reset already
             self._port = connection.getpeername()[1]
         return TcpLink(connection, self.where), welcome
+
+    def _is_told(self) -> bool:
+        """Take the signals that have come; return whether one of them ends us."""
+        self.told = next((number for number in self._signals.read() if number in ENDING), None)
+        return self.told is not None
 
     def _progress(self, elapsed_s: float, why: str) -> None:
         if elapsed_s >= self._tell_at:

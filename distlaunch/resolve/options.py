@@ -75,6 +75,8 @@ class TrainOptions(Record):
     rendezvous: str | None = None
     """``HOST:PORT`` of node 0's launcher, for the others to call."""
     token_file: str | None = None
+    weak_token_ok: bool = False
+    """A token of fewer than 16 characters is taken."""
     job_id: str | None = None
     # backend
     backend: str = "pytorch-ddp"

@@ -207,6 +207,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         "A file with a secret that all launchers of the job have; or it is in DISTLAUNCH_TOKEN.",
         metavar="FILE",
     ),
+    _row("--weak-token-ok", "flag", "rendezvous", "Take a token of fewer than 16 characters."),
     _row(
         "--lost-after",
         "seconds",

@@ -137,12 +137,12 @@ def test_scripts_that_differ_are_named_by_all(meeting):
 
 def test_a_wrong_token_is_turned_away_and_the_others_go_on(meeting):
     for rank in (0, 1):
-        meeting.start(rank, env={"DISTLAUNCH_TOKEN": "right"})
-    wrong = meeting.start(2, env={"DISTLAUNCH_TOKEN": "wrong"})
-    assert wrong.wait().returncode == USAGE
+        meeting.start(rank, env={"DISTLAUNCH_TOKEN": "correct horse battery"})
+    wrong = meeting.start(2, "--join-timeout", "2", env={"DISTLAUNCH_TOKEN": "another long phrase"})
+    assert wrong.wait().returncode == UNAVAILABLE
     assert "the token is not the same" in wrong.stderr
     assert "the token is not the same" in meeting.said(0)
-    meeting.start(2, env={"DISTLAUNCH_TOKEN": "right"})
+    meeting.start(2, env={"DISTLAUNCH_TOKEN": "correct horse battery"})
     told = meeting.ready(*ALL)
     meeting.put("end-0")
     assert meeting.codes() == dict.fromkeys(ALL, 0)

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import sys
 
 import pytest
 
@@ -107,3 +108,28 @@ def test_each_worker_of_a_step_gets_each_signal_of_slurm_once(slurm):
     done = warned.wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
     assert warned.heard() == [["SIGUSR1", "saved"]] * 2
+
+
+STRANGER = """
+import sys, time
+from distlaunch import __version__
+from distlaunch.core.agent.calling import call
+from distlaunch.core.wire.handshake import Party
+job = int(sys.argv[1])
+party = Party(release=__version__, job_key=f"{job}.0")
+ports = [20000 + job * 4 % 10000 + more for more in range(4)]
+call("127.0.0.1", ports, party=party, rank=1, own_host="n9", instance="i", until=time.monotonic() + 3.0)
+"""
+
+
+def test_the_launchers_of_a_step_know_each_other_by_munge(slurm):
+    job = Job(slurm, "-N2 -w n1,n2", script=step("--ntasks-per-node=1"))
+    job.up(2)
+    environ = {"PYTHONPATH": str(slurm_jobs.ROOT)}
+    with pytest.raises(AssertionError, match="it asks for a proof by munge, which cannot be used here"):
+        slurm.run(sys.executable, "-c", STRANGER, str(job.id), **environ)
+    job.enough()
+    done = job.wait()
+    assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
+    assert "it has no token" not in done.output
+    assert "(n9) to port" in done.output

@@ -16,6 +16,7 @@ from distlaunch.core.agent import calling, trying
 from distlaunch.core.agent.calling import Stopped, TurnedAwayError
 from distlaunch.core.errors import NodesError
 from distlaunch.core.model.record import replace
+from distlaunch.core.wire.codec import encode
 from distlaunch.core.wire.peers import Turned, Welcome
 from tests.process.conftest import until
 from tests.process.reception import (
@@ -227,13 +228,35 @@ def test_one_who_is_turned_away_for_good_does_not_call_again():
     assert (error.value.hint, error.value.exit_code) == (turned.hint, 2)
 
 
+def test_a_stranger_who_refuses_us_is_outlasted():
+    port, receptions = free_port(), []
+
+    def refuse(connection):
+        connection.recv(4096)
+        connection.sendall(encode(Turned(text="go away", hint=None, exit_code=2, again=False)))
+        connection.close()
+
+    def progress(_, why):
+        if not receptions and "go away" in why:
+            receptions.append(Reception(ports=[port]))
+
+    try:
+        with server(refuse) as other:
+            connection, _ = call("127.0.0.1", [other, port], progress=progress)
+            connection.close()
+    finally:
+        for one in receptions:
+            one.close()
+
+
 def test_a_wrong_token_is_said_at_both_ends():
     with closing(Reception(party=replace(PARTY, token=b"one"))) as reception:
         for party in (replace(PARTY, token=b"two"), PARTY):
-            with pytest.raises(TurnedAwayError) as error:
-                call("127.0.0.1", [reception.port], party=party)
-            assert error.value.message == f"node 0 at 127.0.0.1:{reception.port}: the token is not the same"
-            assert error.value.exit_code == 2
+            with pytest.raises(NodesError) as error:
+                call("127.0.0.1", [reception.port], party=party, within_s=1.0)
+            assert error.value.message.endswith(": the token is not the same")
+            assert "same token" in error.value.hint
+            assert error.value.exit_code == 69
         until(lambda: reception.lines, "a line of the listener")
         [line] = reception.lines
         assert not reception.calls
@@ -242,8 +265,8 @@ def test_a_wrong_token_is_said_at_both_ends():
 
 def test_another_release_is_said_at_both_ends():
     with closing(Reception()) as reception:
-        with pytest.raises(TurnedAwayError, match=r"distlaunch 1\.2\.3, n3 is distlaunch 2\.0"):
-            call("127.0.0.1", [reception.port], party=replace(PARTY, release="2.0"))
+        with pytest.raises(NodesError, match=r"distlaunch 1\.2\.3, n3 is distlaunch 2\.0"):
+            call("127.0.0.1", [reception.port], party=replace(PARTY, release="2.0"), within_s=1.0)
         until(lambda: reception.lines, "a line of the listener")
         assert "the launcher that was called is distlaunch 1.2.3, n3 is distlaunch 2.0" in reception.lines[0]
 

@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing
 import pytest
 
 from distlaunch.core.agent import trying
-from distlaunch.core.agent.calling import TurnedAwayError
 from distlaunch.core.errors import NodesError
 from distlaunch.core.model.record import replace
 from tests.process.reception import (
@@ -46,14 +45,14 @@ def test_of_a_series_of_ports_all_are_named_at_the_deadline():
         call("127.0.0.1", ports, within_s=0.3)
 
 
-def test_another_job_on_the_one_port_that_was_named_is_no_reason_to_wait():
+def test_another_job_on_the_one_port_that_was_named_may_go_away_until_the_deadline():
     with (
         closing(Reception(party=replace(PARTY, job_key="76"))) as other,
         pytest.raises(
-            TurnedAwayError, match="the port belongs to another job: it is of job '76', and n3 called for job '77'"
+            NodesError, match="the port belongs to another job: it is of job '76', and n3 called for job '77'"
         ),
     ):
-        call("127.0.0.1", [other.port])
+        call("127.0.0.1", [other.port], within_s=1.0)
 
 
 # --- listeners that say nothing
@@ -131,15 +130,15 @@ def test_of_a_series_of_ports_one_of_another_release_is_not_ours():
             one.close()
 
 
-def test_another_release_on_the_one_port_that_was_named_is_no_reason_to_wait():
-    with server(old_listener) as port, pytest.raises(TurnedAwayError, match="another release of distlaunch"):
-        call("127.0.0.1", [port])
+def test_another_release_on_the_one_port_that_was_named_may_go_away_until_the_deadline():
+    with server(old_listener) as port, pytest.raises(NodesError, match="another release of distlaunch"):
+        call("127.0.0.1", [port], within_s=1.0)
 
 
-def test_another_release_of_our_own_job_in_a_series_of_ports_is_no_reason_to_wait():
+def test_another_release_of_our_own_job_in_a_series_of_ports_is_named_at_the_deadline():
     text = r"the launcher that was called is distlaunch 2\.0"
     with (
         closing(Reception(party=replace(PARTY, release="2.0"))) as reception,
-        pytest.raises(TurnedAwayError, match=text),
+        pytest.raises(NodesError, match=text),
     ):
-        call("127.0.0.1", [reception.port, free_port()])
+        call("127.0.0.1", [reception.port, free_port()], within_s=1.0)

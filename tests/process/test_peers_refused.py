@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
-from tests.process.team import Team
+from tests.process.team import Team, free_port
+
+RIGHT = "correct horse battery"
+"""A token that is no 128 bits."""
 
 
 @pytest.fixture
@@ -39,10 +42,10 @@ def test_two_launchers_with_the_same_rank_are_named(team):
     ],
 )
 def test_launchers_that_were_told_different_things_say_so(team, words, size, said):
-    team.start(0, "--join-timeout", "3")
-    team.start(1, *words, size=size)
+    for rank, more in ((0, []), (1, words)):
+        team.start(rank, "--join-timeout", "3", *more, size=size if rank else 2)
     codes = team.codes()
-    assert codes[1] == 2
+    assert codes[1] == (69 if "job" in said else 2)
     assert codes[0] in (2, 69)
     assert said in team.said(1)
     assert said in team.said(0)
@@ -146,17 +149,67 @@ def test_a_rendezvous_port_in_use_is_said(team):
 
 
 def test_a_token_is_needed_where_there_is_one(team):
-    for rank, token in ((0, "right"), (1, "wrong")):
+    for rank, token in ((0, RIGHT), (1, "another long phrase")):
         team.start(rank, "--join-timeout", "2", env={"DISTLAUNCH_TOKEN": token})
-    assert team.codes() == {0: 69, 1: 2}
+    assert team.codes() == {0: 69, 1: 69}
     assert "the token is not the same" in team.said(1)
     assert "the token is not the same" in team.said(0)
 
 
-def test_a_token_from_a_file_lets_in_who_has_it_from_the_environment(team, tmp_path):
-    (tmp_path / "token").write_text("right\n")
-    team.start(0, "--token-file", str(tmp_path / "token"))
-    team.start(1, env={"DISTLAUNCH_TOKEN": "right"})
+@pytest.mark.parametrize("token", [RIGHT, "8f14e45fceea167a5a36dedd4bea2543"], ids=["a phrase", "128 bits"])
+def test_a_token_from_a_file_lets_in_who_has_it_from_the_environment(team, tmp_path, token):
+    team.start(0, "--token-file", token_file(tmp_path, token))
+    team.start(1, env={"DISTLAUNCH_TOKEN": token})
     team.ready(0, 1)
     team.put("end-0")
     assert team.codes() == {0: 0, 1: 0}
+
+
+def token_file(folder, token, mode=0o600) -> str:
+    path = folder / "token"
+    path.write_text(f"{token}\n")
+    path.chmod(mode)
+    return str(path)
+
+
+def test_a_short_token_is_refused_unless_it_is_wanted(team):
+    team.start(0, env={"DISTLAUNCH_TOKEN": "sesame"})
+    assert team.codes() == {0: 2}
+    assert "DISTLAUNCH_TOKEN has 6 characters, and may be guessed" in team.said(0)
+    assert "openssl rand -hex 32" in team.said(0)
+    for rank in (0, 1):
+        team.start(rank, "--weak-token-ok", env={"DISTLAUNCH_TOKEN": "sesame"})
+    team.ready(0, 1)
+    team.put("end-0")
+    assert team.codes() == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_token_file_that_others_can_read_is_refused(team, tmp_path, mode):
+    path = token_file(tmp_path, RIGHT, mode)
+    team.start(0, "--token-file", path)
+    assert team.codes() == {0: 2}
+    assert f"{path}' can be read by other users (its mode is {mode:04o})" in team.said(0)
+    assert f"chmod 600 {path}" in team.said(0)
+
+
+def test_in_a_pod_a_token_file_that_others_can_read_is_only_mentioned(team, tmp_path):
+    path = token_file(tmp_path, RIGHT, 0o644)
+    for rank in (0, 1):
+        team.start(rank, "--token-file", path, env={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    team.ready(0, 1)
+    team.put("end-0")
+    assert team.codes() == {0: 0, 1: 0}
+    assert team.said(0).count("can be read by other users") == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "count"), [("node0.invalid", None, 1), ("node0.invalid", RIGHT, 0), ("127.0.0.1", None, 0)]
+)
+def test_a_port_that_others_reach_without_a_token_is_mentioned_once(distlaunch, host, token, count):
+    port = free_port()
+    words = ["--rendezvous", f"{host}:{port}", "--num-nodes", "2", "--node-rank", "0", "--procs-per-node", "1"]
+    env = {} if token is None else {"DISTLAUNCH_TOKEN": token}
+    result = distlaunch.train(*words, "--join-timeout", "0.5", "--no-python", "true", env=env)
+    assert result.returncode == 69
+    assert result.stderr.count(f"whoever reaches port {port} of this machine can take part in the job") == count

@@ -24,7 +24,8 @@ from distlaunch.job.transport import limits, listening
 from distlaunch.job.transport.listening import HANDSHAKE_S, MOST_PENDING, Listener
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
-PARTY = Party(release="1.2.3", job_key="77", token=b"secret")
+TOKEN = "8f14e45fceea167a5a36dedd4bea2543"
+PARTY = Party(release="1.2.3", job_key="77", token=TOKEN.encode())
 BOUND_S = 100.0
 CALLERS = 64
 CALL = Call(version=PEER_VERSION, release="1.2.3", job_key="77", rank=3, host="n3", instance="i", nonce="ab" * 32)
@@ -119,7 +120,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize("token", ["", "secret"])
+@pytest.mark.parametrize("token", ["", TOKEN])
 def test_all_launchers_of_a_job_get_in_in_any_order(run, token):
     with closing(Loop(party=replace(PARTY, token=token.encode() or None))) as loop:
         callers = run("callers.py", "127.0.0.1", loop.port, CALLERS, token)
@@ -145,7 +146,7 @@ def test_all_launchers_get_in_whatever_a_crowd_does(loop, run, kind, words):
     crowds = [run("crowd.py", kind, "127.0.0.1", loop.port, 600) for _ in range(2)]
     up = set()
     loop.until(lambda: up.update(one for one in crowds if says(one) == "up") or len(up) == len(crowds))
-    callers = run("callers.py", "127.0.0.1", loop.port, CALLERS, "secret")
+    callers = run("callers.py", "127.0.0.1", loop.port, CALLERS, TOKEN)
     loop.until(lambda: says(callers) == str(CALLERS))
     assert len(loop.calls) == CALLERS
     assert loop.most_pending <= MOST_PENDING
@@ -159,7 +160,7 @@ def test_ten_thousand_half_open_connections_cost_a_bounded_amount(loop, run):
     crowds = [run("crowd.py", "silent", "127.0.0.1", loop.port, 2500) for _ in range(4)]
     up = set()
     loop.until(lambda: up.update(one for one in crowds if says(one) == "up") or len(up) == len(crowds))
-    callers = run("callers.py", "127.0.0.1", loop.port, CALLERS, "secret")
+    callers = run("callers.py", "127.0.0.1", loop.port, CALLERS, TOKEN)
     loop.until(lambda: says(callers) == str(CALLERS))
     assert loop.most_pending <= MOST_PENDING
     assert len(os.listdir("/proc/self/fd")) < MOST_PENDING + CALLERS + 100

@@ -20,13 +20,14 @@ if soft < needed:
 
 fields = {
     "t": "Call",
-    "version": 1,
+    "version": 2,
     "release": "1.2.3",
     "job_key": "77",
     "rank": None,
     "host": "bad",
     "instance": "x",
     "nonce": "ab" * 32,
+    "scrypt": True,
 }
 body = json.dumps(fields).encode()
 CALL = struct.pack(">BII", 1, len(body), 0) + body

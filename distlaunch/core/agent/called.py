@@ -19,7 +19,8 @@ from distlaunch import __version__
 from distlaunch.core.agent.calling import call
 from distlaunch.core.agent.remote import ABOVE, last_words, serve
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, LaunchError
-from distlaunch.core.wire.handshake import TOKEN, Party
+from distlaunch.core.wire.handshake import Party
+from distlaunch.core.wire.keys import TOKEN
 
 _FIRST = "SLURM_LAUNCH_NODE_IPADDR"
 """Where srun itself was reached by this node."""

@@ -17,7 +17,8 @@ from distlaunch.core.agent.naming import Names, Several
 from distlaunch.core.agent.trying import Place, together
 from distlaunch.core.errors import LaunchError, NodesError
 from distlaunch.core.probe.lookup import Address
-from distlaunch.core.wire.handshake import NONCE_BYTES, CallerSide, Party, may_be_of_another_job
+from distlaunch.core.wire.handshake import NONCE_BYTES, CallerSide, Party
+from distlaunch.core.wire.keys import CallerSecret
 from distlaunch.core.wire.peers import Turned, Welcome
 
 TICK_S = 1.0
@@ -30,6 +31,8 @@ _HEARD_OUT_S = 1.0
 _SOON_S, _LATER_S, _MUCH_LATER_S = 0.05, 0.25, 1.0
 _LONG_S = 60.0
 _TURNED_S = 0.5
+_STRANGER_S = 2.0
+"""Before the next try at a listener that turns us away, and has not shown that it is one of our job."""
 _TOO_SHORT_S = 0.1
 """With no more time than this another try would only blur why the last one failed."""
 _MOST_ADDRESSES = 64
@@ -59,6 +62,7 @@ def call(
     who: str = "node 0",
     progress: Callable[[float, str], None] | None = None,
     watched: int | None = None,
+    stops: Callable[[], bool] = lambda: True,
     otherwise: Callable[[], Sequence[str]] | None = None,
 ) -> tuple[socket.socket, Welcome]:
     """Give the connection once we are welcome; not a byte that follows is read from it.
@@ -66,14 +70,25 @@ def call(
     ``until`` is monotonic time. ``progress`` gets the seconds since the beginning and why we still wait, as a clause,
     again and again. Of several ports, and hosts, each is tried: other jobs may have some of them. ``otherwise`` gives
     other addresses of the one host if its name cannot be resolved; it is called in a thread. Raises NodesError at the
-    deadline, TurnedAwayError, Stopped as soon as ``watched`` can be read.
+    deadline, TurnedAwayError, Stopped as soon as ``watched`` can be read and ``stops()``, which reads it, is true.
     """
+    secret = CallerSecret(party.token, party.munge)
 
     def side() -> CallerSide:
         nonce = os.urandom(NONCE_BYTES).hex()
-        return CallerSide(party, nonce=nonce, rank=rank, host=own_host, instance=instance)
+        return CallerSide(party, secret=secret, nonce=nonce, rank=rank, host=own_host, instance=instance)
 
-    calling = _Calling(host, ports, side, until=until, who=who, progress=progress, watched=watched, otherwise=otherwise)
+    calling = _Calling(
+        host,
+        ports,
+        side,
+        until=until,
+        who=who,
+        progress=progress,
+        watched=watched,
+        stops=stops,
+        otherwise=otherwise,
+    )
     try:
         return calling.run()
     finally:
@@ -93,6 +108,7 @@ class _Calling:
         who: str,
         progress: Callable[[float, str], None] | None,
         watched: int | None,
+        stops: Callable[[], bool],
         otherwise: Callable[[], Sequence[str]] | None,
     ) -> None:
         self._host = host if isinstance(host, str) else ", ".join(host)
@@ -102,6 +118,7 @@ class _Calling:
         self._who = who
         self._progress = progress
         self._watched = watched
+        self._stops = stops
         self._begun = self._told = time.monotonic()
         self._names = Names(host, otherwise) if isinstance(host, str) else Several(host)
         self._places: dict[Address, Place] = {}
@@ -204,10 +221,13 @@ class _Calling:
 
     def _turned(self, place: Place, turned: Turned) -> None:
         place.fail(turned.text)
-        if not turned.again and not (may_be_of_another_job(turned) and len(self._places) > 1):
-            place.refusal = turned
+        place.hint = turned.hint
+        if not place.is_final:  # anybody may have the port, for now
+            place.retry_at = time.monotonic() + _STRANGER_S
         elif turned.again:
             place.retry_at = time.monotonic() + _TURNED_S
+        else:
+            place.refusal = turned
 
     def _after(self, place: Place, now: float) -> None:
         """Have a place that has failed tried again later, and the next one now."""
@@ -237,7 +257,9 @@ class _Calling:
     def _given_up(self) -> NodesError:
         given_s = self._until - self._begun
         hint = f"is {self._who} running, and does every node have the same --rendezvous?"
-        if not self._places:
+        if (told := next((place.hint for place in self._places.values() if place.hint), None)) is not None:
+            hint = told
+        elif not self._places:
             hint = f"--rendezvous ADDRESS:PORT, an address of {self._who} instead of its name, on every node"
         return NodesError(
             f"{self._who} has not answered at {self._place()} within {given_s:.0f} s: {self._why}", hint=hint
@@ -255,7 +277,9 @@ class _Calling:
         """Give what is ready; nothing when ``within_s`` is over, or sooner if that is long. Raises Stopped."""
         ready = [number for number, _ in poll.poll(max(0.0, min(within_s, TICK_S)) * 1000 + 1)]
         if self._watched in ready:
-            raise Stopped
+            if self._stops():
+                raise Stopped
+            ready.remove(self._watched)
         if not ready:
             self._tell_at_times()
         return ready

@@ -40,8 +40,12 @@ class Place:
         self.tries = 0
         self.why = ""
         """Why the last one came to nothing; empty before the first has."""
+        self.hint: str | None = None
+        """How that may be helped, if the listener has said."""
         self.refusal: Turned | None = None
-        """The listener's word that there is no use in trying again."""
+        """The word of a listener of our job that there is no use in trying again."""
+        self.is_final = False
+        """The listener's last word was one of our job."""
         self.proves = False
         """The listener has our proof, and may be letting us in."""
         self._side: CallerSide | None = None
@@ -107,6 +111,7 @@ class Place:
     def fail(self, why: str) -> None:
         """Close the connection; the try has come to nothing."""
         self.why = why
+        self.hint = None
         self.tries += 1
         self.close()
 
@@ -148,6 +153,7 @@ class Place:
             self.fail(_CLOSED)
             return None
         answer = side.feed(data)
+        self.is_final = side.is_final
         if side.outcome is None:
             self._proof = self._proof or answer
         elif answer:

@@ -1,9 +1,9 @@
 """Layer core.wire: how a caller and the listener on the rendezvous port come to trust each other; bytes in, bytes out.
 
 Always in this order: ``Call``, ``Challenge``, ``Proof``, then ``Welcome`` or ``Turned``; the listener may turn a caller
-away sooner. It proves itself first, so that a caller tells nothing derived from the token to whoever else has the port.
-Where there is no token both proofs are empty. A proof is HMAC-SHA256 over its maker's side and both nonces: one that is
-replayed, or reflected from the other side, is wrong.
+away sooner. The caller proves itself first: whoever only reaches the port gets no proof, and not the job's id. The
+listener's own proof comes with its answer. Without a secret both proofs are empty. A proof is HMAC-SHA256 over its
+maker's side and both nonces: one that is replayed, or reflected from the other side, is wrong; ``keys`` makes the key.
 
 Without a token anybody who reaches the port can take part; with one, who can change packets on the way still can.
 """
@@ -16,10 +16,21 @@ import struct
 from collections.abc import Callable
 
 from distlaunch.core.errors import EXIT_USAGE, ProtocolError
-from distlaunch.core.model.record import Record
+from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire.codec import VERSION, Decoder, encode
+from distlaunch.core.wire.keys import (
+    TOKEN_HINT,
+    WRONG_TOKEN,
+    CallerSecret,
+    ListenerSecret,
+    Munge,
+    NoKeyError,
+    has_scrypt,
+    is_same,
+    proof_of,
+)
 
 MOST_FROM_CALLER = 8 << 10
 """Bytes that a caller may send until it is welcome."""
@@ -43,14 +54,8 @@ _LONGEST_TEXT = 4000
 _MOST_MEMBERS = 1 << 24
 _LONGEST_KEY = 128
 _UNPROVEN = "unproven"
-"""Instead of a proof: the listener's own was not right."""
+"""Instead of a proof: the caller cannot make the key."""
 _OTHERS = "the port belongs to another "
-"""So begins what a caller hears that may find its own job on another port."""
-_OTHER_JOB = f"{_OTHERS}job: "
-_OTHER_RELEASE = f"{_OTHERS}release: "
-TOKEN = "DISTLAUNCH_TOKEN"  # noqa: S105 - a variable's name
-"""The variable with the secret that all launchers of a job have."""
-_TOKEN_HINT = "DISTLAUNCH_TOKEN or --token-file has to give the same token to all launchers of the job"  # noqa: S105 - a hint
 _RELEASE_HINT = "install the same release of distlaunch on all nodes"
 
 
@@ -60,6 +65,13 @@ class Party(Record, hide=("token",)):
     release: str
     job_key: str
     token: bytes | None = None
+    munge: Munge | None = None
+    """What proves who we are if there is no token."""
+
+    @property
+    def has_secret(self) -> bool:
+        """Tell whether strangers are kept out."""
+        return self.token is not None or self.munge is not None
 
     def __post_init__(self) -> None:
         """Refuse a token that protects nothing."""
@@ -79,13 +91,24 @@ class Stranger(Exception):  # noqa: N818 - it is an outcome
 class ListenerSide:
     """One call, as the listener has it. ``feed`` what has come until ``outcome`` is there; send what it gives."""
 
-    def __init__(self, party: Party, *, nonce: str, admit: Callable[[p.Call], p.Welcome | p.Turned]) -> None:
+    def __init__(
+        self,
+        party: Party,
+        *,
+        secret: ListenerSecret,
+        nonce: str,
+        admit: Callable[[p.Call], p.Welcome | p.Turned],
+    ) -> None:
         self.call: p.Call | None = None
         """What the caller says of itself; proven once there is a ``Welcome``."""
         self.outcome: p.Welcome | p.Turned | None = None
         self.turned_for = ""
         """Why it was turned away here: ``release``, ``job``, ``token``; empty if ``admit`` did."""
+        self.why_turned = ""
+        """The same in words for our own user, who may know more than the caller."""
         self._party = party
+        self._secret = secret
+        self._way = ""
         self._nonce = nonce
         self._admit = admit
         self._reader = _Reader((p.Call, p.Proof), most=MOST_FROM_CALLER)
@@ -101,8 +124,7 @@ class ListenerSide:
         except _OtherRelease as exc:
             if exc.job_key is not None and exc.job_key != _short(self._party.job_key):
                 return self._other_job(exc.job_key, "the caller")
-            prefix = _OTHER_RELEASE if exc.job_key is None else ""
-            return self._turn("release", prefix + self._other_release(exc.release), _RELEASE_HINT)
+            return self._turn("release", self._other_release(exc.release), _RELEASE_HINT)
         if message is None:
             return b""
         if self._reader.has_more:
@@ -121,36 +143,46 @@ class ListenerSide:
             return self._other_job(call.job_key, _host(call.host))
         if call.version != p.PEER_VERSION or call.release != own.release:
             return self._turn("release", self._other_release(call.release, call.host), _RELEASE_HINT)
-        proof = _proof(own.token, "listener", call.nonce, self._nonce)
-        return encode(p.Challenge(nonce=self._nonce, proof=proof, wants_proof=own.token is not None))
+        self._way, salt = self._secret.offer(scrypt=call.scrypt)
+        return encode(p.Challenge(nonce=self._nonce, way=self._way, salt=salt))
 
     def _judge(self, call: p.Call, message: p.Proof) -> bytes:
-        if not _same(message.proof, _proof(self._party.token, "caller", self._nonce, call.nonce)):
-            return self._turn("token", _WRONG_TOKEN, _TOKEN_HINT)
+        key = self._secret.key(self._way)
+        if not is_same(message.proof, proof_of(key, "caller", self._nonce, call.nonce)):
+            return self._turn("token", WRONG_TOKEN, TOKEN_HINT)
         self.outcome = self._admit(call)
-        return encode(self.outcome)
+        return encode(replace(self.outcome, proof=proof_of(key, "listener", call.nonce, self._nonce)))
 
     def _other_job(self, job_key: str, who: str) -> bytes:
-        text = f"{_OTHER_JOB}it is of {_job(self._party.job_key)}, and {who} called for {_job(job_key)}"
-        return self._turn("job", text, "all launchers of a job have the same --job-id, --rendezvous names its own port")
+        own, theirs = _job(self._party.job_key), f"{who} called for {_job(job_key)}"
+        told = f"{_OTHERS}job than {_job(job_key)}" if self._party.has_secret else ""
+        hint = "all launchers of a job have the same --job-id, --rendezvous names its own port"
+        return self._turn("job", f"{_OTHERS}job: it is of {own}, and {theirs}", hint, told=told)
 
     def _other_release(self, release: str, host: str = "") -> str:
         theirs = f"distlaunch {_word(release)}" if release else "another release of distlaunch"
         who = _host(host) if host else "the caller"
         return f"the launcher that was called is distlaunch {self._party.release}, {who} is {theirs}"
 
-    def _turn(self, why: str, text: str, hint: str) -> bytes:
-        self.turned_for = why
-        self.outcome = p.Turned(text=text, hint=hint, exit_code=EXIT_USAGE, again=False)
+    def _turn(self, why: str, text: str, hint: str, *, told: str = "") -> bytes:
+        self.turned_for, self.why_turned = why, text
+        self.outcome = p.Turned(text=told or text, hint=hint, exit_code=EXIT_USAGE, again=False)
         return encode(self.outcome)
 
 
 class CallerSide:
     """One call, as the caller has it. Send ``begin()``; ``feed`` up to ``missing`` bytes until ``outcome`` is there."""
 
-    def __init__(self, party: Party, *, nonce: str, rank: int | None, host: str, instance: str) -> None:
+    def __init__(
+        self, party: Party, *, secret: CallerSecret, nonce: str, rank: int | None, host: str, instance: str
+    ) -> None:
         self.outcome: p.Welcome | p.Turned | None = None
+        self.is_final = False
+        """The outcome is the word of a listener of our job: with a secret, one that has proved it."""
         self._party = party
+        self._secret = secret
+        self._expected: str | None = None
+        """The proof that the listener has to give; None: it has not had ours."""
         self._call = p.Call(
             version=p.PEER_VERSION,
             release=party.release,
@@ -159,8 +191,8 @@ class CallerSide:
             host=host,
             instance=instance,
             nonce=nonce,
+            scrypt=has_scrypt() if party.token is not None else True,
         )
-        self._challenged = False
         self._reader = _Reader((p.Challenge, p.Welcome, p.Turned), most=_MOST_FROM_LISTENER)
 
     def begin(self) -> bytes:
@@ -180,42 +212,39 @@ class CallerSide:
             message = self._reader.feed(data)
         except _OtherRelease as exc:
             theirs = f"distlaunch {_word(exc.release)}" if exc.release else "another release of distlaunch"
-            text = f"{_OTHER_RELEASE}the launcher that was called is {theirs}, this is {self._party.release}"
+            text = f"{_OTHERS}release: the launcher that was called is {theirs}, this is {self._party.release}"
             self.outcome = p.Turned(text=text, hint=_RELEASE_HINT, exit_code=EXIT_USAGE, again=False)
             return b""
         match message:
             case None:
                 return b""
-            case p.Challenge() if not self._challenged:
-                self._challenged = True
+            case p.Challenge() if self._expected is None:
                 return self._answer(message)
-            case p.Welcome() if self._challenged:
+            case p.Welcome() if self._expected is not None:
+                if not is_same(message.proof, self._expected):
+                    raise Stranger("token", "it does not know the secret of the job")
                 if not _is_fit(message):
                     raise Stranger("garbage", "it names a job's folder or a rank that cannot be")
-                self.outcome = message
+                self.is_final = True
+                self.outcome = replace(message, proof="")
             case p.Turned():
+                self.is_final = self._expected is not None and is_same(message.proof, self._expected)
                 self.outcome = _tame(message)
             case _:
                 raise Stranger("garbage", "it sends messages out of order")
         return b""
 
     def _answer(self, challenge: p.Challenge) -> bytes:
-        if not _NONCE.fullmatch(challenge.nonce):
+        nonce = self._call.nonce
+        if not _NONCE.fullmatch(challenge.nonce) or challenge.nonce == nonce:
             raise Stranger("garbage", "it sends messages that make no sense")
-        token, nonce = self._party.token, self._call.nonce
-        right = _same(challenge.proof, _proof(token, "listener", nonce, challenge.nonce))
-        if not right or challenge.wants_proof != (token is not None):
-            self.outcome = p.Turned(text=_WRONG_TOKEN, hint=_TOKEN_HINT, exit_code=EXIT_USAGE, again=False)
+        try:
+            key = self._secret.key(challenge.way, challenge.salt)
+        except NoKeyError as exc:
+            self.outcome = p.Turned(text=exc.text, hint=exc.hint, exit_code=EXIT_USAGE, again=False)
             return encode(p.Proof(proof=_UNPROVEN))
-        return encode(p.Proof(proof=_proof(token, "caller", challenge.nonce, nonce)))
-
-
-_WRONG_TOKEN = "the token is not the same"  # noqa: S105 - a text
-
-
-def may_be_of_another_job(turned: p.Turned) -> bool:
-    """Tell whether the listener belongs to another job, or to one that cannot be compared: ours may be elsewhere."""
-    return turned.text.startswith(_OTHERS)
+        self._expected = proof_of(key, "listener", nonce, challenge.nonce)
+        return encode(p.Proof(proof=proof_of(key, "caller", challenge.nonce, nonce)))
 
 
 # --- frames
@@ -339,22 +368,6 @@ def _tame(turned: p.Turned) -> p.Turned:
     hint = None if turned.hint is None else printable(turned.hint[:_LONGEST_TEXT], keep="\n")
     text = printable(turned.text[:_LONGEST_TEXT], keep="\n")
     return p.Turned(text=text, hint=hint, exit_code=code, again=turned.again)
-
-
-def _proof(token: bytes | None, side: str, nonce: str, other: str) -> str:
-    if token is None:
-        return ""
-    import hmac
-
-    return hmac.new(token, f"{side} {nonce} {other}".encode(), "sha256").hexdigest()
-
-
-def _same(told: str, expected: str) -> bool:
-    if not expected:
-        return not told
-    import hmac
-
-    return hmac.compare_digest(told.encode("utf-8", "surrogatepass"), expected.encode())
 
 
 def _short(job_key: str) -> str:

@@ -3,8 +3,8 @@
 A peer never executes what it is told: what runs comes from its own command line. Messages carry numbers, addresses,
 names of hosts, and verdicts as text for people.
 
-Both sides first say what they are: the caller ``Call``, the listener ``Challenge``, with a proof if there is a token;
-the caller answers with ``Proof``, empty without a token. Then ``Welcome`` or ``Turned``. What follows is the
+The caller sends ``Call``, the listener ``Challenge``, the caller ``Proof`` (empty without a secret), and the listener
+``Welcome`` or ``Turned``, with its own proof; see ``handshake``. What follows is the
 supervision of ``messages`` and ``remote``, without what would carry commands: ``Ask`` stands for Survey, ``Commence``
 for Start.
 """
@@ -16,7 +16,7 @@ from distlaunch.core.model.record import Record
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
 
-PEER_VERSION = 1
+PEER_VERSION = 2
 MOST_ATTEMPTS = 1 << 20
 """With one a second, that is twelve days."""
 
@@ -46,18 +46,22 @@ class Call(Record):
     """Random, of this launcher: one that calls again is known by it."""
     nonce: str
     """Hexadecimal; the listener proves itself with it."""
+    scrypt: bool = True
+    """The caller's Python has ``hashlib.scrypt``."""
 
 
 class Challenge(Record):
-    """The listener's answer: ``proof`` is HMAC-SHA256(token, "listener" nonce-of-the-call nonce); empty without one."""
+    """The listener's answer, which says how the caller has to prove itself."""
 
     nonce: str
-    proof: str
-    wants_proof: bool
+    way: str
+    """Of the names in ``keys``: how the key of both proofs is made."""
+    salt: str
+    """From which it is made: hexadecimal, or a credential of munge; empty if it is not needed."""
 
 
 class Proof(Record):
-    """HMAC-SHA256(token, "caller" nonce-of-the-challenge nonce-of-the-call), hexadecimal."""
+    """HMAC-SHA256(key, "caller" nonce-of-the-challenge nonce-of-the-call), hexadecimal; empty without a secret."""
 
     proof: str
 
@@ -69,6 +73,8 @@ class Turned(Record):
     hint: str | None
     exit_code: int
     again: bool
+    proof: str = ""
+    """As in ``Welcome``; empty if the caller has not proved itself."""
 
 
 class Welcome(Record):
@@ -79,6 +85,8 @@ class Welcome(Record):
     """Its member number."""
     folder: str = ""
     """The name of the job's folder, where that is not its id."""
+    proof: str = ""
+    """HMAC-SHA256(key, "listener" nonce-of-the-call nonce-of-the-challenge), hexadecimal; empty without a secret."""
 
 
 class Apply(Record):

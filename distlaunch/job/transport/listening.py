@@ -15,8 +15,10 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
+from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
 from distlaunch.core.wire.handshake import NONCE_BYTES, ListenerSide, Party, Stranger
+from distlaunch.core.wire.keys import TOKEN_HINT, ListenerSecret
 from distlaunch.core.wire.peers import Call, Turned, Welcome
 from distlaunch.job.transport import limits
 from distlaunch.job.transport.open_port import open_port
@@ -45,7 +47,8 @@ class Listener:
     """Listens, and gives those whom ``admit`` welcomes, each with its link. All is the main loop's; nothing waits.
 
     ``admit`` hears only of callers of the right release and job that know the token, and must not raise. ``log`` gets
-    lines for the user. ``members`` is how many are expected. Raises ConfigError if none of the ports can be had.
+    lines for the user. ``members`` is how many are expected. Raises ConfigError if none of the ports can be had, or
+    munge fails.
     """
 
     def __init__(
@@ -60,6 +63,10 @@ class Listener:
         clock: Callable[[], float] = time.monotonic,
         members: int = 0,
     ) -> None:
+        try:
+            self._secret = ListenerSecret(party.token, party.munge)
+        except OSError as exc:
+            raise ConfigError(f"munge cannot be used: {exc}", hint=TOKEN_HINT) from exc
         self._listening = {one.fileno(): one for one in open_port(host, ports, owner=owner)}
         self.port: int = next(iter(self._listening.values())).getsockname()[1]
         self._party = party
@@ -77,6 +84,12 @@ class Listener:
         self._allowed_at = clock()
         self._resume_at: float | None = None
         self._resume()
+
+    @property
+    def is_reachable(self) -> bool:
+        """Tell whether other machines can call: not on loopback."""
+        hosts = [str(one.getsockname()[0]) for one in self._listening.values()]
+        return not all(host == "::1" or host.startswith("127.") for host in hosts)
 
     def descriptors(self) -> dict[int, int]:
         """Give what to poll."""
@@ -141,7 +154,8 @@ class Listener:
             if len(self._pending) >= self._most:
                 self._refuse(self._idlest(), "crowd", "too many are open whose callers are not known yet")
             connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
-            side = ListenerSide(self._party, nonce=os.urandom(NONCE_BYTES).hex(), admit=self._admit)
+            nonce = os.urandom(NONCE_BYTES).hex()
+            side = ListenerSide(self._party, secret=self._secret, nonce=nonce, admit=self._admit)
             pending = _Pending(connection, _text(address), side, until=now + HANDSHAKE_S)
             number = connection.fileno()
             self._pending[number] = self._stages[_SILENT][number] = pending
@@ -200,10 +214,10 @@ class Listener:
                 # Even if it has just left: it was admitted, and its link will tell.
                 self._forget(pending)
                 self._admitted.append((side.call, TcpLink(pending.connection, pending.address)))
-            case Turned() as turned:
+            case Turned():
                 if side.turned_for:
                     host = f" ({printable(side.call.host[:80])})" if side.call is not None else ""
-                    self._note(side.turned_for, f"{pending.address}{host}", turned.text)
+                    self._note(side.turned_for, f"{pending.address}{host}", side.why_turned)
                 self._drop(pending)
             case _ if not sent:
                 self._refuse(pending, "left", "its caller left in the middle of the call")

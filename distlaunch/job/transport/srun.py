@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from distlaunch.core.model.text import printable
-from distlaunch.core.wire.handshake import TOKEN, Party
+from distlaunch.core.wire.handshake import Party
+from distlaunch.core.wire.keys import TOKEN
 from distlaunch.core.wire.peers import Call, Turned, Welcome
 from distlaunch.job.failures import ConnectFailure
 from distlaunch.job.transport.bootstrap import OLDEST

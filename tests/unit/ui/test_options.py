@@ -71,6 +71,7 @@ def test_every_switch_that_a_variable_can_set_has_a_flag_that_undoes_it():
         "--no-explain",
         "--no-forward-env",
         "--no-requeue",
+        "--no-weak-token-ok",
     }
     assert all(option.kind == "flag" and option.variable for option in TRAIN_OPTIONS if option.negation)
 

@@ -6,9 +6,12 @@ from distlaunch.core.model.record import replace
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire.codec import Decoder
 from distlaunch.core.wire.handshake import CallerSide, ListenerSide, Party
+from distlaunch.core.wire.keys import CallerSecret, ListenerSecret
 
 OPEN = Party(release="1.2.3", job_key="77")
-SECRET = replace(OPEN, token=b"secret")
+SECRET = replace(OPEN, token=b"0123456789abcdef" * 2)
+"""128 bits, so that no key is derived."""
+WEAK = replace(OPEN, token=b"correct horse battery")
 CALL = p.Call(version=p.PEER_VERSION, release="1.2.3", job_key="77", rank=3, host="n3", instance="i", nonce="ab" * 32)
 WELCOME = p.Welcome(job_id="job", rank=3)
 WRONG_TOKEN = "the token is not the same"
@@ -26,8 +29,10 @@ class Meeting:
             self.admitted.append(call)
             return answer
 
-        self.caller = CallerSide(caller, nonce=nonces[0], rank=3, host="n3", instance="i")
-        self.listener = ListenerSide(listener, nonce=nonces[1], admit=admit)
+        secret = CallerSecret(caller.token, caller.munge)
+        self.caller = CallerSide(caller, secret=secret, nonce=nonces[0], rank=3, host="n3", instance="i")
+        self.secret = ListenerSecret(listener.token, listener.munge)
+        self.listener = ListenerSide(listener, secret=self.secret, nonce=nonces[1], admit=admit)
 
     def run(self, size: int = 1 << 20) -> Meeting:
         out = self.caller.begin()
@@ -62,8 +67,9 @@ def listener(party: Party = OPEN, nonce: str = "1" * 64, admitted: list | None =
             admitted.append(call)
         return WELCOME
 
-    return ListenerSide(party, nonce=nonce, admit=admit)
+    return ListenerSide(party, secret=ListenerSecret(party.token, party.munge), nonce=nonce, admit=admit)
 
 
-def caller(party: Party = OPEN) -> CallerSide:
-    return CallerSide(party, nonce="c" * 64, rank=None, host="n1", instance="i")
+def caller(party: Party = OPEN, *, nonce: str = "c" * 64) -> CallerSide:
+    secret = CallerSecret(party.token, party.munge)
+    return CallerSide(party, secret=secret, nonce=nonce, rank=None, host="n1", instance="i")

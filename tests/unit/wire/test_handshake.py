@@ -10,11 +10,12 @@ import pytest
 from distlaunch.core.model.record import plain, replace
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire.codec import encode
-from distlaunch.core.wire.handshake import Stranger, may_be_of_another_job
+from distlaunch.core.wire.handshake import Stranger
 from tests.unit.wire.handshaking import (
     CALL,
     OPEN,
     SECRET,
+    WEAK,
     WELCOME,
     WRONG_TOKEN,
     Meeting,
@@ -25,18 +26,20 @@ from tests.unit.wire.handshaking import (
 )
 
 
-@pytest.mark.parametrize("party", [OPEN, SECRET], ids=["without a token", "with a token"])
+@pytest.mark.parametrize("party", [OPEN, SECRET, WEAK], ids=["without a token", "128 bits", "a phrase"])
 @pytest.mark.parametrize("size", [1, 2, 7, 9, 100, 1 << 20])
 def test_both_sides_of_one_job_come_together_however_the_bytes_arrive(party, size):
     meeting = Meeting(party, party).run(size)
     assert meeting.caller.outcome == meeting.listener.outcome == WELCOME
+    assert meeting.caller.is_final
     [call] = meeting.admitted
     assert (call.rank, call.host, call.instance, call.job_key) == (3, "n3", "i", "77")
 
 
-def test_the_token_itself_is_never_sent():
-    meeting = Meeting(SECRET, SECRET).run()
-    assert b"secret" not in b"".join(meeting.sent + meeting.said)
+@pytest.mark.parametrize("party", [SECRET, WEAK])
+def test_the_token_itself_is_never_sent(party):
+    meeting = Meeting(party, party).run()
+    assert party.token not in b"".join(meeting.sent + meeting.said)
 
 
 def test_the_caller_reads_no_byte_that_follows_its_welcome():
@@ -53,56 +56,66 @@ def test_the_caller_reads_no_byte_that_follows_its_welcome():
 
 @pytest.mark.parametrize(
     ("caller", "listener"),
-    [(SECRET, replace(OPEN, token=b"other")), (SECRET, OPEN), (OPEN, SECRET)],
-    ids=["another token", "only the caller has one", "only the listener has one"],
+    [
+        (SECRET, replace(OPEN, token=b"fedcba9876543210" * 2)),
+        (WEAK, replace(OPEN, token=b"another phrase")),
+        (SECRET, WEAK),
+        (WEAK, SECRET),
+        (SECRET, OPEN),
+        (OPEN, SECRET),
+    ],
+    ids=["another token", "another phrase", "a phrase", "no phrase", "only the caller", "only the listener"],
 )
 def test_a_wrong_token_is_told_to_both_and_nothing_more(caller, listener):
     meeting = Meeting(caller, listener).run()
     for turned in (meeting.caller.outcome, meeting.listener.outcome):
         assert isinstance(turned, p.Turned)
-        assert (turned.text, turned.exit_code, turned.again) == (WRONG_TOKEN, 2, False)
+        assert turned.text == WRONG_TOKEN
+    assert not meeting.caller.is_final
     assert meeting.listener.turned_for == "token"
     assert not meeting.admitted
 
 
-def test_a_caller_gives_nothing_made_of_its_token_to_a_listener_that_has_not_proved_itself():
-    meeting = Meeting(SECRET, replace(OPEN, token=b"other"))
-    meeting.run()
-    [proof] = messages(meeting.sent[1])
-    assert proof == p.Proof(proof="unproven")
+def test_the_listener_proves_nothing_to_whoever_has_not_proved_itself():
+    side = listener(SECRET)
+    [challenge] = messages(side.feed(encode(CALL)))
+    assert plain(challenge).keys() == {"nonce", "way", "salt"}
+    [turned] = messages(side.feed(encode(p.Proof(proof="0" * 64))))
+    assert (turned.text, turned.proof) == (WRONG_TOKEN, "")
 
 
-@pytest.mark.parametrize("token", [None, b"secret"])
-@pytest.mark.parametrize(
-    ("change", "why", "words"),
-    [
-        ({"release": "1.2.4"}, "release", "the launcher that was called is distlaunch 1.2.3, n3 is distlaunch 1.2.4"),
-        (
-            {"job_key": "78"},
-            "job",
-            "the port belongs to another job: it is of job '77', and n3 called for job '78'",
-        ),
-        (
-            {"job_key": ""},
-            "job",
-            "the port belongs to another job: it is of job '77', and n3 called for a job without an id",
-        ),
-    ],
-)
-def test_another_release_or_job_is_turned_away_with_both_named(token, change, why, words):
-    listener = replace(OPEN, token=token)
-    meeting = Meeting(replace(listener, **change), listener).run()
-    assert meeting.caller.outcome == meeting.listener.outcome
-    assert (meeting.caller.outcome.text, meeting.caller.outcome.exit_code) == (words, 2)
+@pytest.mark.parametrize("party", [OPEN, SECRET])
+@pytest.mark.parametrize("change", [{"release": "1.2.4"}, {"job_key": "78"}, {"job_key": ""}])
+def test_another_release_or_job_is_turned_away_and_may_call_again(party, change):
+    meeting = Meeting(replace(party, **change), party).run()
+    assert isinstance(meeting.caller.outcome, p.Turned)
     assert meeting.caller.outcome.hint
-    assert meeting.listener.turned_for == why
-    assert may_be_of_another_job(meeting.caller.outcome) == (why == "job")
+    assert not meeting.caller.is_final
+    assert meeting.listener.turned_for in ("release", "job")
     assert not meeting.admitted
+
+
+def test_without_a_secret_both_jobs_are_named():
+    meeting = Meeting(replace(OPEN, job_key="78"), OPEN).run()
+    words = "the port belongs to another job: it is of job '77', and n3 called for job '78'"
+    assert meeting.caller.outcome.text == meeting.listener.why_turned == words
+
+
+def test_with_a_secret_the_job_is_named_to_its_own_user_alone():
+    meeting = Meeting(replace(SECRET, job_key="78"), SECRET).run()
+    assert meeting.caller.outcome.text == "the port belongs to another job than job '78'"
+    assert "it is of job '77', and n3 called for job '78'" in meeting.listener.why_turned
+    assert b"77" not in b"".join(meeting.said)
+
+
+def test_both_releases_are_named():
+    meeting = Meeting(replace(OPEN, release="1.2.4"), OPEN).run()
+    assert meeting.caller.outcome.text == "the launcher that was called is distlaunch 1.2.3, n3 is distlaunch 1.2.4"
 
 
 def test_another_version_of_the_words_is_another_release():
     side = listener()
-    side.feed(encode(replace(CALL, version=2, release="9.0")))
+    side.feed(encode(replace(CALL, version=9, release="9.0")))
     assert side.outcome.text == "the launcher that was called is distlaunch 1.2.3, n3 is distlaunch 9.0"
 
 
@@ -110,28 +123,17 @@ def test_a_call_with_fields_that_we_do_not_know_is_another_release():
     body = json.dumps({"t": "Call", "release": "9.0\x1b[2J", "colour": "green"}).encode()
     side = listener()
     [turned] = messages(side.feed(struct.pack(">BII", 1, len(body), 0) + body))
-    text = r"the launcher that was called is distlaunch 1.2.3, the caller is distlaunch 9.0\x1b[2J"
-    assert turned.text == f"the port belongs to another release: {text}"
-    assert turned.exit_code == 2
-    assert may_be_of_another_job(turned)
+    assert turned.text == r"the launcher that was called is distlaunch 1.2.3, the caller is distlaunch 9.0\x1b[2J"
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["in our words", "in words that we do not know"])
 def test_another_release_of_another_job_is_another_job_first(known):
-    other = replace(CALL, version=2, release="9.0", job_key="78")
+    other = replace(CALL, version=9, release="9.0", job_key="78")
     body = json.dumps({"t": "Call", **plain(other), **({} if known else {"colour": "green"})}).encode()
     side = listener()
     [turned] = messages(side.feed(struct.pack(">BII", 1, len(body), 0) + body))
     assert turned.text.startswith("the port belongs to another job: it is of job '77', and ")
     assert side.turned_for == "job"
-
-
-def test_another_release_of_our_own_job_is_found_nowhere_else():
-    body = json.dumps({"t": "Call", "release": "9.0", "job_key": "77"}).encode()
-    side = listener()
-    [turned] = messages(side.feed(struct.pack(">BII", 1, len(body), 0) + body))
-    assert turned.text == "the launcher that was called is distlaunch 1.2.3, the caller is distlaunch 9.0"
-    assert not may_be_of_another_job(turned)
 
 
 @pytest.mark.parametrize("key", ["k" * 300, "k" * 100_000, "é" * 300, "\udc80" * 5000, "7" * 128, ""])
@@ -145,15 +147,15 @@ def test_a_job_of_any_key_comes_together_and_another_that_begins_alike_does_not(
 def test_other_frames_are_another_release_on_both_sides():
     for side in (listener(), caller()):
         side.feed(b"\x02whatever")
-        assert side.outcome.exit_code == 2
         assert "another release of distlaunch" in side.outcome.text
-        assert may_be_of_another_job(side.outcome)
 
 
-def test_what_the_job_says_to_a_caller_is_passed_on():
+@pytest.mark.parametrize("party", [OPEN, SECRET, WEAK])
+def test_what_the_job_says_to_a_caller_is_passed_on_and_believed(party):
     turned = p.Turned(text="node 3 is here already", hint=None, exit_code=2, again=True)
-    meeting = Meeting(OPEN, OPEN, answer=turned).run()
+    meeting = Meeting(party, party, answer=turned).run()
     assert meeting.caller.outcome == turned
+    assert meeting.caller.is_final
     assert meeting.listener.turned_for == ""
 
 
@@ -167,7 +169,7 @@ def test_what_a_listener_says_is_made_fit_for_a_terminal_and_an_exit_code():
 
 
 def test_a_token_is_never_shown_and_never_empty():
-    assert "secret" not in repr(SECRET)
+    assert SECRET.token.decode() not in repr(SECRET)
     with pytest.raises(ValueError):
         replace(OPEN, token=b"")
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from distlaunch.core.model.record import replace
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire.codec import encode
-from distlaunch.core.wire.handshake import MOST_FROM_CALLER, CallerSide, Stranger
+from distlaunch.core.wire.handshake import MOST_FROM_CALLER, Stranger
 from tests.unit.wire.handshaking import (
     CALL,
+    OPEN,
     SECRET,
     WELCOME,
     WRONG_TOKEN,
@@ -39,43 +40,44 @@ def test_a_replayed_call_and_proof_are_worth_nothing():
 
 def test_a_replayed_challenge_and_welcome_are_worth_nothing():
     recorded = Meeting(SECRET, SECRET).run()
-    side = CallerSide(SECRET, nonce="d" * 64, rank=3, host="n3", instance="i")
-    for data in recorded.said:
-        answered_until_outcome(side, data)
-    assert side.outcome.text == WRONG_TOKEN
+    side = caller(SECRET, nonce="d" * 64)
+    asked, welcome = recorded.said
+    answered_until_outcome(side, asked)
+    with pytest.raises(Stranger, match="does not know the secret"):
+        answered_until_outcome(side, welcome)
+    assert side.outcome is None
 
 
-def answered_until_outcome(side: CallerSide, data: bytes) -> None:
+def answered_until_outcome(side, data: bytes) -> bytes:
+    out = b""
     while data and side.outcome is None:
         taken = side.missing
-        side.feed(data[:taken])
+        out += side.feed(data[:taken])
         data = data[taken:]
+    return out
 
 
-def test_the_listeners_own_proof_sent_back_to_it_is_no_proof():
-    side = listener(SECRET)
-    [challenge] = messages(side.feed(encode(CALL)))
-    side.feed(encode(p.Proof(proof=challenge.proof)))
-    assert side.outcome.text == WRONG_TOKEN
-
-
-def test_a_proof_had_from_a_second_connection_with_the_nonces_swapped_is_no_proof():
+def test_a_listener_is_no_oracle_for_another_one():
     first = listener(SECRET, nonce="1" * 64)
-    [challenge] = messages(first.feed(encode(CALL)))
+    [asked] = messages(first.feed(encode(CALL)))
     second = listener(SECRET, nonce=CALL.nonce)  # as bad as it can get: even its nonce is what the attacker wants
-    [reflected] = messages(second.feed(encode(replace(CALL, nonce=challenge.nonce))))
-    first.feed(encode(p.Proof(proof=reflected.proof)))
+    second.feed(encode(replace(CALL, nonce=asked.nonce)))
+    [turned] = messages(second.feed(encode(p.Proof(proof="0" * 64))))
+    first.feed(encode(p.Proof(proof=turned.proof)))
     assert first.outcome.text == WRONG_TOKEN
 
 
-def test_a_caller_is_no_oracle_for_another_one():
-    victim = caller(SECRET)
-    [call] = messages(victim.begin())
-    other = CallerSide(SECRET, nonce=call.nonce, rank=3, host="n3", instance="i")
-    answered_until_outcome(other, encode(p.Challenge(nonce=call.nonce, proof="", wants_proof=True)))
-    assert other.outcome.text == WRONG_TOKEN
-    answered_until_outcome(victim, encode(p.Challenge(nonce="e" * 64, proof=call.nonce, wants_proof=True)))
-    assert victim.outcome.text == WRONG_TOKEN
+def test_a_callers_own_proof_sent_back_to_it_is_no_proof():
+    side = caller(SECRET)
+    [proof] = messages(answered_until_outcome(side, encode(challenge())))
+    with pytest.raises(Stranger, match="does not know the secret"):
+        answered(side, encode(replace(WELCOME, proof=proof.proof)))
+
+
+def test_a_caller_proves_nothing_about_a_nonce_of_its_own():
+    side = caller(SECRET)
+    with pytest.raises(Stranger):
+        answered(side, encode(challenge(nonce="c" * 64)))
 
 
 def test_a_welcome_without_a_challenge_is_not_believed():
@@ -83,10 +85,32 @@ def test_a_welcome_without_a_challenge_is_not_believed():
         answered(caller(SECRET), encode(WELCOME))
 
 
-def test_a_listener_that_wants_no_proof_does_not_get_round_its_own():
+def test_a_listener_that_wants_no_proof_gets_none():
     side = caller(SECRET)
-    answered_until_outcome(side, encode(p.Challenge(nonce="1" * 64, proof="", wants_proof=False)))
-    assert side.outcome.text == WRONG_TOKEN
+    [proof] = messages(answered_until_outcome(side, encode(challenge(way="none"))))
+    assert proof == p.Proof(proof="unproven")
+    assert (side.outcome.text, side.is_final) == (WRONG_TOKEN, False)
+
+
+@pytest.mark.parametrize("party", [OPEN, SECRET])
+def test_a_refusal_before_any_proof_is_not_final(party):
+    side = caller(party)
+    answered(side, encode(TURNED))
+    assert not side.is_final
+
+
+def test_a_refusal_without_a_proof_is_not_final():
+    side = caller(SECRET)
+    answered_until_outcome(side, encode(challenge()))
+    answered(side, encode(TURNED))
+    assert not side.is_final
+
+
+TURNED = p.Turned(text="no", hint=None, exit_code=2, again=False)
+
+
+def challenge(*, nonce="1" * 64, way="key", salt=""):
+    return p.Challenge(nonce=nonce, way=way, salt=salt)
 
 
 # --- strangers
@@ -163,9 +187,9 @@ FRAMES = st.sampled_from(
         encode(p.Proof(proof="unproven")),
         encode(p.Proof(proof="0" * 64)),
         encode(p.Proof(proof="\udc80")),
-        encode(p.Challenge(nonce="1" * 64, proof="", wants_proof=False)),
-        encode(p.Challenge(nonce="1" * 64, proof="", wants_proof=True)),
-        encode(p.Challenge(nonce="1" * 64, proof="0" * 64, wants_proof=True)),
+        encode(challenge()),
+        encode(challenge(way="none")),
+        encode(challenge(way="scrypt", salt="ab" * 16)),
         encode(WELCOME),
         encode(p.Turned(text="no", hint=None, exit_code=2, again=False)),
     ]
