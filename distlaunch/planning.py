@@ -24,6 +24,7 @@ from distlaunch.core.model.variables import RANKS
 from distlaunch.core.probe.cpus import probe_cpus
 from distlaunch.job.rundir import LATEST, folder_name, log_base, new_job_id
 from distlaunch.resolve import select as systems
+from distlaunch.resolve.devices import NotTheseGpusError
 from distlaunch.resolve.environment import check_total
 from distlaunch.resolve.facts import Facts, PathKind, Surroundings
 from distlaunch.resolve.options import TorchrunOptions, TrainOptions
@@ -212,10 +213,17 @@ class Planned(Record):
     """Where the launcher reads a SCRIPT that workers cannot open themselves."""
 
 
-def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Location | None = None) -> Planned:
+def make_plan(
+    options: TrainOptions,
+    environ: Mapping[str, str],
+    *,
+    location: Location | None = None,
+    elsewhere: bool = False,
+) -> Planned:
     """Plan without touching anything: what ``plan`` and ``--dry-run`` show. Raises ConfigError.
 
-    ``location``: what the backend's own cluster has settled of the nodes.
+    ``location``: what the backend's own cluster has settled of the nodes. ``elsewhere``: the job may be for a machine
+    that has other GPUs than this one.
     """
     if options.master_addr is not None:
         from distlaunch.resolve.sources.environment import host_or_address
@@ -254,10 +262,8 @@ def make_plan(options: TrainOptions, environ: Mapping[str, str], *, location: Lo
             from distlaunch.resolve.sources.torchrun import among_others
 
             topology = among_others(topology, location.allocation, here=location.here or 0)
-    elif location is None:
-        topology = local_topology(options, facts)
     else:
-        facts, topology = _among_others(location, options, facts)
+        facts, topology = _topology(location, options, facts, elsewhere=elsewhere)
     needed_descriptors(0 if topology.here is None else topology.nodes[topology.here].slots or 0)
     known = location if facts.outer is None else None
     job_id = _job_id(options, known, topology)
@@ -414,6 +420,34 @@ def _locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple
     from distlaunch.resolve.location import locate
 
     return locate(options, facts)
+
+
+def _topology(
+    location: Location | None, options: TrainOptions, facts: Facts, *, elsewhere: bool
+) -> tuple[Facts, Topology]:
+    """Decide how many workers each node runs, and on what. Raises ConfigError.
+
+    ``elsewhere``: if this machine does not have the GPUs, plan as for one of which nothing is known.
+    """
+    try:
+        if location is None:
+            return facts, local_topology(options, facts)
+        return _among_others(location, options, facts)
+    except NotTheseGpusError as exc:
+        if not elsewhere:
+            raise
+        from distlaunch.resolve.allocation import Allocation, Host
+        from distlaunch.resolve.topology import build_topology
+
+        allocation = None if location is None else location.allocation
+        if allocation is None:
+            allocation = Allocation(source="local", by_user=True, hosts=(Host(name=facts.hostname),))
+        try:
+            topology = build_topology(allocation, options, facts, here=None)
+        except ConfigError:
+            raise exc from None
+        note = f"this plan is for another machine: {exc.message}"
+        return facts, replace(topology, notes=(note, *topology.notes))
 
 
 def _among_others(location: Location, options: TrainOptions, facts: Facts) -> tuple[Facts, Topology]:

@@ -17,6 +17,10 @@ from distlaunch.resolve.options import use_cpus
 CUDA, HIP, ROCR, ZE = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
 
 
+class NotTheseGpusError(ConfigError):
+    """GPUs are asked for that this machine does not have; another may have them."""
+
+
 class DeviceSelection(Record):
     """The devices for this node's workers, in the order in which they are handed out."""
 
@@ -88,7 +92,7 @@ def first_devices(selection: DeviceSelection, count: int, *, several: bool = Fal
     if count > have:
         because = f"; {selection.notes[0]}" if selection.notes else ""
         some = f"only {have}" if have else "no GPU"
-        raise ConfigError(
+        raise NotTheseGpusError(
             f"{count} GPU{'s' * (count > 1)} asked for, but {some} can be used here ({selection.source}){because}",
             hint=use_cpus(several=several),
         )
@@ -200,17 +204,17 @@ def _by_uuid(devices: list[Device], requested: str) -> list[Device]:
     return [replace(device, id=device.uuid or device.id) for device in devices]
 
 
-def _no_such_gpu(entry: str, requested: str, inventory: GpuInventory, on_cpus: str) -> ConfigError:
+def _no_such_gpu(entry: str, requested: str, inventory: GpuInventory, on_cpus: str) -> NotTheseGpusError:
     if not inventory.gpus:
         why = f": {inventory.problem}" if inventory.problem else ""
-        return ConfigError(f"--gpus {requested}: no GPU was found on this machine{why}", hint=on_cpus)
+        return NotTheseGpusError(f"--gpus {requested}: no GPU was found on this machine{why}", hint=on_cpus)
     by_uuid = kind_of(entry) != "index"
     uuids = [uuid for gpu in inventory.gpus for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig)) if uuid]
     if by_uuid and sum(uuid.lower().startswith(entry.lower()) for uuid in uuids) > 1:
         message = f"--gpus {requested}: {entry} is the beginning of more than one UUID"
     else:
         message = f"--gpus {requested}: there is no GPU {entry} on this machine"
-    return ConfigError(message, hint=f"it has {describe_gpus(inventory, uuids=by_uuid)}")
+    return NotTheseGpusError(message, hint=f"it has {describe_gpus(inventory, uuids=by_uuid)}")
 
 
 def _outside(

@@ -12,6 +12,7 @@ from distlaunch.core.model.gpus import Gpu
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Node, Topology
+from distlaunch.resolve.devices import NotTheseGpusError
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.options import on_cpus, shares_gpus, use_cpus
 from distlaunch.resolve.sizes import Place, Request, names_of
@@ -111,7 +112,7 @@ class KnownHosts:
         if count <= have or (unit == "worker" and not have):
             return
         why = "; ".join([selection.source, *selection.notes])
-        raise ConfigError(
+        raise NotTheseGpusError(
             f"{printable(request.allocation.source)} gives {printable(host.name)} {counted(host.slots or count, unit)},"
             f" but {f'only {have}' if have else 'no GPU'} can be used here ({why})",
             hint=(f"--gpus-per-node {have} takes what is here; " if have else "") + use_cpus(several=self._several),

@@ -87,10 +87,13 @@ class Front:
 
 
 def plan(options: TrainOptions, fmt: Literal["table", "json"], *, expand: bool = False) -> int:
-    """Print the plan that would be bound and run; nothing is started, nothing written."""
+    """Print the plan that would be bound and run; nothing is started, nothing written.
+
+    Unless it is the dry run of a job, the machine may be another than this one.
+    """
     from distlaunch.planning import make_plan
 
-    planned = make_plan(options, os.environ)
+    planned = make_plan(options, os.environ, elsewhere=not options.dry_run)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding does not have
     explanation, shown = planned.explanation, planned.plan

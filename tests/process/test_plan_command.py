@@ -74,6 +74,41 @@ def test_what_all_workers_share_is_repeated_only_with_expand(distlaunch):
         assert full["env"] == {**short["env"], **brief["env"]}
 
 
+@pytest.mark.parametrize(
+    ("words", "world_size", "devices"),
+    [
+        (["--device", "cuda"], None, None),
+        (["--num-gpus", "4"], 4, None),
+        (["--gpus-per-node", "8"], 8, None),
+        (["--gpus", "0,2"], 2, ["0", "2"]),
+        (["--hosts", "localhost:4", "--device", "cuda"], 4, None),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_plan_for_a_machine_with_other_gpus_is_shown_with_a_note(distlaunch, words, world_size, devices):
+    name = script(distlaunch)
+    record = plan(distlaunch, *words, "--explain", name)
+    assert (record["world_size"], record["device"]) == (world_size, "cuda")
+    (node,) = record["nodes"]
+    assert node["devices"] == devices
+    (note,) = [note for note in record["notes"] if "another machine" in note]
+    assert "no GPU" in note
+    shown = distlaunch.run(["plan", *words, name])
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert note in " ".join(shown.stdout.split())
+    for command in (["train", "--dry-run"], ["train"]):
+        refused = distlaunch.run([*command, *words, name])
+        assert (refused.returncode, refused.stdout, refused.run_dir) == (2, "", None)
+        assert "no GPU" in refused.stderr
+
+
+def test_a_plan_that_fails_for_another_reason_is_refused(distlaunch):
+    name = script(distlaunch)
+    for words in (["--num-gpus", "4", "--num-procs", "2"], ["--hosts", "localhost,far", "--gpus-per-node", "2"]):
+        result = distlaunch.run(["plan", *words, name])
+        assert (result.returncode, result.stdout) == (2, "")
+
+
 def test_an_explicit_port_is_in_the_plan_though_it_is_taken(distlaunch):
     """A plan contacts nobody, so it cannot know; the job itself refuses."""
     import socket

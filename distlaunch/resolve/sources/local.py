@@ -9,7 +9,16 @@ from distlaunch.core.model.ids import format_ranks
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Node, Topology
-from distlaunch.resolve.devices import CUDA, HIP, ROCR, DeviceSelection, first_devices, select_devices, split_devices
+from distlaunch.resolve.devices import (
+    CUDA,
+    HIP,
+    ROCR,
+    DeviceSelection,
+    NotTheseGpusError,
+    first_devices,
+    select_devices,
+    split_devices,
+)
 from distlaunch.resolve.facts import Facts
 from distlaunch.resolve.options import TrainOptions, asks_for_gpus, check_kind, on_cpus, shares_gpus, use_cpus
 
@@ -133,7 +142,7 @@ def _without_gpus(
 ) -> Topology:
     hint = use_cpus(several=several)
     if facts.gpus.problem is not None:
-        raise ConfigError(f"the GPUs here cannot be used: {facts.gpus.problem}", hint=hint)
+        raise NotTheseGpusError(f"the GPUs here cannot be used: {facts.gpus.problem}", hint=hint)
     if asked:
         first_devices(selection, count or 1, several=several)
     number = _counted(count, without)

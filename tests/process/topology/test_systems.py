@@ -147,3 +147,12 @@ def test_torchruns_name_means_torchruns_options_whatever_is_around(distlaunch, e
     (distlaunch.work / "t.py").write_text(SAYS)
     result = distlaunch.run(["torchrun", "--nproc-per-node", "2", "t.py"], env=env)
     assert (result.returncode, sorted(result.stdout.splitlines())) == (0, ["is 0 2 0 0", "is 1 2 1 0"])
+
+
+def test_a_plan_for_the_gpus_of_an_allocation_is_shown_where_they_are_not(plan, refused):
+    environ = {name: value for name, value in slurm("gpus-per-node").items() if name != "CUDA_VISIBLE_DEVICES"}
+    environ["SLURM_JOB_GPUS"] = "0,1"
+    record = plan("--explain", env=environ)
+    assert [node["slots"] for node in record["nodes"]] == [2, 2]
+    assert [note for note in record["notes"] if note.startswith("this plan is for another machine: slurm gives")]
+    assert "but no GPU can be used here" in refused(env=environ, command="train")
