@@ -61,7 +61,7 @@ class OwnNode:
         self._waking = threading.Lock()
         channel, pid = spawner
         self._agent = Agent(
-            job_id=job_id, cookie=os.urandom(8).hex(), nofile=found(nofile), channel=channel, spawner_pid=pid,
+            job_id=job_id, cookie=os.urandom(8).hex(), nofile=found(nofile), channel=channel, watcher=pid,
             port=None, taker=taker, send=self._said.append, clock=clock,
         )  # fmt: skip
         self._reaching = Reaching(self._said.append, self._nudge)

@@ -8,6 +8,7 @@ launcher's cookie nor a name has part in it. On a failure the seed, the round an
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import select
@@ -24,8 +25,11 @@ VARIABLE = "CHAOS_FIFO"
 FAILS = "CHAOS_FAILS"
 GRACE_S = 0.5
 BOUND_S = GRACE_S + 5.0
-VICTIMS = ("launcher", "launcher's group", "spawner", "worker")
-SPAWNER = "dl-spawner"
+SPAWNER, WATCHER = "dl-spawner", "dl-watcher"
+PAIRS = tuple(
+    f"{first} and {second}" for first, second in itertools.permutations(("launcher", "spawner", "watcher"), 2)
+)
+VICTIMS = ("launcher", "launcher's group", "spawner", "worker", "watcher", *PAIRS)
 WORKER = f"""
 import os, signal, subprocess, sys
 end = os.open(os.environ[{VARIABLE!r}], os.O_WRONLY)
@@ -64,7 +68,13 @@ def children_of(pid: int) -> list[int]:
 
 def spawner_of(launcher: int) -> int | None:
     """Find the parent of the workers, if it is there yet."""
-    return next((pid for pid in children_of(launcher) if name_of(pid) == SPAWNER), None)
+    children = [pid for child in children_of(launcher) for pid in (child, *children_of(child))]
+    return next((pid for pid in children if name_of(pid) == SPAWNER), None)
+
+
+def watcher_of(launcher: int) -> int | None:
+    """Find the parent of the spawner, if it is there yet."""
+    return next((pid for pid in children_of(launcher) if name_of(pid) == WATCHER), None)
 
 
 def name_of(pid: int) -> str | None:
@@ -98,7 +108,10 @@ def find_victim(kind: str, launcher: subprocess.Popen[bytes], fifo: str, dice: r
         if kind.startswith("launcher"):
             return launcher.pid
         spawner = spawner_of(launcher.pid)
-        if spawner is not None:
+        if kind == "watcher":
+            if spawner is not None:
+                return watcher_of(launcher.pid)
+        elif spawner is not None:
             workers = workers_of(spawner, fifo)
             if kind == "spawner":
                 return spawner
@@ -184,7 +197,16 @@ def kill_once(chosen: Round, folder: str, dice: random.Random, workers: int, pre
         "PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "LANG": "C.UTF-8", VARIABLE: fifo,
         "XDG_STATE_HOME": folder, "XDG_RUNTIME_DIR": folder,
     }  # fmt: skip
-    options = ["--num-procs", str(workers), "--format", "plain", "--failure-grace", str(GRACE_S)]
+    options = [
+        "--num-procs",
+        str(workers),
+        "--format",
+        "plain",
+        "--failure-grace",
+        str(GRACE_S),
+        "--grace",
+        str(GRACE_S),
+    ]
     if chosen.phase == "restarting":
         environment[FAILS] = "yes"
         options += ["--max-restarts", "1000", "--min-uptime", "0"]
@@ -199,7 +221,11 @@ def kill_once(chosen: Round, folder: str, dice: random.Random, workers: int, pre
             env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=screen, stderr=screen, start_new_session=True,
         )  # fmt: skip
         try:
-            victim = find_victim(kind, launcher, fifo, dice)
+            first, _, second = kind.partition(" and ")
+            if second:  # both are there, whoever is killed first
+                find_victim("spawner", launcher, fifo, dice)
+            other = find_victim(second, launcher, fifo, dice) if second else None
+            victim = find_victim(first, launcher, fifo, dice)
             if chosen.phase != "starting":
                 poller = select.poll()
                 poller.register(reader, select.POLLIN)
@@ -210,16 +236,26 @@ def kill_once(chosen: Round, folder: str, dice: random.Random, workers: int, pre
                     (os.killpg if "group" in kind else os.kill)(victim, signal.SIGKILL)
                 except ProcessLookupError:
                     victim = None
+            if second and other is not None:
+                time.sleep(dice.choice((0.0, dice.uniform(0, GRACE_S))))
+                with suppress(ProcessLookupError):  # the first took it along; the launcher is not reaped yet
+                    os.kill(other, signal.SIGKILL)
+            if kind == "watcher" and launcher.poll() is None:  # the job goes on
+                launcher.terminate()
             try:
                 code = launcher.wait(BOUND_S)
             except subprocess.TimeoutExpired:
                 raise ChaosError(f"the launcher still runs {BOUND_S:g} s after the kill") from None
             opened = await_end(reader, fifo)
-            expected = {"spawner": 70, "worker": 137}.get(kind, -signal.SIGKILL)
+            expected = {"spawner": (70,), "worker": (137,), "watcher": (143, -signal.SIGTERM)}.get(
+                kind, (-signal.SIGKILL,)
+            )
+            if second:
+                expected = (70,) if "launcher" not in kind else (70, -signal.SIGKILL)
             screen.seek(0)
-            if victim is None or code != expected:
+            if victim is None or code not in expected:
                 text = screen.read().decode(errors="replace")
-                raise ChaosError(f"the launcher ended with {code}, not {expected}; its last words:\n{text[-3000:]}")
+                raise ChaosError(f"the launcher ended with {code}, not {expected[0]}; its last words:\n{text[-3000:]}")
         finally:
             if launcher.poll() is None:
                 launcher.kill()

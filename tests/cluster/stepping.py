@@ -17,7 +17,7 @@ STEPS = Path(__file__).parents[1] / "programs" / "nodes" / "steps.py"
 SHORT = ("--failure-grace", "2", "--grace", "2")
 SLEEPS = ("1000", "1001", "1002")
 """The last words of a worker's child and its daemons."""
-AGENT, SPAWNER = "dl-agent", "dl-spawner"
+AGENT, SPAWNER, WATCHER = "dl-agent", "dl-spawner", "dl-watcher"
 
 
 class Stepping:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import time
 import pytest
 
 from tests.cluster.hosts import HEAD, faults, until
-from tests.cluster.stepping import AGENT, SHORT, SPAWNER, STEPS, Stepping, beside, is_empty, wait_empty
+from tests.cluster.stepping import AGENT, SHORT, SPAWNER, STEPS, WATCHER, Stepping, beside, is_empty, wait_empty
 from tests.launcher import PROGRAMS
 
 THREE = "n1:1,n2:1,n3:1"
@@ -110,6 +111,24 @@ def test_kill_9_of_the_launcher_and_an_agent_at_once(hosts):
     agent = job.find("n2", AGENT)
     os.kill(agent.pid, signal.SIGKILL)
     job.running.send_signal(signal.SIGKILL)
+    job.running.wait()
+    hosts.assert_clean()
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["in this order", "in the other"])
+@pytest.mark.parametrize("launcher", ["the launcher and one on each node", "two on each node"])
+def test_kill_9_of_any_two_of_ours(hosts, launcher, order):
+    """Each node has another pair."""
+    job = begun(hosts, words=("deaf",))
+    n1, n2, n3 = ({what: job.find(host, what).pid for what in (AGENT, SPAWNER, WATCHER)} for host in ("n1", "n2", "n3"))
+    if launcher == "two on each node":
+        pairs = [(n1[AGENT], n1[SPAWNER]), (n2[SPAWNER], n2[WATCHER]), (n3[WATCHER], n3[AGENT])]
+    else:
+        pairs = [(job.running.pid, pid) for pid in (n1[AGENT], n2[SPAWNER], n3[WATCHER])]
+    for pair in pairs:
+        for pid in pair[::order]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     job.running.wait()
     hosts.assert_clean()
 

@@ -79,7 +79,7 @@ def test_a_spawner_that_has_vanished_is_a_fault_and_the_node_is_broken(own):
     own.until(m.Started)
     node = own.transport._own
     assert not node.is_broken
-    os.kill(node._agent._spawner_pid, signal.SIGKILL)
+    os.kill(node._agent._spawner, signal.SIGKILL)
     own.until(m.Fault)
     assert node.is_broken
 

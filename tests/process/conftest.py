@@ -19,6 +19,7 @@ from distlaunch.job.supervision import DOUBLE_S
 PROGRAMS = Path(__file__).parents[1] / "programs"
 SRUN = PROGRAMS / "nodes" / "srun.sh"
 SPAWNER = "dl-spawner"
+WATCHER = "dl-watcher"
 SERVER = "dl-warm"
 _DEFAULTS = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "TSTP", "CONT", "CHLD", "TTIN", "TTOU")
 
@@ -76,6 +77,23 @@ def children_of(pid: int) -> list[int]:
         ]
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def child_named(pid: int, name: str) -> int | None:
+    """Find a child of a process by what ``ps`` calls it."""
+    for child in children_of(pid):
+        try:
+            if Path(f"/proc/{child}/comm").read_text().strip() == name and is_alive(child):
+                return child
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return None
+
+
+def spawner_below(pid: int) -> int | None:
+    """Find the spawner of a launcher or an agent: a child of the watcher, or its own if the watcher was killed."""
+    watcher = child_named(pid, WATCHER)
+    return child_named(pid if watcher is None else watcher, SPAWNER)
 
 
 class Job:
@@ -138,17 +156,11 @@ class Job:
 
     def spawner_of(self, running) -> int:
         """Find the parent of the workers."""
+        return until(lambda: spawner_below(running.pid), f"{SPAWNER} below the launcher")
 
-        def find() -> int | None:
-            for pid in children_of(running.pid):
-                try:
-                    if Path(f"/proc/{pid}/comm").read_text().strip() == SPAWNER:
-                        return pid
-                except (FileNotFoundError, ProcessLookupError):
-                    continue
-            return None
-
-        return until(find, f"child {SPAWNER} of the launcher")
+    def watcher_of(self, running) -> int:
+        """Find the parent of the spawner."""
+        return until(lambda: child_named(running.pid, WATCHER), f"child {WATCHER} of the launcher")
 
     def servers_of(self, running) -> list[int]:
         """Find the processes that workers are forked from, now."""

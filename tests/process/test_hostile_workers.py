@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.conftest import spawner_below, until
+
 HOLD = """
 import os, signal, sys, time
 sys.path.insert(0, os.environ["PROGRAMS"])
@@ -35,8 +37,7 @@ def cmdline(pid: int) -> str:
 
 
 def spawner_of(launcher: int) -> int:
-    [pid] = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    return int(pid)
+    return until(lambda: spawner_below(launcher), "the spawner")
 
 
 @pytest.mark.parametrize(

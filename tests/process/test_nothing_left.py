@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,76 @@ def test_after_kill_9_of_a_worker(distlaunch, job, leaving):
     assert result.returncode == 137, result.stderr
     assert exits(result)[1] == -signal.SIGKILL
     distlaunch.assert_no_survivors(within_s=5)
+
+
+OURS = ("launcher", "spawner", "watcher")
+
+
+def kill_9(job, running, what: str) -> int:
+    """Kill one of our processes, and return its pid."""
+    pid = {"launcher": lambda _: running.pid, "spawner": job.spawner_of, "watcher": job.watcher_of}[what](running)
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def test_a_job_goes_on_after_kill_9_of_the_watcher(job, distlaunch):
+    running = job.start("leaves.py", "--ranks", "0,1", "clean_daemon", "wait")
+    job.await_ready(running)
+    watcher = kill_9(job, running, "watcher")
+    job.until(lambda: not job.is_alive(watcher), "the end of the watcher")
+    os.kill(job.spawner_of(running), signal.SIGSTOP)  # now it is the launcher's to let it go on
+    running.send_signal(signal.SIGTERM)
+    assert running.wait().returncode == 143
+    distlaunch.assert_no_survivors(within_s=5)
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(OURS, 2)))
+def test_after_kill_9_of_two_of_ours_at_once(job, distlaunch, first, second):
+    options = ["--failure-grace", str(GRACE_S)]
+    running = job.start("leaves.py", "--ranks", "0,1", "--deaf", "clean_daemon", "wait", options=options)
+    job.await_ready(running)
+    victims = {"spawner": job.spawner_of(running), "watcher": job.watcher_of(running), "launcher": running.pid}
+    for victim in (first, second):
+        with suppress(ProcessLookupError):  # the first took it along
+            os.kill(victims[victim], signal.SIGKILL)
+    assert running.wait().returncode in (-signal.SIGKILL, 70)
+    distlaunch.assert_no_survivors(within_s=GRACE_S + 5)
+
+
+@pytest.mark.parametrize("second", ["spawner", "watcher"])
+def test_after_kill_9_of_the_launcher_and_of_another_within_the_grace(job, distlaunch, second):
+    grace_s = "60" if second == "spawner" else str(GRACE_S)
+    options = ["--failure-grace", grace_s]
+    running = job.start("leaves.py", "--ranks", "0,1", "--deaf", "clean_daemon", "wait", options=options)
+    job.await_ready(running)
+    victims = {"spawner": job.spawner_of(running), "watcher": job.watcher_of(running)}
+    running.process.kill()
+    running.wait()
+    job.until(lambda: job.has_sign("asked-0") and job.has_sign("asked-1"), "both workers were asked to end")
+    os.kill(victims[second], signal.SIGKILL)
+    distlaunch.assert_no_survivors(within_s=GRACE_S + 5)
+
+
+@pytest.mark.parametrize("second", ["launcher", "spawner"])
+def test_after_kill_9_of_the_watcher_and_then_of_another(job, distlaunch, second):
+    options = ["--failure-grace", str(GRACE_S)]
+    running = job.start("leaves.py", "--ranks", "0,1", "--deaf", "clean_daemon", "wait", options=options)
+    job.await_ready(running)
+    watcher = kill_9(job, running, "watcher")
+    job.until(lambda: not job.is_alive(watcher), "the end of the watcher")
+    kill_9(job, running, second)
+    assert running.wait().returncode == (-signal.SIGKILL if second == "launcher" else 70)
+    distlaunch.assert_no_survivors(within_s=GRACE_S + 5)
+
+
+def test_the_watcher_has_little_memory_of_its_own(job):
+    running = job.start("waits.py")
+    job.await_ready(running)
+    lines = Path(f"/proc/{job.watcher_of(running)}/smaps_rollup").read_text().splitlines()
+    own_kb = sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+    assert 0 < own_kb * 1024 < 2_000_000
+    running.send_signal(signal.SIGTERM)
+    running.wait()
 
 
 def test_workers_of_a_killed_launcher_may_save_within_the_failure_grace(job, distlaunch):

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from distlaunch.core.agent import table as t
+from distlaunch.core.agent import tree
 from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.evidence import oom_kills
 from distlaunch.core.agent.leavings import Leavings, names_of
@@ -28,6 +29,7 @@ from distlaunch.core.agent.remains import Remains
 from distlaunch.core.agent.spawner import SWEEP_S
 from distlaunch.core.agent.stacks import StackTaker
 from distlaunch.core.agent.streams import Ground, WorkerStreams, bootstrap_environment
+from distlaunch.core.agent.watcher import CLEANERS_S
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.layout import STDERR
 from distlaunch.core.model.never import assert_never
@@ -36,6 +38,8 @@ from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import spawning as w
 
 _PUMP_S = 2.0
+_WATCHER_S = CLEANERS_S + 1.0
+"""How long the watcher may take to kill what a spawner has left; then this process does."""
 _TYPED_AHEAD_BYTES = 1 << 20
 
 
@@ -49,7 +53,7 @@ class Agent:
         cookie: str,
         nofile: int,
         channel: Channel[w.FromSpawner],
-        spawner_pid: int,
+        watcher: int,
         port: HeldPort | None,
         taker: Taker,
         send: Callable[[m.FromAgent], None],
@@ -60,7 +64,9 @@ class Agent:
         self._cookie = cookie
         self._nofile = nofile
         self._channel = channel
-        self._spawner_pid = spawner_pid
+        self._watcher = watcher
+        self._spawner = 0
+        """Its pid, once it has said so: a child of the watcher, or of this process if the watcher was killed."""
         self._send = send
         self._clock = clock
         self._table = t.WorkerTable()
@@ -81,7 +87,7 @@ class Agent:
         self._lost = False
         self._up: dict[int, int] = {}  # rank -> pid of workers that have come up and were not reported yet
         self._broken: str | None = None  # why the spawner said that it cannot go on
-        self._remains = Remains(spawner_pid)
+        self._remains = Remains(watcher)
         self._leavings = Leavings(owner=os.getuid())
         self._preloading = Preloading(send, clock)
         self._is_init = os.getpid() == 1
@@ -138,10 +144,14 @@ class Agent:
                 self._step(self._with_evidence(event) if isinstance(event, t.Drained) else event)
 
     def _wake_spawner(self) -> None:
-        """Let the spawner go on if somebody has stopped it: it would see no worker's end. SIGCHLD wakes our host."""
-        with suppress(ChildProcessError):
-            if os.waitid(os.P_PID, self._spawner_pid, os.WSTOPPED | os.WNOHANG) is not None:
-                os.kill(self._spawner_pid, signal.SIGCONT)
+        """Let watcher and spawner go on if somebody has stopped them. SIGCHLD wakes our host.
+
+        A stopped spawner would see no worker's end. The watcher lets it go on; this process does if that was killed.
+        """
+        for pid in filter(None, (self._watcher, self._spawner)):
+            with suppress(ChildProcessError):
+                if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None:
+                    os.kill(pid, signal.SIGCONT)
 
     def _take_from_spawner(self) -> None:
         try:
@@ -153,7 +163,9 @@ class Agent:
             self._spawner_lost()
             return
         for message in messages:
-            if isinstance(message, w.Broken):
+            if isinstance(message, w.Running):
+                self._spawner = message.pid
+            elif isinstance(message, w.Broken):
                 self._broken = message.text
             elif isinstance(message, (w.StillPreloading, w.Preloaded, w.PreloadFailed)):
                 self._preloading.take(message)
@@ -209,9 +221,9 @@ class Agent:
                 self._channel.flush()
                 poll.register(self._channel.fileno(), self.descriptors()[self._channel.fileno()])
                 if poll.poll(left_s * 1000) and self._channel.receive() is None:
-                    os.waitpid(self._spawner_pid, 0)
                     self._channel.close()
-                    return True
+                    self._continue_spawner()
+                    return self._remains.await_child(bound_s=_WATCHER_S) is not None
             except OSError:
                 break
         return self._lost
@@ -355,9 +367,14 @@ class Agent:
         try:
             self._channel.send(message, descriptors)
             if isinstance(message, (w.Signal, w.Sweep, w.Dismiss)):
-                os.kill(self._spawner_pid, signal.SIGCONT)  # somebody may have stopped it; it is our child, unreaped
+                self._continue_spawner()
         except OSError:
             self._spawner_lost()
+
+    def _continue_spawner(self) -> None:
+        """Let watcher and spawner go on: somebody may have stopped them."""
+        for pid in filter(None, (self._watcher, self._spawner)):
+            tree.send(pid, signal.SIGCONT, parent_or_ancestor=os.getpid())
 
     def _post(self, event: Posted | GpusFree | m.Stacks | m.Fault) -> None:
         self._posted.append(event)
@@ -388,6 +405,8 @@ class Agent:
 
     def _end_all(self) -> int | None:
         """Do the last of the spawner's work in its place; give its wait status if it was seen."""
-        status = self._remains.kill(bound_s=t.KILL_S)
+        self._continue_spawner()
+        status = self._remains.await_child(bound_s=_WATCHER_S)
+        killed = self._remains.kill(bound_s=t.KILL_S)
         self._leavings.remove()
-        return status
+        return killed if status is None else status

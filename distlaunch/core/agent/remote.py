@@ -62,13 +62,13 @@ def serve(
     os.set_inheritable(code_fd, False)  # noqa: FBT003 - positional-only in the standard library
     gc.freeze()  # what is there stays: looking at it again would only have forked children copy its pages
     gc.enable()  # the launcher's stub has turned it off
-    channel, spawner = start_spawner(job_id="", orphan_grace_s=ORPHAN_S, keep=(code_fd,), watched=reading)
+    channel, watcher = start_spawner(job_id="", orphan_grace_s=ORPHAN_S, keep=(code_fd,), watched=reading)
 
     from distlaunch.core.agent.remote_agent import RemoteAgent
 
     agent = RemoteAgent(
         greeting=greeting, code_fd=code_fd, reading=reading, writing=writing, nofile=nofile, silence_s=silence_s,
-        channel=channel, spawner=spawner, passes_signals=passes_signals,
+        channel=channel, watcher=watcher, passes_signals=passes_signals,
     )  # fmt: skip
     return agent.run()
 

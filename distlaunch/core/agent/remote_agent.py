@@ -77,7 +77,7 @@ class RemoteAgent:
         nofile: int,
         silence_s: float,
         channel: Channel[w.FromSpawner],
-        spawner: int,
+        watcher: int,
         passes_signals: bool = False,
     ) -> None:
         self._greeting = greeting
@@ -94,7 +94,7 @@ class RemoteAgent:
         self._feed = Feed(send)
         self._ground = RemoteGround(send=send, feed=self._feed, nudge=self._nudge, keep=(code_fd,))
         self._agent = Agent(
-            job_id="", cookie=os.urandom(8).hex(), nofile=nofile, channel=channel, spawner_pid=spawner, port=None,
+            job_id="", cookie=os.urandom(8).hex(), nofile=nofile, channel=channel, watcher=watcher, port=None,
             taker=self._taker, send=self._from_agent, clock=self._clock, ground=self._ground,
         )  # fmt: skip
         self._is_started = False

@@ -9,6 +9,7 @@ pidfd needed, and a signal to a child that it has not reaped cannot hit a strang
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -18,7 +19,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from distlaunch.core.agent import leavings, tree
+from distlaunch.core.agent import leavings, tree, watcher
 from distlaunch.core.agent.become import NO_WORKER, become
 from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.kernel import become_subreaper, close_all_but, die_with_parent, rename_process
@@ -35,8 +36,6 @@ SWEEP_S = 5.0
 """How long KILL may take to show (exit of a process with much memory) before its pid is reported as left."""
 SETTLE_S = 2.0
 """How long the warm server may take to finish what it was told before a sweep."""
-CLEANERS_S = 2.0
-"""How long processes that clean up after ended workers (their shared memory) may take before they get KILL as well."""
 ROUSE_S = 3.0
 """How long an agent may take to act at the end of its channel before the spawner does in its place."""
 LOGS_S = 2.0
@@ -53,35 +52,48 @@ _TO_WORKERS = (
 def start_spawner(
     *, job_id: str, orphan_grace_s: float, keep: Collection[int] = (), watched: int = -1
 ) -> tuple[Channel[w.FromSpawner], int]:
-    """Fork the spawner; give our end of the channel and its pid. Call before the first thread is started.
+    """Fork the watcher, which forks the spawner. Return our end of the channel, and the watcher's pid.
+
+    Call before the first thread is started. If there is no process left for a watcher, the spawner does without.
 
     ``orphan_grace_s``: how long workers may take to end by TERM if this process vanishes, unless a ``Setup`` says it.
     ``keep``: descriptors that it needs as well. ``watched``: one at whose hang-up this process should act: the spawner
     wakes it, if somebody has stopped it, and acts in its place if that is in vain.
     """
     become_subreaper()
+    gc.freeze()  # a collection that looked at what is there now would have each process copy it
     ours, theirs = socket.socketpair()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_WORKERS)  # until the child has made itself deaf to them
     try:
+        agent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _run(theirs, job_id, orphan_grace_s, keep, watched)
+            _run(theirs, agent, job_id, orphan_grace_s, keep, watched)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return Channel(ours, Decoder(w.FROM_SPAWNER)), pid
 
 
-def _run(end: socket.socket, job_id: str, orphan_grace_s: float, keep: Collection[int], watched: int) -> NoReturn:
+def _run(
+    end: socket.socket, agent: int, job_id: str, orphan_grace_s: float, keep: Collection[int], watched: int
+) -> NoReturn:
+    """Be the watcher in this forked child, and the spawner in a child of that.
+
+    All that can be made before the second fork is: so both share it, and the watcher has little memory of its own.
+    """
     code = EXIT_SOFTWARE
     channel: Channel[w.ToSpawner] = Channel(end, Decoder(w.TO_SPAWNER, w.PARTS))
     try:
         os.setsid()
-        die_with_parent(signal.SIGCONT)  # should somebody have stopped us when the agent ends, we must wake to see it
-        rename_process(NAME, _title(job_id))
-        _close_inherited(keep={end.fileno(), watched, *keep})
         become_subreaper()
-        Spawner(channel, job_id=job_id, orphan_grace_s=orphan_grace_s, watched=watched).run()
+        watcher.name_process(job_id)
+        _close_inherited(keep={end.fileno(), watched, *keep})
+        spawner = Spawner(channel, agent=agent, job_id=job_id, orphan_grace_s=orphan_grace_s, watched=watched)
+        if pid := _fork_watched():
+            watcher.watch(pid)
+        rename_process(NAME, _title(job_id))
+        spawner.run()
         code = 0
     except Exception:  # noqa: BLE001 - nobody above could tell of it
         import traceback
@@ -90,6 +102,20 @@ def _run(end: socket.socket, job_id: str, orphan_grace_s: float, keep: Collectio
             channel.send(w.Broken(text=traceback.format_exc()))
     finally:
         os._exit(code)  # never unwind into the launcher's frames
+
+
+def _fork_watched() -> int:
+    """Fork the spawner; return its pid in the watcher, and 0 in itself. If no process is left, it is not watched."""
+    try:
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            become_subreaper()
+    except OSError:  # the user may start no more
+        pid = 0
+    if pid == 0:
+        die_with_parent(signal.SIGCONT)  # if somebody has stopped the spawner, it must go on when its parent ends
+    return pid
 
 
 def _title(job_id: str) -> str:
@@ -116,10 +142,12 @@ def _close_inherited(*, keep: Collection[int]) -> None:
 class Spawner:
     """Starts, signals, reaps and sweeps on the agent's word."""
 
-    def __init__(self, channel: Channel[w.ToSpawner], *, job_id: str, orphan_grace_s: float, watched: int) -> None:
+    def __init__(
+        self, channel: Channel[w.ToSpawner], *, agent: int, job_id: str, orphan_grace_s: float, watched: int
+    ) -> None:
         self._channel = channel
         self._watched = watched
-        self._agent = os.getppid()
+        self._agent = agent
         self._act_at: float | None = None  # if the agent has not done so at its own channel's end
         self._ends = False
         self._job_id = job_id
@@ -143,6 +171,7 @@ class Spawner:
 
     def run(self) -> None:
         """Serve until the agent dismisses us or is gone; then nothing of ours is left."""
+        self._report(w.Running(pid=os.getpid()))
         while True:
             poll = select.poll()
             poll.register(self._wake, select.POLLIN)
@@ -190,7 +219,8 @@ class Spawner:
         """See to it that the agent notices the end of its channel: somebody may have stopped it."""
         self._unwatch()
         self._act_at = time.monotonic() + ROUSE_S
-        if os.getppid() == self._agent:
+        parent = tree.stat_of(os.getppid())  # the watcher, or the agent if the watcher was killed
+        if os.getppid() == self._agent or (parent is not None and parent[1] == self._agent):
             with suppress(OSError):
                 os.kill(self._agent, signal.SIGCONT)
 
@@ -374,7 +404,7 @@ class Spawner:
         deadline = began + bound_s
         while True:
             self._reap()
-            patient = time.monotonic() < began + CLEANERS_S
+            patient = time.monotonic() < began + watcher.CLEANERS_S
             tree.kill_each_tree(pid for pid in self._children(spared) if not (patient and tree.is_cleaner(pid)))
             self._reap()
             left = self._children(spared)

@@ -164,6 +164,7 @@ class WorkerTable:
                 | m.CollectStacks()
                 | m.Input()
                 | m.Resize()
+                | w.Running()
                 | w.Broken()
                 | w.StillPreloading()
                 | w.Preloaded()

@@ -93,6 +93,12 @@ class Dismiss(Record):
     """End in good order: sweep, then exit."""
 
 
+class Running(Record):
+    """The spawner is there: the first that it says."""
+
+    pid: int
+
+
 class Spawned(Record):
     """A worker's process exists."""
 
@@ -153,9 +159,11 @@ class Swept(Record):
 
 
 ToSpawner = Setup | Preload | Spawn | Signal | Sweep | Ending | Dismiss
-FromSpawner = Spawned | SpawnFailed | Exited | Halted | StillPreloading | Preloaded | PreloadFailed | Broken | Swept
+FromSpawner = (
+    Running | Spawned | SpawnFailed | Exited | Halted | StillPreloading | Preloaded | PreloadFailed | Broken | Swept
+)
 PARTS: tuple[type, ...] = (Layout,)
 TO_SPAWNER: tuple[type, ...] = (Setup, Preload, Spawn, Signal, Sweep, Ending, Dismiss)
 FROM_SPAWNER: tuple[type, ...] = (
-    Spawned, SpawnFailed, Exited, Halted, StillPreloading, Preloaded, PreloadFailed, Broken, Swept,
+    Running, Spawned, SpawnFailed, Exited, Halted, StillPreloading, Preloaded, PreloadFailed, Broken, Swept,
 )  # fmt: skip

@@ -40,7 +40,7 @@ class LocalTransport:
         self._received: deque[m.FromAgent] = deque()
         channel, pid = spawner
         self._agent = Agent(
-            job_id=job_id, port=port, cookie=cookie, nofile=nofile, channel=channel, spawner_pid=pid, taker=taker,
+            job_id=job_id, port=port, cookie=cookie, nofile=nofile, channel=channel, watcher=pid, taker=taker,
             send=self._from, clock=clock,
         )  # fmt: skip
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -9,6 +10,7 @@ import pytest
 
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
+from tests.process.conftest import spawner_below
 
 UP = "import os, sys, time\nprint('up', flush=True)\n"
 OBEYS = UP + "time.sleep(1000)\n"
@@ -58,12 +60,9 @@ def until(condition) -> None:
 
 
 def spawner_of(agent) -> int:
-    with open(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children", encoding="ascii") as file:
-        for pid in file.read().split():
-            with open(f"/proc/{pid}/comm", encoding="ascii") as comm:
-                if comm.read() == "dl-spawner\n":
-                    return int(pid)
-    raise AssertionError
+    pid = spawner_below(agent.process.pid)
+    assert pid is not None
+    return pid
 
 
 def test_the_end_of_the_channel_ends_workers_that_obey_and_those_that_do_not(agent, count_marked):
@@ -197,6 +196,30 @@ def test_a_killed_spawner_is_a_fault_and_leaves_nothing(agent, count_marked):
     assert not os.path.exists(f"/proc/{pid}")
     assert count_marked() == [agent.process.pid]
     assert agent.leave() == 0
+
+
+def test_any_two_of_ours_that_are_killed_leave_nothing(make_agent, count_marked):
+    """The coordinator's end counts as one: it is the launcher on another machine."""
+    agents = []
+    for first, second in itertools.permutations(("coordinator", "agent", "spawner", "watcher"), 2):
+        agent = make_agent()
+        started(agent, DAEMON + DISOBEYS, **AT_ONCE)
+        spawner = spawner_of(agent)
+        with open(f"/proc/{spawner}/stat", encoding="ascii") as file:
+            watcher = int(file.read().rpartition(")")[2].split()[1])
+        pids = {"agent": agent.process.pid, "spawner": spawner, "watcher": watcher}
+        for victim in (first, second):
+            if victim == "coordinator":
+                agent.close()
+            else:
+                with suppress(ProcessLookupError):  # the first took it along
+                    os.kill(pids[victim], signal.SIGKILL)
+        agents.append(agent)
+    for agent in agents:
+        if agent.reading >= 0 and agent.process.poll() is None:
+            agent.close()
+        agent.process.wait(30)
+    until(lambda: not count_marked())
 
 
 def test_a_stopped_agent_wakes_when_its_channel_ends(make_agent, count_marked):

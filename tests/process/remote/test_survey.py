@@ -107,7 +107,7 @@ def test_pings_are_answered_and_the_agent_ends_while_something_hangs(agent, tmp_
     stopped = False
     while not stopped and not agent.of(r.Surveyed):  # as if a file server kept it
         for pid in count_marked():
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, FileNotFoundError):
                 if (
                     pid != agent.process.pid
                     and os.stat(f"/proc/{pid}").st_uid == os.getuid()
@@ -127,4 +127,4 @@ def _is_agents(pid: int, agent) -> bool:
             text = file.read()
     except OSError:
         return False
-    return int(text.rpartition(")")[2].split()[1]) == agent.process.pid and "dl-spawner" not in text
+    return int(text.rpartition(")")[2].split()[1]) == agent.process.pid and "dl-watcher" not in text
