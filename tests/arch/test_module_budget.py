@@ -31,7 +31,7 @@ TRAIN_MAY_LOAD = {
     "_functools", "_opcode", "array", "collections", "contextlib", "copyreg", "ctypes", "enum", "errno", "fcntl",
     "functools", "importlib", "itertools", "json", "keyword", "math", "operator", "re", "reprlib", "resource", "select",
     "selectors", "signal", "socket", "struct", "termios", "threading", "_thread", "types", "typing", "warnings",
-    "_weakrefset", "weakref", "_signal", "_string", "string",
+    "_weakrefset", "weakref", "_signal", "_string", "string", "gc",
 }  # fmt: skip
 """Top-level modules of the standard library, beyond what an interpreter has with ``os`` alone (3.10 to 3.13)."""
 
