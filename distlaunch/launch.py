@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.core.agent.ports import hold_port
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.model.plan import LaunchPlan, Outer
 from distlaunch.core.model.record import Record, replace
 from distlaunch.job.desk import Desk
 from distlaunch.job.filters import LineFilter
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 OpenSink = Callable[[int], Sink]
 """Opens the console for a world size."""
-OpenWorkerSink = Callable[[int], Sink]
-"""Opens it for the one worker of a launcher that is itself a worker, for the world size that this one counts in."""
+OpenWorkerSink = Callable[[Outer], Sink]
+"""Opens it for the one worker of a launcher that is itself a worker of this one."""
 OpenTerminal = Callable[[], Terminal | None]
 """Gives the user's terminal if the one worker can have it."""
 OpenFilters = Callable[[int], Mapping[int, LineFilter]]
@@ -67,8 +67,12 @@ def run_job(
     open_worker_sink: OpenWorkerSink,
     open_terminal: OpenTerminal,
     open_filters: OpenFilters | None = None,
+    count_from: Callable[[int], None] | None = None,
 ) -> int:
-    """Run a whole job; return the exit code of the launcher. Raises LaunchError before the start."""
+    """Run a whole job; return the exit code of the launcher. Raises LaunchError before the start.
+
+    ``count_from`` hears the lowest rank of this launcher's workers, where each node has a launcher.
+    """
     try:
         planned = make_plan(options, environ)
         site = _site(planned, options, environ)
@@ -81,7 +85,15 @@ def run_job(
     if planned.join is not None:
         from distlaunch.launch_peers import run_launcher
 
-        return run_launcher(planned, options, environ, site=site, open_sink=open_sink, open_filters=open_filters)
+        return run_launcher(
+            planned,
+            options,
+            environ,
+            site=site,
+            open_sink=open_sink,
+            open_filters=open_filters,
+            count_from=count_from,
+        )
 
     opening = _Opening(sink=open_sink, worker_sink=open_worker_sink, terminal=open_terminal, filters=open_filters)
     if planned.location is None or planned.location.allocation.source != "ray":
@@ -110,7 +122,7 @@ def _run(
     else:
         from distlaunch.job.herald import OuterRanks
 
-        sink = OuterRanks(opening.worker_sink(plan.outer.world_size), first_rank=plan.outer.rank)
+        sink = OuterRanks(opening.worker_sink(plan.outer), first_rank=plan.outer.rank)
     if planned.explanation is not None:
         sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
     script = planned.source.read() if planned.source is not None else b""

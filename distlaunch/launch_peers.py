@@ -225,6 +225,7 @@ def run_launcher(
     site: Site | None,
     open_sink: OpenSink,
     open_filters: OpenFilters,
+    count_from: Callable[[int], None] | None,
 ) -> int:
     """Run this launcher's part of a job; return its exit code. Raises LaunchError before the start."""
     if planned.join is None:
@@ -252,7 +253,7 @@ def run_launcher(
                 raise
     try:
         launching.check_proc()
-        mine = _Mine(planned, joiner, options, environ, sink, open_filters)
+        mine = _Mine(planned, joiner, options, environ, sink, open_filters, count_from)
     except LaunchError as exc:
         if door is None:
             decline(joiner.rendezvous, party, host=joiner.hostname, why=exc.message, otherwise=otherwise)
@@ -275,9 +276,11 @@ class _Mine:
         environ: Mapping[str, str],
         sink: Sink,
         open_filters: OpenFilters,
+        count_from: Callable[[int], None] | None,
     ) -> None:
         self.planned, self.joiner, self.options, self.environ, self.sink = planned, joiner, options, environ, sink
         self.hostname = joiner.hostname
+        self._count_from = count_from
         self._filters = open_filters(joiner.own_slots) if open_filters else {}
         self._nofile = launching.allow_descriptors(joiner.own_slots)
         self._spawner = launching.new_spawner("job", options)  # before the first thread
@@ -303,7 +306,9 @@ class _Mine:
         )  # fmt: skip
 
     def count_from(self, first_rank: int) -> None:
-        """Have a console that shows the ranks of this node count them from here."""
+        """Have a console that shows the ranks of this node count them from here, and prefixes name them."""
+        if self._count_from is not None:
+            self._count_from(first_rank)
         if isinstance(self.sink, LocalRanks):
             self.sink.first_rank = first_rank
             for lines in self._filters.values():

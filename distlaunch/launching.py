@@ -135,10 +135,8 @@ def policy_settings(
         gathering=gathering,
         python=None if options.no_python else options.python or sys.executable,
         dashes_first=options.script_args[:1] == ("--",),
-        adds_local_rank=any(
-            word.startswith(("--local_rank=", "--local-rank=$"))
-            for word in (*backend.worker_words(0), *options.script_args[:1])
-        ),
+        adds_local_rank=any(word.startswith("--local_rank=") for word in backend.worker_words(0))
+        or any(word.startswith("--local-rank=${") for word in options.script_args[:1]),
         master_port=plan.wanted_port,
         worker_ports=plan.worker_ports,
         max_restarts=options.max_restarts,

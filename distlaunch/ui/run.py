@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Literal
 
+from distlaunch.core.model.plan import Outer
 from distlaunch.core.model.record import replace
 from distlaunch.job.keyboard import Terminal
 from distlaunch.job.sink import Sink
@@ -62,13 +63,13 @@ class Front:
             return Passthrough(quiet=self._options.quiet)
         return self.open_console(world_size)
 
-    def open_worker_sink(self, world_size: int) -> Sink:
+    def open_worker_sink(self, outer: Outer) -> Sink:
         """Open the sink of a launcher that is itself a worker: its launcher shows whose output it is.
 
-        ``world_size`` is that launcher's. A format, or a choice of ranks, has our console instead.
+        A format, or a choice of ranks, has our console instead.
         """
         if self._options.format is not None or self._options.output != "all":
-            return self.open_console(world_size)
+            return self.open_console(outer.world_size)
         from distlaunch.ui.console.torchrun import open_torchrun_console
 
         return open_torchrun_console(modes={}, prefixes={}, environ=os.environ, quiet=self._options.quiet)

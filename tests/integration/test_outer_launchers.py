@@ -131,6 +131,19 @@ def test_a_launcher_that_the_script_of_a_rank_starts_has_a_job_of_its_own(outer_
             file.unlink()
 
 
+def test_torchruns_words_in_a_worker_show_the_outer_ranks_in_a_prefix(outer_run, distlaunch):
+    template = "<${rank}/${local_rank}> "
+    words = [*INNER, "torchrun", "--tee", "3", "--log-line-prefix-template", template, "tell.py", "inner"]
+    done = outer_run(*torchrun(*words))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["<0/0> told by 0", "<1/1> told by 1"]
+
+
+def test_a_format_has_our_console_with_the_outer_ranks(outer_run, distlaunch):
+    done = outer_run(*torchrun(*INNER, "train", "--format", "plain", "tell.py", "inner"))
+    assert sorted(done.stdout.splitlines()) == ["[0] told by 0", "[1] told by 1"], done.stderr
+
+
 def test_source_flags_runs_a_job_of_its_own_in_a_worker(outer_run, distlaunch):
     done = outer_run(*torchrun(*INNER, "train", "--source", "flags", "--num-procs", "3", "tell.py", "own"))
     assert done.returncode == 0, done.stderr

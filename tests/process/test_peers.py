@@ -296,11 +296,14 @@ def test_launchers_without_ranks_are_numbered_as_they_come(team):
     ],
     ids=["c10d", "static"],
 )
-def test_torchruns_words_join_too(team, words):
+@pytest.mark.parametrize("template", [False, True], ids=["its prefix", "a template"])
+def test_torchruns_words_join_too(team, words, template):
     for rank in (1, 0):
         place = [word.format(rank=rank, port=team.port) for word in words]
         args = ["torchrun", "--nnodes", "2", "--nproc-per-node", "2", "--tee", "3", *place]
-        team.launchers[rank] = team.launcher.start([*args, str(PROGRAMS / "member.py")])
+        args += ["--duplicate-stdout-filters", "is here", str(PROGRAMS / "member.py")]
+        env = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${rank}/${local_rank}>:"} if template else {}
+        team.launchers[rank] = team.launcher.start(args, env=env)
     told = team.ready(0, 1, 2, 3)
     team.put("end-0")
     assert team.codes() == {0: 0, 1: 0}
@@ -310,9 +313,12 @@ def test_torchruns_words_join_too(team, words):
         ("1", "0"),
         ("1", "1"),
     ]
-    for running in team.launchers.values():
-        shown = sorted(running.stdout.splitlines())
-        assert [line.partition(":")[0] for line in shown] == ["[default0]", "[default1]"]
+    by_node = [["<0/0>", "<1/1>"], ["<2/0>", "<3/1>"]] if template else [["[default0]", "[default1]"]] * 2
+    shown = [running.stdout for running in team.launchers.values()]
+    copied = [path.read_text() for path in team.launchers[0].run_dir.glob("attempt_0/filtered_stdout*.log")]
+    for texts in (shown, copied):
+        found = [sorted(line.partition(":")[0] for line in text.splitlines()) for text in texts]
+        assert sorted(found) == by_node
 
 
 @pytest.mark.parametrize("failing", [None, 2])

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from distlaunch.core.model.layout import STDERR, STDOUT
+from distlaunch.core.model.plan import Outer
 from distlaunch.core.model.text import printable
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.sink import Sink
@@ -49,6 +50,7 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = 
             open_worker_sink=front.open_worker_sink,
             open_terminal=front.open_terminal,
             open_filters=front.open_filters,
+            count_from=front.count_from,
         )
 
 
@@ -61,6 +63,12 @@ class TorchrunFront(Front):
         self._remarks = () if meaning.silent else meaning.remarks
         self._silent = meaning.silent
         self._hostname = printable(socket.gethostname()) or "localhost"
+        self._prefixes: dict[int, bytes] = {}
+        """By rank as the console counts; filled by ``count_from``."""
+        self._filtered: dict[int, dict[int, bytes]] = {}
+        """Those of the ranks whose lines are copied, by stream."""
+        self._first_local_rank = 0
+        self._first_rank = 0
 
     def wants_terminal(self) -> bool:
         """Tell whether one worker may have the terminal: nothing was asked that changes its output."""
@@ -68,13 +76,15 @@ class TorchrunFront(Front):
 
     def open_sink(self, world_size: int) -> Sink:
         """Open the sink that suits, and say what has to be said first."""
-        sink = super().open_sink(world_size)
+        return self._with_remarks(super().open_sink(world_size), world_size)
+
+    def _with_remarks(self, sink: Sink, workers: int) -> Sink:
         if self._silent:
             return sink
         interpreter = interpreter_note(self._options, os.environ, sys.executable)
         if interpreter is not None and self._options.quiet:  # else it is said as a note of the plan
             sink.say(self._options.dialect.spelt(interpreter), level="warning")
-        for remark in (*self._remarks, *self._display.beyond(world_size)):
+        for remark in (*self._remarks, *self._display.beyond(workers)):
             sink.say(remark, level="warning")
         return sink
 
@@ -82,22 +92,47 @@ class TorchrunFront(Front):
         """Open torchrun's console, or ours if a format was asked for."""
         if self._options.format is not None:
             return super().open_console(world_size)
+        return self._open_torchruns(range(world_size))
+
+    def _open_torchruns(self, ranks: Sequence[int]) -> Sink:
         from distlaunch.ui.console.torchrun import open_torchrun_console
 
-        ranks, display = range(world_size), self._display
+        display = self._display
+        self._prefixes.update(dict.fromkeys(ranks, b""))
+        self.count_from(self._first_rank)
+        first = self._first_local_rank - ranks[0]
         return open_torchrun_console(
-            modes={(rank, stream): display.mode(rank, stream) for rank in ranks for stream in (STDOUT, STDERR)},
-            prefixes={rank: display.prefix(rank, self._hostname) for rank in ranks},
+            modes={(rank, stream): display.mode(first + rank, stream) for rank in ranks for stream in (STDOUT, STDERR)},
+            prefixes=self._prefixes,
             environ=os.environ,
             quiet=self._options.quiet,
         )
+
+    def open_worker_sink(self, outer: Outer) -> Sink:
+        """Open the sink of a launcher that is itself a worker; see ``Front``."""
+        self._first_rank, self._first_local_rank = outer.rank, outer.local_rank
+        own = self._options.format is not None
+        sink = super().open_worker_sink(outer) if own else self._open_torchruns([outer.rank])
+        return sink if outer.rank else self._with_remarks(sink, outer.world_size)
+
+    def count_from(self, first_rank: int) -> None:
+        """Say which rank of the job the first worker of this node has: prefixes may name it."""
+        self._first_rank = first_rank
+        for prefixes in (self._prefixes, *self._filtered.values()):
+            for place, rank in enumerate(sorted(prefixes)):
+                prefixes[rank] = self._prefix(place if prefixes is self._prefixes else rank)
+
+    def _prefix(self, place: int) -> bytes:
+        """Make the prefix of the worker at this place among those of this node."""
+        return self._display.prefix(self._first_local_rank + place, self._hostname, rank=self._first_rank + place)
 
     def open_filters(self, world_size: int) -> dict[int, LineFilter]:
         """Make what copies the tee'd lines that match, by stream."""
         display, filters = self._display, {}
         for stream in (STDOUT, STDERR):
             if needles := display.filters(stream):
-                tee_d = [rank for rank in range(world_size) if display.mode(rank, stream) == "tee"]
-                prefixes = {rank: display.prefix(rank, self._hostname) for rank in tee_d}
-                filters[stream] = LineFilter(needles, prefixes)
+                places = range(world_size)
+                tee_d = [place for place in places if display.mode(self._first_local_rank + place, stream) == "tee"]
+                self._filtered[stream] = {place: self._prefix(place) for place in tee_d}
+                filters[stream] = LineFilter(needles, self._filtered[stream])
         return filters

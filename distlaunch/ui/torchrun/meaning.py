@@ -58,13 +58,13 @@ class Display(Record):
             return "tee"
         return "hidden" if _bits(self.redirects, rank) & stream else "raw"
 
-    def prefix(self, rank: int, hostname: str) -> bytes:
+    def prefix(self, local_rank: int, hostname: str, *, rank: int) -> bytes:
         """Make what stands before a tee'd line."""
         if self.template == PREFIX:
-            return f"[{self.role}{rank}]:".encode(errors="surrogateescape")
+            return f"[{self.role}{local_rank}]:".encode(errors="surrogateescape")
         from string import Template
 
-        values = {"role_name": self.role, "rank": rank, "local_rank": rank, "hostname": hostname}
+        values = {"role_name": self.role, "rank": rank, "local_rank": local_rank, "hostname": hostname}
         return Template(self.template).safe_substitute(values).encode(errors="surrogateescape")
 
     def filters(self, stream: int) -> tuple[bytes, ...]:
@@ -216,7 +216,7 @@ def unread_variables(environ: Mapping[str, str]) -> list[str]:
 
 def _columns(display: Display) -> int:
     """Give how wide a prefix is: that of a rank of two digits, as a rank in brackets is taken to be."""
-    return len(display.prefix(10, "").decode(errors="surrogateescape"))
+    return len(display.prefix(10, "", rank=10).decode(errors="surrogateescape"))
 
 
 def _bits(streams: Mapping[int, int] | int, rank: int) -> int:

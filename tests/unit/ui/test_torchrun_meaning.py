@@ -288,11 +288,13 @@ def test_each_stream_is_raw_teed_or_hidden(words, modes):
 
 
 def test_the_prefix_is_torchruns_or_the_templates():
-    assert Display().prefix(12, "host") == b"[default12]:"
-    assert meaning("--role", "trainer").display.prefix(1, "host") == b"[trainer1]:"
+    assert Display().prefix(12, "host", rank=14) == b"[default12]:"
+    assert meaning("--role", "trainer").display.prefix(1, "host", rank=3) == b"[trainer1]:"
     template = "<${role_name} $rank/${local_rank}@${hostname} ${other} $$>"
-    assert meaning("--log-line-prefix-template", template).display.prefix(1, "h") == b"<default 1/1@h ${other} $>"
-    assert meaning(TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="${rank}|").display.prefix(1, "h") == b"1|"
+    assert (
+        meaning("--log-line-prefix-template", template).display.prefix(1, "h", rank=3) == b"<default 3/1@h ${other} $>"
+    )
+    assert meaning(TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="${rank}|").display.prefix(1, "h", rank=3) == b"3|"
     assert meaning().display.template == PREFIX
 
 
