@@ -105,8 +105,13 @@ def test_a_damaged_newest_one_is_skipped_with_a_warning_that_names_it(tmp_path, 
     resumed, start = train(tmp_path, 2)
     assert start == 2
     assert resumed.values() == values
-    warned = [record.getMessage() for record in caplog.records if record.name == "distlaunch.checkpoint"]
+    logged = [record.getMessage() for record in caplog.records if record.name == "distlaunch.checkpoint"]
+    warned = [text for text in logged if "is damaged" in text]
     assert len(warned) == 1
+    assert logged[-2:] == [
+        f"distlaunch: resumed from {tmp_path}/step-000000002, after 2 steps",
+        "distlaunch: no step came after that: the training had already ended after 2 steps",
+    ]
     assert f"{tmp_path}/step-000000003 is damaged: " in warned[0]
     assert file in warned[0] or "manifest" in warned[0]
     assert (text in warned[0]) or file == "manifest.json"
