@@ -20,6 +20,8 @@ class Feeder:
         self._under_way = 0
         self._ended = False
         self._tell_end = False
+        self.unread = 0
+        """Bytes of our stdin that rank 0 never read."""
 
     @staticmethod
     def is_worth_it(descriptor: int = 0) -> bool:
@@ -50,6 +52,7 @@ class Feeder:
 
     def taken(self, node: int, message: r.Fed) -> None:
         """Take in that rank 0 has read so much."""
+        self.unread += max(0, message.unread)
         if node == self._node:
             self._under_way = max(0, self._under_way - max(0, message.size))
             if message.closed:

@@ -149,6 +149,7 @@ class Runner:
         self._desk = desk or Desk()
         self._backend = backend
         self._noted: set[str] = set()
+        self._has_said_unread = False
         self._exit_code: int | None = None
         self._received: deque[a.Event] = deque()
         """Events that the policy has not heard of."""
@@ -262,15 +263,29 @@ class Runner:
             case a.Entry():
                 self._events.write(action.type, action.fields)
             case a.Failed():
+                self._say_unread()
                 self._reporter.failed(action, terminal=self._keyboard.is_there)
             case a.Hung():
+                self._say_unread()
                 self._reporter.hung(action)
             case a.KeepStacks():
                 self._reporter.keep(action)
             case a.Suspend():
                 self._pause()
             case a.End():
+                self._say_unread()
                 self._exit_code = action.exit_code
+
+    def _say_unread(self) -> None:
+        """Say once that input is lost to whoever else reads it, as a shell loop around this command does."""
+        if self._feeder is None or not self._feeder.unread or self._has_said_unread:
+            return
+        self._has_said_unread = True
+        self._sink.say(
+            f"rank 0 has not read {counted(self._feeder.unread, 'byte')} of the input that came on stdin; in a shell"
+            " loop that reads the same input they are lost: start distlaunch with </dev/null there",
+            level="warning",
+        )
 
     def _show_status(self) -> None:
         policy = self._policy

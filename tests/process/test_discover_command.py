@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -50,3 +54,46 @@ def test_names_that_the_terminals_encoding_lacks_are_escaped(distlaunch):
     result = distlaunch.run(["plan", "--hosts", "a:1", "t.py"], env={"PYTHONIOENCODING": "ascii"}, cwd=folder)
     assert (result.returncode, result.stderr) == (0, "")
     assert "Workdir" in result.stdout
+
+
+LOOP = """
+while read name; do
+  {command} "$name" {more}
+  echo "done with $name"
+done < names
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "more", "done"), [("", "", 1), ("", "</dev/null", 3), ("import sys; sys.stdin.read()", "", 1)]
+)
+def test_input_that_is_read_and_that_rank_0_never_reads_is_told_once(distlaunch, source, more, done):
+    (distlaunch.work / "t.py").write_text(source)
+    (distlaunch.work / "names").write_text("a\nb\nc\n")
+    words = [
+        sys.executable,
+        "-m",
+        "distlaunch",
+        "train",
+        "--discover",
+        "echo localhost:1",
+        "--num-nodes",
+        "1:2",
+        "t.py",
+    ]
+    script = LOOP.format(command=shlex.join(words), more=more)
+    environ = {"PATH": os.environ["PATH"], "HOME": str(distlaunch.work), "PYTHONPATH": os.getcwd()}
+    ran = subprocess.run(
+        ["bash", "-c", script],
+        cwd=distlaunch.work,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [f"done with {name}" for name in "abc"[:done]]
+    notice = "rank 0 has not read 4 bytes of the input that came on stdin"
+    assert ran.stderr.count(notice) == (0 if source or more else 1), ran.stderr
+    assert notice not in ran.stderr or "start distlaunch with </dev/null there" in ran.stderr

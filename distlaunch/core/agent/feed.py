@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.wire import remote as r
@@ -19,6 +21,8 @@ class Feed:
     def __init__(self, send: Callable[[r.Fed], None]) -> None:
         self._send = send
         self._pipe = -1
+        self._rest = -1
+        """The reading end of a pipe that we have closed for writing: what is left in it can be counted."""
         self._waiting = bytearray()
         self._ends = False
 
@@ -32,7 +36,7 @@ class Feed:
     def take(self, data: bytes) -> None:
         """Have bytes written; none: the end of what there is. Raises ProtocolError for far too many."""
         if self._pipe < 0:
-            self._send(r.Fed(size=0, closed=True))
+            self._send(r.Fed(size=0, closed=True, unread=len(data)))
             return
         if not data:
             self._ends = True
@@ -63,7 +67,7 @@ class Feed:
         if written:
             self._send(r.Fed(size=written, closed=False))
         if self._ends and not self._waiting:
-            self.close()
+            self._end()
 
     def on_hangup(self) -> None:
         """Know that the worker reads no more."""
@@ -71,13 +75,43 @@ class Feed:
 
     def _reader_gone(self, written: int) -> None:
         if self._pipe >= 0:
+            unread = self._unread()
             self.close()
-            self._send(r.Fed(size=written, closed=True))
+            self._send(r.Fed(size=written, closed=True, unread=unread))
+
+    def _end(self) -> None:
+        """Let the worker read the end of its input."""
+        with suppress(OSError):  # without /proc what it leaves is not counted
+            self._rest = os.open(f"/proc/self/fd/{self._pipe}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.close(self._pipe)
+        self._pipe = -1
+
+    def finish(self) -> None:
+        """Tell what the worker has not read, now that it has ended; close the pipe."""
+        unread = self._unread()
+        self.close()
+        if unread:
+            self._send(r.Fed(size=0, closed=True, unread=unread))
+
+    def _unread(self) -> int:
+        """Count the bytes that wait here, and those in the pipe."""
+        descriptor = max(self._pipe, self._rest)
+        if descriptor < 0:
+            return 0
+        import fcntl
+        import termios
+
+        try:
+            found = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
+        except OSError:
+            found = bytes(4)
+        return len(self._waiting) + int.from_bytes(found, sys.byteorder)
 
     def close(self) -> None:
         """Close the pipe and drop what waits."""
-        if self._pipe >= 0:
-            os.close(self._pipe)
-            self._pipe = -1
+        for descriptor in (self._pipe, self._rest):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._pipe = self._rest = -1
         self._waiting.clear()
         self._ends = False

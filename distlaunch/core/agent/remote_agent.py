@@ -265,7 +265,7 @@ class RemoteAgent:
     def _from_agent(self, message: m.FromAgent) -> None:
         if isinstance(message, m.Gone):
             self._attempt = None
-            self._feed.close()
+            self._feed.finish()
         self._stream.send(message)
 
     # --- the end

@@ -169,10 +169,14 @@ class RankEnded(Record):
 
 
 class Fed(Record):
-    """So many bytes of stdin were taken; more may be sent. ``closed``: nobody reads it any more."""
+    """So many bytes of stdin were taken; more may be sent. ``closed``: nobody reads it any more.
+
+    ``unread``: so many bytes that were sent will never be read.
+    """
 
     size: int
     closed: bool
+    unread: int = 0
 
 
 class Ending(Record):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
 
@@ -48,7 +50,24 @@ def test_a_worker_that_reads_no_more_is_told_of(agent):
     assert agent.until(r.Fed, where=lambda one: one.closed)
     count = len(agent.of(r.Fed))
     agent.send(r.Feed(data=b"more"))
-    assert agent.until(r.Fed, count + 1)[-1] == r.Fed(size=0, closed=True)
+    assert agent.until(r.Fed, count + 1)[-1] == r.Fed(size=0, closed=True, unread=4)
+
+
+@pytest.mark.parametrize(
+    ("source", "data", "ends", "unread"),
+    [
+        ("", b"a\nb\n", True, 4),
+        ("", b"a\nb\n", False, 4),
+        ("import os\nos.read(0, 2)\n", b"a\nb\n", True, 2),
+        ("", bytes(200_000), False, 200_000),
+        (READS_ALL, b"a\nb\n", True, 0),
+    ],
+)
+def test_what_the_worker_never_reads_is_counted(agent, source, data, ends, unread):
+    agent.start(source, stdin_rank=0, takes_feed=True)
+    agent.send(r.Feed(data=data), *([r.Feed(data=b"")] if ends else []))
+    agent.until(m.Gone)
+    assert sum(one.unread for one in agent.of(r.Fed)) == unread
 
 
 def test_a_worker_that_closes_its_stdin_and_goes_on_is_told_of_at_once(agent):
