@@ -144,6 +144,7 @@ def policy_settings(
         min_uptime_s=options.min_uptime,
         grace_s=options.grace,
         failure_grace_s=options.failure_grace,
+        linger_s=options.failure_grace if options.linger is None else options.linger,
         hang_timeout_s=options.hang_timeout,
         hang_notice_s=options.hang_notice,
         script_dir=_script_dir(options, plan),

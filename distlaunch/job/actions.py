@@ -177,6 +177,8 @@ class Hung(Record):
     """Ranks that did not end when they were told to stop."""
     after_grace: str | None
     """Why they were killed then; None: the user wanted it."""
+    leftovers: str | None
+    """Which processes that workers had left were killed; None if there were none."""
     attempt: int
     final: bool
     why_final: str | None = None

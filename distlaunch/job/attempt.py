@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import signal
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from distlaunch.core.errors import EXIT_HANG
-from distlaunch.core.model.record import Record
+from distlaunch.core.model.record import Record, replace
 from distlaunch.core.wire import messages as m
 from distlaunch.job import restarts
 from distlaunch.job.actions import Failed, Hung
 from distlaunch.job.cast import Cast
-from distlaunch.job.diagnose.model import WorkerEnd
+from distlaunch.job.diagnose.model import Diagnosis, WorkerEnd
 from distlaunch.job.progress import Progress
 from distlaunch.job.settings import PolicySettings
 
 if TYPE_CHECKING:
+    from distlaunch.core.wire.spawning import Leftovers
     from distlaunch.job.diagnose.hang import HangDiagnosis
     from distlaunch.job.losses import Loss
 
@@ -63,6 +64,16 @@ class Attempt:
         self.losses: list[Loss] = []
         self.left: list[int] = []
         """Processes that not even KILL ended."""
+        self.remaining: dict[int, Leftovers] = {}
+        """By member: processes that its workers left, and that it waits for."""
+        self.ended_leftovers: dict[int, Leftovers] = {}
+        """By member: those that it had to end."""
+        self.killed_leftovers: dict[int, Leftovers] = {}
+        """By member: those of them that it had to kill."""
+        self.notice_at: float | None = None
+        """When the user is to hear what the launcher waits for."""
+        self.cut_short_at: float | None = None
+        """When a signal ended the wait for what workers left."""
         self.hang: HangDiagnosis | None = None
         self.first_failure: float | None = None
         self.others_until: float | None = None
@@ -145,6 +156,36 @@ class Attempt:
             return "go on"
         return "stop"
 
+    def gone(self, member: int, message: m.Gone) -> None:
+        """Take in that a member has nothing left, and what it had to end for that."""
+        self.left += message.left
+        self.owing.discard(member)
+        if message.ended.count:
+            self.ended_leftovers[member] = message.ended
+        if message.killed.count:
+            self.killed_leftovers[member] = message.killed
+
+    def by_host(self, found: Mapping[int, Leftovers]) -> dict[str, Leftovers]:
+        """Give what members have left by the names of their hosts."""
+        return {self.cast.host(member): leftovers for member, leftovers in found.items()}
+
+    @property
+    def many_hosts(self) -> bool:
+        """Tell whether a host needs to be named."""
+        return len(self.cast.members) > 1
+
+    def killed_text(self, after_grace: str | None = None) -> str | None:
+        """Say which processes that workers had left were killed, if any."""
+        if not self.killed_leftovers:
+            return None
+        from distlaunch.job.leftovers import killed_text
+
+        return killed_text(self.by_host(self.killed_leftovers), many_hosts=self.many_hosts, after_grace=after_grace)
+
+    def _with_killed(self, diagnosis: Diagnosis, after_grace: str | None) -> Diagnosis:
+        killed = self.killed_text(after_grace)
+        return diagnosis if killed is None else replace(diagnosis, others=(*diagnosis.others, killed))
+
     def lost(self, member: int, why: str, now: float, *, exit_code: int) -> Loss | None:
         """Take in that a member is gone, and its workers with it; give the loss, unless all of them had ended well."""
         from distlaunch.job.losses import Loss
@@ -173,7 +214,14 @@ class Attempt:
                 self.hang.signature, lived_s, min_uptime_s=settings.min_uptime_s, went_on=went_on
             )
             killed = tuple(sorted(end.rank for end in self.failures if end.returncode == -signal.SIGKILL))
-            hung = partial(Hung, diagnosis=self.hang, killed=killed, after_grace=after_grace, attempt=self.number)
+            hung = partial(
+                Hung,
+                diagnosis=self.hang,
+                killed=killed,
+                after_grace=after_grace,
+                leftovers=self.killed_text(after_grace),
+                attempt=self.number,
+            )
             return Verdict(outcome=outcome, exit_code=EXIT_HANG, report=hung)
         ends = [*self.failures, *self.finished]
         diagnosis = restarts.diagnose(ends, settings, world_size=world_size, after_grace=after_grace)
@@ -186,11 +234,13 @@ class Attempt:
                 diagnosis = losses.diagnosis_of(
                     self.losses, others, latest=progress.latest, may_have_bounds=may_have_bounds
                 )
+                diagnosis = self._with_killed(diagnosis, after_grace)
                 lived_s = self.losses[0].ended_s
                 outcome = restarts.Outcome.after(None, lived_s, min_uptime_s=settings.min_uptime_s, went_on=went_on)
                 report = partial(Failed, diagnosis=diagnosis, attempt=self.number)
                 return Verdict(outcome=outcome, exit_code=diagnosis.exit_code, report=report, by_loss=True)
             diagnosis = losses.with_losses(diagnosis, self.losses)
+        diagnosis = self._with_killed(diagnosis, after_grace)
         outcome = restarts.Outcome.of(diagnosis, self.failures, min_uptime_s=settings.min_uptime_s, went_on=went_on)
         report = partial(Failed, diagnosis=diagnosis, attempt=self.number)
         return Verdict(outcome=outcome, exit_code=diagnosis.exit_code, report=report)

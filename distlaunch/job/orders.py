@@ -57,6 +57,9 @@ class Orders:
             case m.Stop():
                 if message.signum not in ASKING or not 0 <= message.grace_s <= LONGEST_S:
                     raise ProtocolError(f"it stops workers by signal {message.signum} within {message.grace_s:.3g} s")
+            case m.Linger():
+                if not (0 <= message.linger_s <= LONGEST_S and 0 <= message.grace_s <= LONGEST_S):
+                    raise ProtocolError(f"it has what workers left end within {message.linger_s:.3g} s")
             case m.Forward():
                 if message.signum not in PASSED_ON:
                     raise ProtocolError(f"it passes signal {message.signum} on")

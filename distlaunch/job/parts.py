@@ -13,6 +13,7 @@ from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
+from distlaunch.core.wire.spawning import Leftovers
 from distlaunch.job.signals import FOR_THE_JOB
 
 _LEFT_BYTES = 5 << 20
@@ -88,8 +89,10 @@ class Part:
                 self._check_attempt(message.attempt, self._asked)
                 if isinstance(message, m.Prepared):
                     self._check_ports(message)
+            case m.Lingering():
+                self._counts(message.attempt, _ranks_of(message.processes))
             case m.Gone():
-                self._check_attempt(message.attempt, self._attempt)
+                self._counts(message.attempt, (*_ranks_of(message.ended), *_ranks_of(message.killed)))
             case m.WorkerExited():
                 if self._counts(message.attempt, (message.rank,)) and message.returncode not in _STATUSES:
                     raise ProtocolError(f"no process ends with {str(message.returncode)[:20]}")
@@ -139,3 +142,7 @@ class Part:
         self._sent += len(message.data)
         if self._granted - self._sent < self._least:
             raise ProtocolError("it sends more output than was asked for")
+
+
+def _ranks_of(leftovers: Leftovers) -> list[int]:
+    return [process.rank for process in leftovers.shown if process.rank is not None]

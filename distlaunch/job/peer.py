@@ -238,7 +238,7 @@ class PeerRunner:
                 self._asked = True
                 self._clock.pause(paused=False)  # it continues the workers, and has a grace that must pass
                 own.handle(message)
-            case m.Forward() | m.Prepare() | m.CollectStacks() | r.Reach():
+            case m.Linger() | m.Forward() | m.Prepare() | m.CollectStacks() | r.Reach():
                 own.handle(message)
             case _:
                 pass

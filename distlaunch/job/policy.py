@@ -73,7 +73,7 @@ class JobPolicy(Supervision):
 
     def deadline(self) -> float | None:
         """Give the time at which ``Tick`` is due."""
-        times = [self._run.others_until, self._watch.deadline(), self._signals.deadline()]
+        times = [self._run.others_until, self._run.notice_at, self._watch.deadline(), self._signals.deadline()]
         if self._convening is not None and self.phase in ("gathering", "preparing"):
             times.append(self._convening.deadline())
         return min((time for time in times if time is not None), default=None)
@@ -119,6 +119,10 @@ class JobPolicy(Supervision):
                 return self._alive(message, now) if self._is_of(node, message.attempt) else []
             case m.Gone():
                 return self._gone_from(node, message, now) if self._is_of(node, message.attempt) else []
+            case m.Lingering():
+                if self._is_of(node, message.attempt):
+                    self._run.remaining[node] = message.processes
+                return []
             case m.Prepared():
                 return self._prepared(node, message, now) if self._is_of(node, message.attempt) else []
             case m.WorkerHalted():
@@ -367,6 +371,8 @@ class JobPolicy(Supervision):
         run = self._run
         killed = sum(end.returncode == -signal.SIGKILL for end in run.failures)
         left = f", {killed} of them killed" if killed else ", none had to be killed"
+        if (leftovers := run.killed_text()) is not None:
+            left = f"{left if killed else ', none of them killed'}; {leftovers}"
         if run.losses:
             left += f"; {counted(len(run.losses), 'node')} had been lost"
         said = f"{counted(run.up, 'worker')} ended{left}" if run.up else "no worker had started"
@@ -380,7 +386,9 @@ class JobPolicy(Supervision):
         self.restarts += 1
         self.attempt += 1
         fields = {"attempt": self.attempt, "of": self.settings.max_restarts}
-        return [report, Entry(type="restarting", fields=fields), *self._begin_attempt(now)]
+        killed = self._run.killed_text(restarts.after_grace(self.settings))
+        warned = [] if killed is None else [Say(text=killed, level="warning")]
+        return [*warned, report, Entry(type="restarting", fields=fields), *self._begin_attempt(now)]
 
     def _go_on_without(self, now: float) -> list[Action]:
         """Go on with the nodes that are left, and with those that have come: no restart, as nobody failed."""

@@ -119,7 +119,7 @@ class Reporter:
 
         lines = [
             action.diagnosis.text.rstrip(),
-            *killed_lines(action.killed, action.after_grace),
+            *killed_lines(action.killed, action.after_grace, action.leftovers),
             f"  stacks and logs: {self.plan.layout.attempt_dir(self.plan.run_dir, action.attempt)}",
             job_line(
                 job_id=self.plan.job_id,

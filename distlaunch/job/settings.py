@@ -90,6 +90,8 @@ class PolicySettings(Record):
     min_uptime_s: float = 10.0
     grace_s: float = 25.0
     failure_grace_s: float = 5.0
+    linger_s: float = 5.0
+    """How long processes that workers have left may run on after the last worker has ended with 0."""
     hang_timeout_s: float | None = None
     """End an attempt whose workers show no sign of life for so long; None: never."""
     hang_notice_s: float | None = None

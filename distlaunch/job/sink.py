@@ -14,9 +14,9 @@ from distlaunch.job.progress import Summary
 
 
 class StatusView(Record):
-    """What the live status line shows. ``phase`` is starting, running, stopping, restarting or ended."""
+    """What the live status line shows. ``phase`` is starting, running, lingering, stopping, restarting or ended."""
 
-    phase: Literal["starting", "running", "stopping", "restarting", "ended"]
+    phase: Literal["starting", "running", "lingering", "stopping", "restarting", "ended"]
     workers_up: int
     workers_total: int
     attempt: int

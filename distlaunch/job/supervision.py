@@ -24,9 +24,12 @@ DOUBLE_S = 0.1
 """Two signals closer than this are one: a wrapper that passes Ctrl-C on, or a scheduler that sends twice."""
 KILLS_S = 5.0
 """So long before a scheduler kills all, we kill workers that have not ended, and can still tell of it."""
+NOTICE_S = 1.0
+"""So long after the last worker's end the user hears that the launcher waits for processes that workers have left."""
 _INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)
 
-Phase = Literal["new", "gathering", "preparing", "starting", "running", "stopping", "ended"]
+Phase = Literal["new", "gathering", "preparing", "starting", "running", "lingering", "stopping", "ended"]
+"""``lingering``: all workers have ended with 0, and processes that they have left may run on for a while."""
 
 
 class Supervision(ABC):
@@ -115,7 +118,23 @@ class Supervision(ABC):
                 actions += self._stop_after_failure()
         if run.has_ended:
             self._watch.stop()
+            actions += self._all_ended(now)
         return actions
+
+    def _all_ended(self, now: float) -> list[Action]:
+        """Have the nodes wait for what workers have left, or end it, now that the last worker has ended."""
+        run = self._run
+        if self.phase == "stopping":
+            return []
+        if self.told is not None:  # typed into the worker's terminal
+            self.phase = "stopping"
+            return self._stop_all(signal.SIGTERM, self.settings.grace_s)
+        if not run.went_well:
+            return self._stop_after_failure()
+        self.phase = "lingering"
+        run.notice_at = now + NOTICE_S
+        linger = m.Linger(attempt=self.attempt, linger_s=self.settings.linger_s, grace_s=self.settings.failure_grace_s)
+        return [ToNode(node=node, message=linger) for node in run.members() if node in run.owing]
 
     def _stop_after_failure(self) -> list[Action]:
         self._run.others_until = None
@@ -131,23 +150,66 @@ class Supervision(ABC):
         run = self._run
         if node not in run.owing or self.phase == "preparing":
             return []
-        run.left += message.left
-        run.owing.discard(node)
+        run.gone(node, message)
         return [] if run.owing else self._all_gone(now)
 
     def _all_gone(self, now: float) -> list[Action]:
-        self._run.others_until = None
+        run = self._run
+        run.others_until = run.notice_at = None
         self._watch.stop()
         self.since_warned_s = now - self._warned_at
-        actions: list[Action] = []
-        if self._run.left:
-            pids = ", ".join(map(str, self._run.left))
+        actions = self._leftovers_ended() if run.ended_leftovers else []
+        if run.left:
+            pids = ", ".join(map(str, run.left))
             actions.append(Say(text=f"not even KILL ended these processes: pid {pids}", level="warning"))
         return actions + self.progress.end(attempt=self.attempt, now=now) + self._conclude(now)
+
+    # --- what workers have left
+
+    def _leftovers_ended(self) -> list[Action]:
+        """Say what had to be ended after a success; of a stop only the last line or the report tells."""
+        from distlaunch.job.leftovers import ended_line, record_of
+
+        run = self._run
+        ended, killed = run.by_host(run.ended_leftovers), run.by_host(run.killed_leftovers)
+        actions: list[Action] = [
+            Entry(type="leftovers_ended", fields={"attempt": self.attempt, **record_of(ended, killed)})
+        ]
+        if self.phase == "lingering":
+            actions.append(Say(text=ended_line(ended, killed, many_hosts=run.many_hosts), level="warning"))
+        return actions
+
+    def _say_what_is_awaited(self) -> list[Action]:
+        from distlaunch.job.leftovers import waiting_line
+
+        run = self._run
+        run.notice_at = None
+        found = run.by_host({node: left for node, left in run.remaining.items() if node in run.owing})
+        awaited = [run.cast.host(node) for node in run.members() if node in run.owing]
+        linger_s = self.settings.linger_s
+        text = waiting_line(found, awaited, linger_s=linger_s, many_hosts=run.many_hosts)
+        return [Say(text=self.settings.dialect.spelt(text), level="warning")]
+
+    def _cut_short(self, name: str, now: float, *, impatient: bool) -> list[Action]:
+        """End what workers have left, as a signal has come: by TERM, and at the second one by KILL.
+
+        All workers have ended with 0, so the signal changes nothing else.
+        """
+        run = self._run
+        if run.cut_short_at is not None and now - run.cut_short_at < DOUBLE_S and not impatient:
+            return []
+        first = run.cut_short_at is None and not impatient
+        run.cut_short_at, run.notice_at = now, None
+        say = Say(text=f"{name}: {'ending' if first else 'killing'} what workers have left", level="warning")
+        if first:
+            return [say, *self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)]
+        return [say, *self._stop_all(signal.SIGKILL, 0)]
 
     # --- signs of life
 
     def _tick_of_run(self, now: float) -> list[Action]:
+        if self._run.notice_at is not None and now >= self._run.notice_at:
+            return self._say_what_is_awaited()
         until = self._run.others_until
         if until is not None and now >= until:
             return self._stop_after_failure()
@@ -184,6 +246,8 @@ class Supervision(ABC):
             whom = self._run.members() if self.phase not in ("new", "gathering") and not event.reached else []
             return [record, *(ToNode(node=node, message=forward) for node in whom)]
         impatient = event.kill or signum == signal.SIGQUIT
+        if self.phase == "lingering":
+            return [record, *self._cut_short(signal.Signals(signum).name, now, impatient=impatient)]
         if self.told is not None and now - self._told_at < DOUBLE_S and not impatient:
             return []
         if self.told is not None:

@@ -100,6 +100,8 @@ class TrainOptions(Record):
     min_uptime: float = 10.0
     grace: float = 25.0
     failure_grace: float = 5.0
+    linger: float | None = None
+    """After a success, for processes that workers have left; ``None``: as long as ``failure_grace``."""
     hang_timeout: float | None = None
     hang_notice: float = 300.0
     # output

@@ -308,6 +308,13 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         metavar="SECONDS",
     ),
     _row(
+        "--linger",
+        "seconds",
+        "failure",
+        "Time for processes that workers leave when all have succeeded; else as --failure-grace.",
+        metavar="SECONDS",
+    ),
+    _row(
         "--hang-timeout",
         "seconds",
         "failure",

@@ -218,7 +218,10 @@ def test_what_a_worker_leaves_behind_is_ended_before_gone(coordinator):
         "os.read(ready, 1)\n"
     )
     coordinator.start(daemon)
-    coordinator.until(m.Gone)
+    coordinator.until(m.WorkerExited)
+    coordinator.send(m.Linger(attempt=0, linger_s=0.0, grace_s=0.1))
+    [gone] = coordinator.until(m.Gone)
+    assert gone.killed.count == 2, "the shell and its child, which both ignore TERM"
     os.close(writer)
     os.set_blocking(reader, False)
     words, rest = os.read(reader, 100), os.read(reader, 100)

@@ -56,8 +56,10 @@ def leaving(job, kind):
 
 
 def test_after_a_job_that_went_well(job, distlaunch, kind):
-    result = job.run("leaves.py", "--ranks", "0,1", kind, "0")
+    options = ["--linger", "0.1", "--failure-grace", str(GRACE_S)]
+    result = job.run("leaves.py", "--ranks", "0,1", kind, "0", options=options)
     assert result.returncode == 0, result.stderr
+    assert "distlaunch: ended " in result.stderr
     distlaunch.assert_no_survivors(within_s=5)
 
 
@@ -75,14 +77,12 @@ def test_after_term(distlaunch, leaving):
     distlaunch.assert_no_survivors(within_s=5)
 
 
-@pytest.mark.parametrize("lonely", ["session", "daemon", "deaf", "stopped", "bomb", "hopping", "swarm"])
-def test_once_the_worker_that_owns_it_has_ended_while_others_run_on(job, distlaunch, lonely):
-    """Its session or its environment tells whose it is."""
-    running = job.start("leaves.py", "--ranks", "0", lonely, "0")
+@pytest.mark.parametrize("lonely", ["session", "daemon", "deaf", "stopped", "bomb", "clean_daemon"])
+def test_what_an_ended_worker_has_left_runs_on_with_the_others_and_ends_with_them(job, distlaunch, lonely):
+    running = job.start("leaves.py", "--ranks", "0", lonely, "0", options=["--grace", str(GRACE_S)])
     job.await_ready(running)
-    other = int(job.sign("ready-1"))
     running.wait_event("worker_exited")
-    running.wait_for(lambda: distlaunch.holding() == [other], "nobody but the other worker holds the FIFO")
+    assert job.is_alive(int(job.sign("left-0")))
     running.send_signal(signal.SIGTERM)
     assert exits(running.wait()) == {0: 0, 1: -signal.SIGTERM}
     distlaunch.assert_no_survivors()

@@ -243,7 +243,7 @@ class Agent:
                     self._terminal.resize(message.rows, message.columns)
             case m.Start():
                 self._begin(message)
-            case m.Stop() | m.Forward() | m.Pause():
+            case m.Stop() | m.Linger() | m.Forward() | m.Pause():
                 self._step(message)
             case m.CollectStacks():
                 self._collect_stacks(message)
@@ -304,7 +304,10 @@ class Agent:
                     self._pump.finish()
                 case t.GiveUpSpawner():
                     self._spawner_lost()
-                case w.Setup() | w.Preload() | w.Spawn() | w.Signal() | w.Sweep() | w.Ending() | w.Dismiss():
+                case (
+                    w.Setup() | w.Preload() | w.Spawn() | w.Signal() | w.EndLeftovers() | w.Sweep() | w.Ending()
+                    | w.Dismiss()
+                ):  # fmt: skip
                     self._tell_spawner(action)
                 case m.Started():
                     self._up.update(action.pids)
@@ -366,7 +369,7 @@ class Agent:
             return
         try:
             self._channel.send(message, descriptors)
-            if isinstance(message, (w.Signal, w.Sweep, w.Dismiss)):
+            if isinstance(message, (w.Signal, w.EndLeftovers, w.Sweep, w.Dismiss)):
                 self._continue_spawner()
         except OSError:
             self._spawner_lost()

@@ -25,6 +25,7 @@ from distlaunch.core.agent.channel import Channel
 from distlaunch.core.agent.kernel import become_subreaper, close_all_but, die_with_parent, rename_process
 from distlaunch.core.agent.orphan_output import OrphanOutput
 from distlaunch.core.agent.warm import WarmStart
+from distlaunch.core.agent.worker_trees import WorkerTrees
 from distlaunch.core.errors import EXIT_SOFTWARE
 from distlaunch.core.model.never import assert_never
 from distlaunch.core.wire import spawning as w
@@ -40,9 +41,10 @@ ROUSE_S = 3.0
 """How long an agent may take to act at the end of its channel before the spawner does in its place."""
 LOGS_S = 2.0
 """How long the last output of orphaned workers may take to be written, on a disk that is slow."""
+LOOK_AGAIN_S = 0.02
+"""Processes that end and start all the time are looked at no more often than this."""
 _SWEEP_STEP_S = 0.02
 _LONGEST_POLL_S = 3600.0  # poll takes a C int of milliseconds
-_SWEEP_PASSES = 16
 _WEDGED_STEP_S = 5.0
 _TO_WORKERS = (
     signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
@@ -72,7 +74,7 @@ def start_spawner(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
-    return Channel(ours, Decoder(w.FROM_SPAWNER)), pid
+    return Channel(ours, Decoder(w.FROM_SPAWNER, w.PARTS)), pid
 
 
 def _run(
@@ -157,6 +159,11 @@ class Spawner:
         self._terminals: set[int] = set()  # ranks
         self._paused = False  # the agent had all trees stopped: that one is now, is no news
         self._failed: dict[int, tuple[str, int]] = {}  # pid -> step and errno of what could not become a worker
+        self._trees = WorkerTrees("")
+        self._ends_leftovers = False
+        self._sweeps_when_gone = False
+        self._looked_at = 0.0
+        self._look_at: float | None = None  # leftovers have come or gone since
         self._warm = WarmStart(fork=self._fork, cold=self._spawn, came_up=self._register, report=self._report)
         self._leavings = leavings.Leavings(owner=os.getuid())
         self._output = OrphanOutput()
@@ -193,6 +200,7 @@ class Spawner:
             self._warm.read()
             self._reap()
             self._output.close_finished()
+            self._look_at_leftovers()
             try:
                 self._channel.flush()
             except OSError:
@@ -211,7 +219,7 @@ class Spawner:
 
     def _timeout_ms(self) -> float | None:
         times = [] if self._warm.timeout_s is None else [self._warm.timeout_s]
-        times += [] if self._act_at is None else [self._act_at - time.monotonic()]
+        times += [at - time.monotonic() for at in (self._act_at, self._look_at) if at is not None]
         times += [] if self._output.timeout_s is None else [self._output.timeout_s]
         return min(max(0.0, min(times)), _LONGEST_POLL_S) * 1000 if times else None
 
@@ -250,13 +258,19 @@ class Spawner:
             case w.Signal():
                 self._warm.signal(message)
                 self._signal(message)
+            case w.EndLeftovers():
+                self._ends_leftovers = True
+                if message.asked:
+                    self._trees.all_asked()
+                self._trees.ask_to_end(self._leftovers())
             case w.Sweep():
                 self._warm.settle(bound_s=SETTLE_S)
-                left = self._kill_all(spared=self._warm.pid)
-                for pid in left:
-                    self._pids.pop(pid, None)  # of no attempt any more, should it end some day
-                self._output.close()
-                self._report(w.Swept(left=left))
+                leftovers = [] if message.kill else self._leftovers()
+                if leftovers:
+                    self._sweeps_when_gone = True
+                    self._report(w.Remaining(processes=self._trees.remaining(leftovers)))
+                else:
+                    self._sweep()
             case w.Ending():
                 self._unwatch()
                 self._act_at = time.monotonic() + message.bound_s
@@ -268,6 +282,8 @@ class Spawner:
 
     def _set_up(self, setup: w.Setup) -> None:
         self._setup = setup
+        self._trees = WorkerTrees(setup.cookie)
+        self._ends_leftovers = self._sweeps_when_gone = False
         self._leavings.expect(setup.shared_memory)
         if setup.orphan_grace_s is not None:
             self._orphan_grace_s = setup.orphan_grace_s
@@ -303,6 +319,7 @@ class Spawner:
 
     def _register(self, order: w.Spawn, pid: int) -> None:
         self._pids[pid] = order.rank
+        self._trees.started(pid, order.rank)
         if order.terminal:
             self._terminals.add(order.rank)
         self._report(w.Spawned(rank=order.rank, pid=pid))
@@ -333,6 +350,7 @@ class Spawner:
                 return
             if pid == 0:
                 return
+            self._expect_look(worker_ended=pid in self._pids)
             if os.WIFSTOPPED(status):
                 rank = self._pids.get(pid)
                 if rank in self._terminals and not self._paused:
@@ -353,26 +371,38 @@ class Spawner:
         else:
             self._report(w.Exited(rank=rank, pid=pid, returncode=returncode))
             self._output.on_exit(rank)
-            self._kill_remains(pid, rank)
 
-    def _kill_remains(self, worker: int, rank: int) -> None:
-        """KILL what an ended worker left to us: known by its session, or by the cookie in its environment.
+    # --- what ended workers have left
 
-        An orphan that shows neither may belong to a worker that still runs; it goes with the final sweep.
-        """
-        for _ in range(_SWEEP_PASSES):
-            remains = [pid for pid in tree.children_of(os.getpid()) if self._stems_from(pid, worker, rank)]
-            if not remains:
-                break
-            tree.kill_each_tree(remains)
+    def _leftovers(self) -> list[int]:
+        return self._trees.tops(self._pids, helpers=(self._warm.pid,))
 
-    def _stems_from(self, pid: int, worker: int, rank: int) -> bool:
-        if pid in self._pids or pid == self._warm.pid or tree.is_cleaner(pid):
-            return False
-        facts = tree.stat_of(pid)
-        if facts is None or facts[0] in "ZX":
-            return False
-        return facts[2] == worker or tree.cookie_rank(pid, self._setup.cookie) == rank
+    def _expect_look(self, *, worker_ended: bool) -> None:
+        """Have leftovers looked at once all that has ended is reaped: any process that ends may have left others."""
+        if self._ends_leftovers or self._sweeps_when_gone:
+            self._look_at = 0.0 if worker_ended else self._looked_at + LOOK_AGAIN_S
+
+    def _look_at_leftovers(self) -> None:
+        """Ask to end what has been left since, and sweep if that is awaited and nothing is left any more."""
+        now = time.monotonic()
+        if self._look_at is None or now < self._look_at:
+            return
+        self._look_at, self._looked_at = None, now
+        leftovers = self._leftovers()
+        if self._ends_leftovers:
+            self._trees.ask_to_end(leftovers)
+        if self._sweeps_when_gone and not leftovers:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Kill what is left of the attempt, and report that it is over."""
+        self._ends_leftovers = self._sweeps_when_gone = False
+        left = self._kill_all(spared=self._warm.pid)
+        for pid in left:
+            self._pids.pop(pid, None)  # of no attempt any more, should it end some day
+        self._output.close()
+        self._report(w.Swept(left=left, ended=self._trees.ended, killed=self._trees.killed))
+        self._trees = WorkerTrees(self._setup.cookie)
 
     def _signal(self, order: w.Signal) -> None:
         ranks = set(order.ranks)
@@ -385,8 +415,10 @@ class Spawner:
             if order.scope == w.SCOPE_PROCESS:
                 tree.send(pid, order.signum)
             elif order.scope == w.SCOPE_GROUP:
+                self._trees.group_asked(pid, order.signum)
                 tree.send_to_group(pid, order.signum)
             elif order.signum == signal.SIGKILL:
+                self._trees.killed_with_worker(pid)
                 tree.kill_each_tree([pid])
             else:
                 tree.signal_tree(pid, order.signum, include_root=True)
@@ -405,7 +437,9 @@ class Spawner:
         while True:
             self._reap()
             patient = time.monotonic() < began + watcher.CLEANERS_S
-            tree.kill_each_tree(pid for pid in self._children(spared) if not (patient and tree.is_cleaner(pid)))
+            to_kill = [pid for pid in self._children(spared) if not (patient and tree.is_cleaner(pid))]
+            self._trees.about_to_kill(to_kill)
+            tree.kill_each_tree(to_kill)
             self._reap()
             left = self._children(spared)
             if not left or time.monotonic() > deadline:
@@ -424,14 +458,18 @@ class Spawner:
         self._output.start(self._setup)
         deadline = time.monotonic() + self._orphan_grace_s
         self._warm.stop()
-        for pid in self._pids:
-            if self._setup.signal_group:
-                tree.send_to_group(pid, signal.SIGTERM)
-            else:
-                tree.send(pid, signal.SIGTERM)
-            tree.signal_tree(pid, signal.SIGCONT, include_root=True)  # a paused job must be able to obey
-        while self._pids and (left_s := deadline - time.monotonic()) > 0:
+        scope = w.SCOPE_GROUP if self._setup.signal_group else w.SCOPE_PROCESS
+        ranks = tuple(self._pids.values())
+        for signum, to in ((signal.SIGTERM, scope), (signal.SIGCONT, w.SCOPE_TREE)):  # a paused job must obey, too
+            self._signal(w.Signal(ranks=ranks, signum=signum, scope=to, caught_only=False))
+        self._ends_leftovers = True
+        while (left_s := deadline - time.monotonic()) > 0:
+            self._trees.ask_to_end(leftovers := self._leftovers())
+            if not self._pids and not leftovers:
+                break
+            began = time.monotonic()
             select.select([self._wake], [], [], left_s)
+            time.sleep(max(0.0, min(began + LOOK_AGAIN_S, deadline) - time.monotonic()))
             self._drain_wake()
             self._reap()
         while self._kill_all():

@@ -25,6 +25,8 @@ CLOSE_S = 30.0
 KILL_S = 5.0
 """How long KILL may take to show before a worker counts as wedged in the kernel."""
 
+NAMES_S = 0.5
+"""So long after ``Linger`` the coordinator hears which processes the node waits for: short ones need no mention."""
 YOUNG_S = 0.3
 AGAIN_S = 1.0
 """Workers younger than the one are asked a second time, by TERM, if INT has not ended them within the other: Python may
@@ -108,9 +110,17 @@ class WorkerTable:
         self.again_at: float | None = None
         self.sweep_at: float | None = None
         self.close_at: float | None = None
+        self.linger_until: float | None = None
+        """Until when processes that workers have left may run on."""
+        self.names_at: float | None = None
+        """When the coordinator is to hear which those are."""
+        self._linger_grace_s = 0.0
+        self._ends_leftovers = False
+        self._kills = False
+        """All were killed: what is left is killed, too, and nothing is waited for."""
         self._young: set[int] = set()
         self.sweeping = False
-        self.left: tuple[int, ...] = ()
+        self._swept = w.Swept(left=())
         self._unreported = 0
         self._draining: dict[int, float] = {}  # ranks that have ended and wait to be reported -> since when, in order
 
@@ -123,7 +133,15 @@ class WorkerTable:
         """Give the time at which ``Tick`` is due."""
         times = [
             time
-            for time in (self.kill_at, self.wedged_at, self.again_at, self.sweep_at, self.close_at)
+            for time in (
+                self.kill_at,
+                self.wedged_at,
+                self.again_at,
+                self.sweep_at,
+                self.close_at,
+                self.linger_until,
+                self.names_at,
+            )
             if time is not None
         ]
         times += [ended + DRAIN_S for ended in itertools.islice(self._draining.values(), 1)]
@@ -136,10 +154,12 @@ class WorkerTable:
                 return self._start(event, now)
             case m.Stop():
                 return self._stop(event, now)
+            case m.Linger():
+                return self._linger(event, now)
             case m.Forward():
                 return self._to_running(event.signum, self.signal_scope, caught_only=True)
             case m.Pause():
-                return self._to_running(signal.SIGSTOP if event.paused else signal.SIGCONT, w.SCOPE_TREE)
+                return self._pause(paused=event.paused)
             case w.Spawned():
                 return self._spawned(event, now)
             case w.SpawnFailed():
@@ -153,8 +173,10 @@ class WorkerTable:
                 return [m.WorkerHalted(rank=event.rank)]
             case Evidence():
                 return self._report(event.drained.rank, event, now)
+            case w.Remaining():
+                return self._remain(event)
             case w.Swept():
-                return self._swept(event.left, now)
+                return self._on_swept(event, now)
             case OutputsClosed():
                 return self._finish()
             case Tick():
@@ -182,8 +204,10 @@ class WorkerTable:
         self._unreported = len(self.workers)
         self._draining = {}
         self.kill_at = self.wedged_at = self.again_at = self.sweep_at = self.close_at = None
+        self.linger_until = self.names_at = None
+        self._ends_leftovers = self._kills = False
         self.sweeping = not event.workers
-        self.left = ()
+        self._swept = w.Swept(left=())
         return [Launch(spec=spec) for spec in event.workers] or [w.Sweep()]
 
     def _spawned(self, event: w.Spawned, now: float) -> list[Action]:
@@ -236,16 +260,52 @@ class WorkerTable:
         ]
         if not self._unreported and not self.sweeping:
             self.sweeping = True
-            self.kill_at = self.wedged_at = self.again_at = None
-            self.sweep_at = now + SWEEP_S
-            actions.append(w.Sweep())
+            self.wedged_at = self.again_at = None
+            actions += self._sweep(now)
         return actions
 
-    def _swept(self, left: tuple[int, ...], now: float) -> list[Action]:
+    # --- what workers have left
+
+    def _sweep(self, now: float) -> list[Action]:
+        """End the attempt here: as soon as nothing is left, or at once if everything is to be killed."""
+        self.sweep_at = now + SWEEP_S
+        if self._kills:
+            self.kill_at = self.linger_until = self.names_at = None
+        return [w.Sweep(kill=self._kills)]
+
+    def _linger(self, event: m.Linger, now: float) -> list[Action]:
+        if event.attempt != self.attempt or not self._waits_for_leftovers or self._ends_leftovers:
+            return []
+        self.linger_until = now + event.linger_s
+        self.names_at = now + NAMES_S
+        self._linger_grace_s = event.grace_s
+        return []
+
+    @property
+    def _waits_for_leftovers(self) -> bool:
+        """Tell whether only processes that workers have left keep the attempt from its end, as far as is known."""
+        return self.sweeping and bool(self.workers) and self.close_at is None and not self._kills
+
+    def _remain(self, event: w.Remaining) -> list[Action]:
+        if not self._waits_for_leftovers:
+            return []
+        self.sweep_at = None  # the spawner has answered
+        if self.linger_until is None or self.names_at is not None:
+            return []
+        return [m.Lingering(attempt=self.attempt, processes=event.processes)]
+
+    def _end_leftovers(self, *, asked: bool = False) -> list[Action]:
+        self.linger_until = self.names_at = None
+        if self._ends_leftovers:
+            return []
+        self._ends_leftovers = True
+        return [w.EndLeftovers(asked=asked)]
+
+    def _on_swept(self, swept: w.Swept, now: float) -> list[Action]:
         if self.sweep_at is None and not self.sweeping:
             return []
-        self.left = left
-        self.sweep_at = None
+        self._swept = swept
+        self.sweep_at = self.kill_at = self.linger_until = self.names_at = None
         self.close_at = now + CLOSE_S
         return [CloseOutputs()]
 
@@ -255,13 +315,18 @@ class WorkerTable:
         self.workers.clear()
         self.sweeping = False
         self.sweep_at = self.close_at = None
-        return [m.Gone(attempt=self.attempt, left=self.left)]
+        swept = self._swept
+        return [m.Gone(attempt=self.attempt, left=swept.left, ended=swept.ended, killed=swept.killed)]
+
+    # --- stopping
 
     def _stop(self, event: m.Stop, now: float) -> list[Action]:
-        if event.attempt != self.attempt:
+        if event.attempt != self.attempt or not self.workers:
             return []
-        if not self.running:
-            return self._finish() if event.grace_s <= 0 and self.close_at is not None else []
+        if self.close_at is not None:
+            return self._finish() if event.grace_s <= 0 else []
+        if self._kills and not self.running:
+            return []
         for rank in self.running:
             self.workers[rank].told_to_stop = True
         if event.grace_s <= 0:
@@ -274,12 +339,23 @@ class WorkerTable:
         return [
             *(self._to_running(event.signum, self.signal_scope) if event.signum else []),
             *self._to_running(signal.SIGCONT, w.SCOPE_PROCESS),  # a stopped worker must be able to obey
+            *self._end_leftovers(asked=not event.signum),
         ]
 
     def _kill(self, now: float) -> list[Action]:
+        """KILL the trees of all that run, and then what other workers have left."""
         self.kill_at = None
-        self.wedged_at = now + KILL_S
-        return self._to_running(signal.SIGKILL, w.SCOPE_TREE)
+        self._kills = True
+        if self.running:
+            self.wedged_at = now + KILL_S
+            return self._to_running(signal.SIGKILL, w.SCOPE_TREE)
+        return self._sweep(now) if self.sweeping else []  # else once the last worker has been reported
+
+    def _pause(self, *, paused: bool) -> list[Action]:
+        signum = signal.SIGSTOP if paused else signal.SIGCONT
+        if self.sweeping and self.workers:  # only what workers have left runs on
+            return [w.Signal(ranks=(), signum=int(signum), scope=w.SCOPE_TREE, caught_only=False)]
+        return self._to_running(signum, w.SCOPE_TREE)
 
     def _to_running(
         self,
@@ -305,6 +381,14 @@ class WorkerTable:
                 actions += self._ended(rank, -signal.SIGKILL, now)
         for rank in self._overdue(now):
             actions += self._report(rank, None, now)
+        if self.names_at is not None and now >= self.names_at:
+            self.names_at = None
+            actions.append(w.Sweep())  # answered with their names, unless they have ended
+        if self.linger_until is not None and now >= self.linger_until:
+            actions += self._end_leftovers()
+            self.kill_at = now + self._linger_grace_s
+            if self._linger_grace_s <= 0:
+                actions += self._kill(now)
         if self.sweep_at is not None and now >= self.sweep_at:
             self.sweep_at = None
             actions.append(GiveUpSpawner())

@@ -14,6 +14,7 @@ _DESCRIPTORS = 4096
 """So many open files of a process are looked at."""
 _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/accel", "/dev/dxg")
 _COMMAND_BYTES = 4096
+_COMMAND_CHARS = 80
 _BECOMES_S = 0.25
 """How long a process may take to become what it is to be; a loaded machine may not let it go on at once."""
 _BECOMES_STEP_S = 0.001
@@ -45,14 +46,14 @@ def _children_by_parent() -> dict[int, list[int]]:
     return found
 
 
-def stat_of(pid: int) -> tuple[str, int, int, int] | None:
-    """Read (state, parent, session, start time in ticks since boot) of a process, or None if it is gone."""
+def stat_of(pid: int) -> tuple[str, int, int, int, int] | None:
+    """Read state, parent, session, start time (ticks since boot) and process group; None if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             rest = file.read().rpartition(b")")[2].split()
     except OSError:  # gone, or hidden from this user (hidepid)
         return None
-    return rest[0].decode(), int(rest[1]), int(rest[3]), int(rest[19])
+    return rest[0].decode(), int(rest[1]), int(rest[3]), int(rest[19]), int(rest[2])
 
 
 def cpu_s_of(pid: int) -> float:
@@ -194,6 +195,30 @@ def is_cleaner(pid: int) -> bool:
     """
     words = _command(pid)
     return b"\0from multiprocessing.resource_tracker import main" in words or b"torch_shm_manager\0" in words
+
+
+def is_part_of_parent(pid: int, parent: int) -> bool:
+    """Tell whether a process works for its parent: a fork of it, or a process of Python's multiprocessing.
+
+    Such a process (a data loader) serves its parent to its end; ended before that, it takes the parent with it.
+    """
+    words = _command(pid)
+    return b"\0from multiprocessing." in words or (bool(words) and words == _command(parent))
+
+
+def command_line(pid: int) -> str:
+    """Read a process's command in one line of at most 80 characters, without the folder of its program."""
+    first, *others = _command(pid).removesuffix(b"\0").decode("utf-8", "backslashreplace").split("\0")
+    if " " not in first:  # else a title that the process has given itself
+        first = first.rpartition("/")[2]
+    text = " ".join((first, *others)).strip()
+    if not text:
+        try:
+            with open(f"/proc/{pid}/comm", "rb") as file:
+                text = file.read().strip().decode("utf-8", "backslashreplace")
+        except OSError:
+            return "?"
+    return text if len(text) <= _COMMAND_CHARS else text[: _COMMAND_CHARS - 3] + "..."
 
 
 def _command(pid: int) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from distlaunch.core.model.layout import TRAIN, Layout
 from distlaunch.core.model.record import Record
+from distlaunch.core.wire.spawning import Leftovers, LeftProcess
 
 LATE_S = 2.0
 """If we wake so late ourselves (stopped, or frozen with the machine), others get so long to be heard again."""
@@ -129,6 +130,17 @@ class Stop(Record):
     grace_s: float
 
 
+class Linger(Record):
+    """All workers of the job have ended with 0: wait for the processes that they have left.
+
+    After ``linger_s`` these get TERM, and after another ``grace_s`` KILL.
+    """
+
+    attempt: int
+    linger_s: float
+    grace_s: float
+
+
 class Forward(Record):
     """Pass a signal on to the workers that catch it."""
 
@@ -247,11 +259,22 @@ class PreloadEnded(Record):
         return {"modules": list(self.modules), "problem": self.problem, "elapsed_s": round(self.elapsed_s, 3)}
 
 
+class Lingering(Record):
+    """The node waits for these processes, which its workers have left; sent some time after ``Linger``."""
+
+    attempt: int
+    processes: Leftovers
+
+
 class Gone(Record):
     """Of this attempt nothing is left on the node, but for pids that KILL did not end."""
 
     attempt: int
     left: tuple[int, ...]
+    ended: Leftovers = Leftovers()
+    """Processes of ended workers that the node had to end, by TERM or KILL."""
+    killed: Leftovers = Leftovers()
+    """Those of them that needed KILL."""
 
 
 class Fault(Record):
@@ -260,11 +283,14 @@ class Fault(Record):
     text: str
 
 
-ToAgent = Prepare | Start | Stop | Forward | Pause | CollectStacks | Input | Resize
-FromAgent = Prepared | Started | WorkerExited | WorkerHalted | Alive | Stacks | Remark | PreloadEnded | Gone | Fault
-TO_AGENT: tuple[type, ...] = (Prepare, Start, Stop, Forward, Pause, CollectStacks, Input, Resize)
-FROM_AGENT: tuple[type, ...] = (
-    Prepared, Started, WorkerExited, WorkerHalted, Alive, Stacks, Remark, PreloadEnded, Gone, Fault,
+ToAgent = Prepare | Start | Stop | Linger | Forward | Pause | CollectStacks | Input | Resize
+FromAgent = (
+    Prepared | Started | WorkerExited | WorkerHalted | Alive | Stacks | Remark | PreloadEnded
+    | Lingering | Gone | Fault
 )  # fmt: skip
-PARTS: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack, Layout)
+TO_AGENT: tuple[type, ...] = (Prepare, Start, Stop, Linger, Forward, Pause, CollectStacks, Input, Resize)
+FROM_AGENT: tuple[type, ...] = (
+    Prepared, Started, WorkerExited, WorkerHalted, Alive, Stacks, Remark, PreloadEnded, Lingering, Gone, Fault,
+)  # fmt: skip
+PARTS: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack, Layout, LeftProcess, Leftovers)
 """What messages are made of."""

@@ -165,18 +165,18 @@ class Notice(Record):
 
 
 ToPeer = (
-    m.Prepare | m.Stop | m.Forward | m.Pause | m.CollectStacks
+    m.Prepare | m.Stop | m.Linger | m.Forward | m.Pause | m.CollectStacks
     | r.Reach | r.Ping | Challenge | Turned | Welcome | Ask | Commence | Verdict | Notice
 )  # fmt: skip
 FromPeer = (
-    m.Prepared | m.Started | m.WorkerExited | m.Alive | m.Stacks | m.Remark | m.PreloadEnded | m.Gone | m.Fault
-    | r.Surveyed | r.Reached | r.Pong | r.Ending | Call | Proof | Apply | Told
+    m.Prepared | m.Started | m.WorkerExited | m.Alive | m.Stacks | m.Remark | m.PreloadEnded
+    | m.Lingering | m.Gone | m.Fault | r.Surveyed | r.Reached | r.Pong | r.Ending | Call | Proof | Apply | Told
 )  # fmt: skip
 TO_PEER: tuple[type, ...] = (
-    m.Prepare, m.Stop, m.Forward, m.Pause, m.CollectStacks,
+    m.Prepare, m.Stop, m.Linger, m.Forward, m.Pause, m.CollectStacks,
     r.Reach, r.Ping, Challenge, Turned, Welcome, Ask, Commence, Verdict, Notice,
 )  # fmt: skip
 FROM_PEER: tuple[type, ...] = (
-    m.Prepared, m.Started, m.WorkerExited, m.Alive, m.Stacks, m.Remark, m.PreloadEnded, m.Gone, m.Fault,
-    r.Surveyed, r.Reached, r.Pong, r.Ending, Call, Proof, Apply, Told,
+    m.Prepared, m.Started, m.WorkerExited, m.Alive, m.Stacks, m.Remark, m.PreloadEnded, m.Lingering, m.Gone,
+    m.Fault, r.Surveyed, r.Reached, r.Pong, r.Ending, Call, Proof, Apply, Told,
 )  # fmt: skip

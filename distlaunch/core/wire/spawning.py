@@ -12,6 +12,24 @@ SCOPE_GROUP = "group"
 SCOPE_TREE = "tree"
 
 
+class LeftProcess(Record):
+    """A process that an ended worker has left running."""
+
+    rank: int | None
+    """Of the worker that it stems from; None if neither its session nor its environment tells."""
+    pid: int
+    command: str
+    """Its argument list in one line, shortened."""
+
+
+class Leftovers(Record):
+    """Processes that ended workers have left running."""
+
+    count: int = 0
+    shown: tuple[LeftProcess, ...] = ()
+    """The first of them."""
+
+
 class Setup(Record):
     """What all workers of an attempt share."""
 
@@ -79,8 +97,20 @@ class Signal(Record):
     """Only to processes that catch it: an uncaught USR1 would kill."""
 
 
+class EndLeftovers(Record):
+    """Send TERM once to each process that ended workers have left, and to what workers leave from now on."""
+
+    asked: bool = False
+    """All processes that run now have had TERM already, from a scheduler."""
+
+
 class Sweep(Record):
-    """Kill whatever is left of all workers, wait until it is gone, answer ``Swept``."""
+    """Answer ``Swept`` as soon as nothing is left of any worker; until then answer ``Remaining`` once.
+
+    ``kill``: kill what is left instead of waiting for it.
+    """
+
+    kill: bool = False
 
 
 class Ending(Record):
@@ -152,18 +182,31 @@ class Broken(Record):
     text: str
 
 
+class Remaining(Record):
+    """These processes of ended workers still run. ``Swept`` follows when they are gone."""
+
+    processes: Leftovers
+
+
 class Swept(Record):
     """Nothing is left, except these pids that KILL did not end (a process wedged in the kernel)."""
 
     left: tuple[int, ...]
+    ended: Leftovers = Leftovers()
+    """The processes of ended workers that got TERM by ``EndLeftovers``, or KILL."""
+    killed: Leftovers = Leftovers()
+    """Those of them that got KILL."""
 
 
-ToSpawner = Setup | Preload | Spawn | Signal | Sweep | Ending | Dismiss
+ToSpawner = Setup | Preload | Spawn | Signal | EndLeftovers | Sweep | Ending | Dismiss
 FromSpawner = (
-    Running | Spawned | SpawnFailed | Exited | Halted | StillPreloading | Preloaded | PreloadFailed | Broken | Swept
-)
-PARTS: tuple[type, ...] = (Layout,)
-TO_SPAWNER: tuple[type, ...] = (Setup, Preload, Spawn, Signal, Sweep, Ending, Dismiss)
-FROM_SPAWNER: tuple[type, ...] = (
-    Running, Spawned, SpawnFailed, Exited, Halted, StillPreloading, Preloaded, PreloadFailed, Broken, Swept,
+    Running | Spawned | SpawnFailed | Exited | Halted | StillPreloading | Preloaded | PreloadFailed | Broken
+    | Remaining | Swept
 )  # fmt: skip
+TO_SPAWNER: tuple[type, ...] = (Setup, Preload, Spawn, Signal, EndLeftovers, Sweep, Ending, Dismiss)
+FROM_SPAWNER: tuple[type, ...] = (
+    Running, Spawned, SpawnFailed, Exited, Halted, StillPreloading, Preloaded, PreloadFailed, Broken,
+    Remaining, Swept,
+)  # fmt: skip
+PARTS: tuple[type, ...] = (Layout, LeftProcess, Leftovers)
+"""What messages are made of."""

@@ -61,11 +61,12 @@ def render_report(
     return "\n".join(printable(line).rstrip() for line in lines) + "\n"
 
 
-def killed_lines(ranks: Sequence[int], after_grace: str | None) -> list[str]:
-    """Say which workers had to be killed, and why then."""
-    if not ranks or after_grace is None:
-        return []
-    return _wrapped(f"{name_ranks(ranks)} had to be killed, {after_grace}", "  ", limit=3)
+def killed_lines(ranks: Sequence[int], after_grace: str | None, leftovers: str | None) -> list[str]:
+    """Say which workers had to be killed, and why then, and which processes that workers had left."""
+    lines = []
+    if ranks and after_grace is not None:
+        lines += _wrapped(f"{name_ranks(ranks)} had to be killed, {after_grace}", "  ", limit=3)
+    return lines + (_wrapped(leftovers, "  ", limit=3) if leftovers else [])
 
 
 def job_line(*, job_id: str, attempt: int, restarts: int, max_restarts: int, elapsed_s: float) -> str:

@@ -236,13 +236,103 @@ def test_who_was_told_to_stop_is_reported_so(make_node):
     assert told == {0: False, 1: True}
 
 
-def test_when_all_have_ended_there_is_nothing_left_to_kill(make_node):
+def test_the_answer_of_the_spawner_is_not_awaited_for_ever(make_node):
     node = make_node().up(1)
-    node.stop(grace_s=10.0)
-    node.ended(0, -15)
+    node.ended(0)
     node.drained(0)
-    assert node.table.deadline() == pytest.approx(node.now + t.SWEEP_S), "the spawner's answer is awaited, not for ever"
+    assert node.table.deadline() == pytest.approx(node.now + t.SWEEP_S)
+
+
+# --- what workers have left
+
+
+def left(*pids: int) -> w.Leftovers:
+    shown = tuple(w.LeftProcess(rank=0, pid=pid, command="python upload.py") for pid in pids)
+    return w.Leftovers(count=len(pids), shown=shown)
+
+
+def remain(node, *pids: int):
+    return node.step(w.Remaining(processes=left(*pids)))
+
+
+def linger(node, *, linger_s: float = 4.0, grace_s: float = 2.0):
+    return node.step(m.Linger(attempt=0, linger_s=linger_s, grace_s=grace_s))
+
+
+@pytest.fixture
+def leaving(make_node):
+    """Make a node whose workers have all ended with 0 and left a process."""
+    node = make_node().up(1)
+    node.ended(0)
+    assert node.of(w.Sweep, node.drained(0)) == [w.Sweep()]
+    assert remain(node, 77) == []
+    return node
+
+
+def test_what_workers_have_left_runs_on_until_all_of_the_job_have_ended(leaving):
+    assert leaving.table.deadline() is None
+    assert leaving.swept() == [t.CloseOutputs()], "unless it has ended by itself"
+
+
+def test_after_a_success_what_is_left_gets_its_time_then_term_then_kill(leaving):
+    assert linger(leaving) == []
+    leaving.now = t.NAMES_S
+    assert leaving.tick() == [w.Sweep()]
+    assert remain(leaving, 77) == [m.Lingering(attempt=0, processes=left(77))]
+    assert leaving.table.deadline() == 4.0
+    leaving.now = 4.0
+    assert leaving.tick() == [w.EndLeftovers()]
+    assert leaving.table.deadline() == 6.0
+    leaving.now = 6.0
+    assert leaving.tick() == [w.Sweep(kill=True)]
+    leaving.step(w.Swept(left=(), ended=left(77), killed=left(77)))
+    assert leaving.closed() == [m.Gone(attempt=0, left=(), ended=left(77), killed=left(77))]
+
+
+def test_no_time_and_no_grace_kills_at_once(leaving):
+    linger(leaving, linger_s=0.0, grace_s=0.0)
+    assert leaving.tick() == [w.EndLeftovers(), w.Sweep(kill=True)]
+
+
+def test_a_stop_cuts_the_time_short(leaving):
+    linger(leaving)
+    assert leaving.stop(grace_s=3.0) == [w.EndLeftovers()]
+    assert leaving.table.deadline() == 3.0
+    assert leaving.stop(grace_s=0) == [w.Sweep(kill=True)]
+    assert leaving.stop(grace_s=0) == []
+
+
+def test_what_is_left_by_a_failed_worker_is_asked_when_all_are_stopped(make_node):
+    node = make_node().up(2)
+    node.ended(0, 1)
+    node.drained(0)
+    actions = node.stop(grace_s=10.0)
+    assert [type(action) for action in actions] == [w.Signal, w.Signal, w.EndLeftovers]
+    node.now = 4.0
+    node.ended(1, -15)
+    assert node.of(w.Sweep, node.drained(1)) == [w.Sweep()]
+    assert remain(node, 77) == []
+    assert node.table.deadline() == 10.0, "the rest of the grace is for all processes of the workers"
+    node.now = 10.0
+    assert node.tick() == [w.Sweep(kill=True)]
+
+
+def test_a_stop_by_somebody_elses_signal_asks_nobody_again(make_node):
+    node = make_node().up(1)
+    assert node.of(w.EndLeftovers, node.stop(signum=0)) == [w.EndLeftovers(asked=True)]
+
+
+def test_a_kill_while_last_words_are_read_kills_what_is_left_too(make_node):
+    node = make_node().up(1)
+    node.ended(0, 1)
     assert node.stop(grace_s=0) == []
+    assert node.of(w.Sweep, node.drained(0)) == [w.Sweep(kill=True)]
+
+
+def test_a_pause_is_for_what_workers_have_left_too(leaving):
+    assert leaving.step(m.Pause(paused=True)) == [
+        w.Signal(ranks=(), signum=signal.SIGSTOP, scope=w.SCOPE_TREE, caught_only=False)
+    ]
 
 
 def test_a_spawner_that_does_not_answer_is_not_waited_for_for_ever(make_node):
@@ -290,7 +380,7 @@ def test_a_worker_that_not_even_kill_ends_is_reported_as_killed(make_node):
     assert node.tick() == [t.Drain(rank=0)]
     [exited, sweep] = node.drained(0)
     assert (exited.rank, exited.returncode, exited.told_to_stop) == (0, -signal.SIGKILL, True)
-    assert sweep == w.Sweep()
+    assert sweep == w.Sweep(kill=True)
     assert node.ended(0, -9) == [], "its true end, later, is not told again"
     node.swept(100)
     assert node.closed() == [m.Gone(attempt=0, left=(100,))]

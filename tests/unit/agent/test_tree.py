@@ -108,8 +108,8 @@ def test_descendants_are_all_below_each_after_its_parent(family):
 
 
 def test_what_stat_tells(family):
-    state, parent, session, started = tree.stat_of(family.child)
-    assert (parent, session) == (family.parent, os.getsid(0))
+    state, parent, session, started, group = tree.stat_of(family.child)
+    assert (parent, session, group) == (family.parent, os.getsid(0), os.getpgrp())
     assert state in "RS"
     assert started >= tree.stat_of(family.parent)[3]
 

@@ -28,6 +28,7 @@ LIKELY = st.one_of(
     st.builds(commence, st.integers(0, 3), node_rank=NUMBERS, master_addr=TEXTS, master_port=NUMBERS, interface=TEXTS),
     st.builds(commence, hosts=st.lists(TEXTS, max_size=4).map(tuple), slots=st.lists(NUMBERS, max_size=4).map(tuple)),
     st.builds(stop, ATTEMPTS, signum=st.sampled_from([2, 9, 15]) | NUMBERS, grace_s=GRACES),
+    st.builds(m.Linger, attempt=ATTEMPTS, linger_s=GRACES, grace_s=GRACES),
     st.builds(r.Ping, serial=NUMBERS, silence_s=st.none() | GRACES),
     st.builds(p.Ask, serial=NUMBERS),
     st.builds(m.Pause, paused=st.booleans()),
@@ -50,7 +51,7 @@ STEPS = st.lists(
     ),
     max_size=12,
 )
-HARMLESS = (m.Prepare, m.Stop, m.Forward, m.Pause, m.CollectStacks, r.Reach, r.Survey)
+HARMLESS = (m.Prepare, m.Stop, m.Linger, m.Forward, m.Pause, m.CollectStacks, r.Reach, r.Survey)
 
 
 @pytest.fixture(scope="module")

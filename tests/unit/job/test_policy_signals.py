@@ -209,13 +209,15 @@ def test_a_signal_in_a_later_attempt_stops_that_attempt(make_job):
     assert stop.attempt == 1
 
 
-def test_a_signal_when_all_workers_have_ended_well_still_counts(make_job):
-    job = make_job().run()
+def test_a_signal_when_all_workers_have_ended_well_only_ends_what_they_have_left(make_job):
+    job = make_job(failure_grace_s=4.0).run()
     for rank in job.ranks:
         job.exited(rank)
-    job.signal(signal.SIGTERM)
+    assert stops(job, job.signal(signal.SIGTERM)) == [(0, signal.SIGTERM, 4.0)]
+    job.now += 1.0
+    assert kills(job, job.signal(signal.SIGTERM))
     job.all_gone()
-    assert job.exit_code == 143
+    assert job.exit_code == 0
 
 
 # --- one worker on a terminal
