@@ -167,6 +167,8 @@ class Failed(Record):
     why_final: str | None = None
     restarts: int = 0
     """How many there have been before; attempts may be more, where nodes were replaced."""
+    while_stopping: bool = False
+    """Workers failed after the job was told to stop; the exit code is that of the stop."""
 
 
 class Hung(Record):

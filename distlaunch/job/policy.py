@@ -23,6 +23,7 @@ from distlaunch.job.actions import (
     Discovered,
     Entry,
     Event,
+    Failed,
     FromNode,
     Joined,
     Known,
@@ -376,7 +377,18 @@ class JobPolicy(Supervision):
         if run.losses:
             left += f"; {counted(len(run.losses), 'node')} had been lost"
         said = f"{counted(run.up, 'worker')} ended{left}" if run.up else "no worker had started"
-        return [Say(text=f"stopped: {said}"), *self._end(128 + signum)]
+        diagnosis = restarts.diagnose_stop(
+            [*run.failures, *run.finished], self.settings, world_size=run.cast.world_size
+        )
+        if diagnosis is None:
+            return [Say(text=f"stopped: {said}"), *self._end(128 + signum)]
+        from distlaunch.job.diagnose.report import failed_in_stop
+
+        why = failed_in_stop(diagnosis, world_size=run.cast.world_size, many_hosts=run.many_hosts)
+        failed = Failed(
+            diagnosis=diagnosis, attempt=self.attempt, final=True, restarts=self.restarts, while_stopping=True
+        )
+        return [failed, Say(text=f"stopped: {said}; {why}"), *self._end(128 + signum)]
 
     def _restart(self, verdict: Verdict, now: float) -> list[Action]:
         report = verdict.report(final=False, restarts=self.restarts)

@@ -61,6 +61,8 @@ class Reporter:
         wrote = self._desk.ask(lambda: os.path.exists(path)) is not False  # files are made at the first byte
         diagnosis = replace(action.diagnosis, cause=replace(cause, log_path=path if wrote else None))
         fields = {"attempt": action.attempt, "final": action.final, "diagnosis": diagnosis_record(diagnosis)}
+        if action.while_stopping:
+            fields["while_stopping"] = True
         self._events.write("failure", fields)
         if not action.final:
             self._again(action, f"failed: {one_line(self._shown(diagnosis), many_hosts=len(plan.nodes) > 1)}")
@@ -76,6 +78,7 @@ class Reporter:
             run_dir=plan.layout.attempt_dir(plan.run_dir, action.attempt),
             many_hosts=len(plan.nodes) > 1,
             filed=None if wrote else self._filed_elsewhere(path, cause.ranks[0]),
+            while_stopping=action.while_stopping,
         )
         self._last_words(text, action.why_final)
 

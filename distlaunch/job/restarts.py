@@ -35,6 +35,16 @@ def diagnose(
     return replace(found, hint=settings.dialect.spelt(found.hint)) if found.hint else found
 
 
+def diagnose_stop(ends: Sequence[WorkerEnd], settings: PolicySettings, *, world_size: int) -> Diagnosis | None:
+    """Explain how workers failed after the job was told to stop; None if none did."""
+    if all(end.returncode == 0 for end in ends):
+        return None  # and diagnosis need not be imported
+    from distlaunch.job.diagnose.judge import diagnose_stop as find
+
+    found = find(ends, world_size=world_size, python=settings.python)
+    return replace(found, hint=settings.dialect.spelt(found.hint)) if found and found.hint else found
+
+
 def doing(ends: Sequence[WorkerEnd], *, world_size: int, after_grace: str | None) -> tuple[str, ...]:
     """Say what all workers were doing, where something else than a worker is the cause."""
     from distlaunch.job.diagnose.judge import doing as find

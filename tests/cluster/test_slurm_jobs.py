@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tests.cluster.slurm_jobs import ROOT, SHORT, Job, Process, node_killed, until
+from tests.launcher import PROGRAMS
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -80,6 +81,17 @@ def test_salloc_reaches_nodes_from_a_machine_that_is_none_of_them(slurm):
     told = slurm.salloc(f"exec 2>&1; XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT} {words}", "-N2", "-w", "n2,n3")
     assert "rank 0 on n2\n" in told
     assert "rank 1 on n3\n" in told
+
+
+def test_what_workers_leave_on_slurms_nodes_is_waited_for_and_then_ended(slurm):
+    words = f"{shlex.quote(sys.executable)} -m distlaunch train --procs-per-node 1 --linger 0.1 {SHORT}"
+    program = f"{PROGRAMS / 'uploads.py'} --ranks 0,1"
+    told = slurm.salloc(
+        f"exec 2>&1; cd {slurm.work}; XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT} {words} {program}",
+        *("-N2", "-w", "n2,n3"),
+    )
+    assert "ended 2 processes left by ranks 0-1 on n[2-3]: " in told
+    assert (slurm.work / "got-TERM-1").exists()
 
 
 def test_each_worker_gets_each_signal_of_slurm_once(slurm):

@@ -122,6 +122,29 @@ def test_a_signal_that_all_launchers_get_counts_once(team):
     assert not any("killing" in team.said(node) for node in range(3))
 
 
+def test_an_upload_of_another_launchers_worker_may_end_after_the_training(team):
+    team.start_all("--linger", "100", program="uploads.py", job=("--ranks", "1"))
+    line = f"waiting up to 100 s (--linger) for 1 process left by rank 1 on {socket.gethostname()}: python"
+    for node in (0, 1):
+        team.launchers[node].wait_stderr(line)
+    team.put("go")
+    assert team.codes() == {0: 0, 1: 0}
+    assert (team.launcher.work / "uploaded-1").exists()
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_the_programs_of_wrappers_save_under_one_launcher_per_node(team, signalled):
+    job = (str(PROGRAMS / "waits.py"), "--save", "TERM")
+    team.start_all("--grace", "100", program="wraps.py", job=job)
+    has = lambda *signs: all((team.launcher.work / sign).exists() for sign in signs)  # noqa: E731
+    until(lambda: has("ready-0", "ready-1"), "the programs run")
+    team.launchers[signalled].send_signal(signal.SIGTERM)
+    until(lambda: has("got-TERM-0", "got-TERM-1"), "they were asked to end")
+    team.put("go")
+    assert team.codes() == {0: 143, 1: 143}
+    assert has("saved-0", "saved-1")
+
+
 def test_ctrl_c_twice_at_any_launcher_kills_all_workers(team):
     team.start_all("--grace", "600", program="deaf.py")
     pids = [each["pid"] for each in team.ready(0, 1)]

@@ -87,6 +87,35 @@ def test_grace_0_kills_at_once(job, distlaunch):
     distlaunch.assert_no_survivors()
 
 
+def test_workers_whose_save_fails_are_named_in_the_last_line_and_the_report(job, distlaunch):
+    script = """
+import os, signal
+from signs import sign
+def save(*_):
+    raise OSError(28, "No space left on device", "/checkpoints/model.pt")
+signal.signal(signal.SIGTERM, save)
+sign(f"ready-{os.environ['RANK']}")
+while True:
+    signal.pause()
+"""
+    (job.work / "full.py").write_text(script)
+    running = job.start(Path("full.py"), env={"PYTHONPATH": str(Path(__file__).parents[1] / "programs")})
+    job.await_signs(running, "ready-0", "ready-1")
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    why = "OSError: [Errno 28] No space left on device: '/checkpoints/model.pt'"
+    last = result.stderr.rstrip().splitlines()[-1]
+    assert last.endswith(
+        f"stopped: 2 workers ended, none had to be killed; both ranks failed while they stopped: {why} (full.py:5 in save)"
+    )
+    report = (result.run_dir / "report.txt").read_text()
+    assert report.startswith("both ranks failed while they stopped: exit code 1\n")
+    assert why in report
+    [failure] = result.of_type("failure")
+    assert (failure["final"], failure["while_stopping"]) == (True, True)
+
+
 # --- nohup
 
 

@@ -415,7 +415,8 @@ class Spawner:
             if order.scope == w.SCOPE_PROCESS:
                 tree.send(pid, order.signum)
             elif order.scope == w.SCOPE_GROUP:
-                self._trees.group_asked(pid, order.signum)
+                if not order.caught_only:  # a user's signal asks nobody to end
+                    self._trees.group_asked(pid, order.signum)
                 tree.send_to_group(pid, order.signum)
             elif order.signum == signal.SIGKILL:
                 self._trees.killed_with_worker(pid)

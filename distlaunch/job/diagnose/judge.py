@@ -106,6 +106,18 @@ def diagnose(
     )
 
 
+def diagnose_stop(ends: Sequence[WorkerEnd], *, world_size: int, python: str | None = None) -> Diagnosis | None:
+    """Explain how workers failed after the job was told to stop; None if they only obeyed, or lost their peers.
+
+    The exit code of the diagnosis is the failed worker's, not the job's.
+    """
+    ends = [replace(end, told_to_stop=True) for end in ends]
+    failed = [end for end in ends if end.returncode != 0 and not was_stopped(end)]
+    if not any(read(end).standing is Standing.CAUSE for end in failed[:_READ_WHOLE]):
+        return None
+    return diagnose(ends, world_size=world_size, python=python)
+
+
 def doing(ends: Sequence[WorkerEnd], *, world_size: int, after_grace: str | None) -> tuple[str, ...]:
     """Say what workers were doing when something else than one of them, such as a lost node, ended the attempt."""
     bad = sorted((end for end in ends if end.returncode != 0 and not was_stopped(end)), key=lambda end: end.ended_s)

@@ -25,6 +25,7 @@ def render_report(
     run_dir: str | None,
     many_hosts: bool,
     filed: str | None = None,
+    while_stopping: bool = False,
 ) -> str:
     """Write the report: who failed and how, the exception, where, the excerpt, the others, a hint, the log.
 
@@ -35,7 +36,8 @@ def render_report(
     cause = diagnosis.cause
     host = f" on {cause.host}" if many_hosts and cause.host else ""
     first = f" (rank {cause.ranks[0]} first)" if 1 < len(cause.ranks) < world_size and not cause.at_once else ""
-    lines = _wrapped(f"{_who(cause.ranks, world_size)}{host} failed{first}: {cause.summary}", "")
+    when = _while_stopping(cause) if while_stopping else ""
+    lines = _wrapped(f"{_who(cause.ranks, world_size)}{host} failed{when}{first}: {cause.summary}", "")
     exception = (
         f"{cause.exception_type}: {cause.message or ''}".removesuffix(": ") if cause.exception_type else cause.message
     )
@@ -84,13 +86,27 @@ def attempt_and_restarts(attempt: int, restarts: int, max_restarts: int) -> str:
     return f", attempt {attempt}" + (f" (restart {restarts} of {max_restarts})" if restarts else "")
 
 
+def failed_in_stop(diagnosis: Diagnosis, *, world_size: int, many_hosts: bool) -> str:
+    """Say in one line which workers failed while they were stopped, and why."""
+    cause = diagnosis.cause
+    host = f" on {cause.host}" if many_hosts and cause.host else ""
+    return printable(f"{_who(cause.ranks, world_size)}{host} failed{_while_stopping(cause)}: {_what(cause)}")
+
+
+def _while_stopping(cause: Cause) -> str:
+    return f" while {'they' if len(cause.ranks) > 1 else 'it'} stopped"
+
+
+def _what(cause: Cause) -> str:
+    what = f"{cause.exception_type}: {cause.message}" if cause.exception_type else cause.summary
+    return what[:160] + (f" ({cause.frame})" if cause.frame else "")
+
+
 def one_line(diagnosis: Diagnosis, *, many_hosts: bool = False) -> str:
     """Say a cause in one line: who failed, with what, where."""
     cause = diagnosis.cause
     host = f" on {cause.host}" if many_hosts and cause.host else ""
-    what = f"{cause.exception_type}: {cause.message}" if cause.exception_type else cause.summary
-    where = f" ({cause.frame})" if cause.frame else ""
-    return f"{name_ranks(cause.ranks)}{host}: {what[:160]}{where}"
+    return f"{name_ranks(cause.ranks)}{host}: {_what(cause)}"
 
 
 def diagnosis_record(diagnosis: Diagnosis) -> dict[str, object]:

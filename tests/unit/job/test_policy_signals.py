@@ -61,7 +61,33 @@ def test_a_job_that_was_told_to_stop_exits_with_the_signal_however_its_workers_e
         job.exited(rank, returncode, tail=job.RAISED if returncode == 1 else b"", told=True)
     job.all_gone()
     assert job.exit_code == 128 + signum
+    assert [failed.while_stopping for failed in job.of(p.Failed)] == [True] * (returncode == 1)
+
+
+def test_the_last_line_says_which_workers_failed_while_they_stopped_and_why(make_job):
+    job = make_job(per_node=3).run()
+    job.signal(signal.SIGTERM)
+    job.exited(0, 1, tail=job.RAISED, told=True)
+    job.exited(1, 0, told=True)
+    job.exited(2, 1, tail=job.RAISED, told=True)
+    job.all_gone()
+    [failed] = job.of(p.Failed)
+    assert (failed.final, failed.diagnosis.cause.ranks) == (True, (0, 2))
+    assert job.of(p.Say)[-1].text == (
+        "stopped: 3 workers ended, none had to be killed; ranks 0,2 of 3 failed while they stopped: "
+        "ValueError: the cause (train.py:5 in step)"
+    )
+    assert job.exit_code == 143
+
+
+def test_a_worker_that_only_lost_its_peers_in_the_stop_has_not_failed(make_job):
+    job = make_job().run()
+    job.signal(signal.SIGTERM)
+    job.exited(0, -15, told=True)
+    job.exited(1, 1, tail=job.LOST, told=True)
+    job.all_gone()
     assert job.of(p.Failed) == []
+    assert job.of(p.Say)[-1].text == "stopped: 2 workers ended, none had to be killed"
 
 
 def test_quit_kills_at_once(make_job):
