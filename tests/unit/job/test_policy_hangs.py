@@ -8,8 +8,7 @@ import pytest
 
 from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as a
-from distlaunch.job import hangs
-from distlaunch.job.supervision import NOTICE_S
+from distlaunch.job import hangs, supervision
 
 DUMP = """Current thread 0x00007f00 (most recent call first):
   File "/home/u/train.py", line {line} in step
@@ -488,7 +487,7 @@ def test_after_the_last_worker_has_ended_there_is_no_hang(watched):
     watch = watched()
     for rank in watch.job.ranks:
         watch.job.exited(rank)
-    watch.job.now += NOTICE_S
+    watch.job.now += supervision.NOTICE_S
     watch.job.tick()
     assert watch.job.policy.deadline() is None
 
