@@ -297,7 +297,8 @@ def test_another_job_of_the_same_user_is_left_alone(job, distlaunch):
 
 @pytest.mark.parametrize("victim", ["outer launcher", "inner launcher", "nobody"])
 def test_a_launcher_within_a_worker_goes_with_it(job, distlaunch, victim):
-    inner = [sys.executable, "-m", "distlaunch", "train", "--num-procs", "2", "--failure-grace", str(GRACE_S)]
+    inner = [sys.executable, "-m", "distlaunch", "train", "--source", "flags", "--num-procs", "2"]
+    inner += ["--failure-grace", str(GRACE_S)]
     words = ["--no-python", *inner, job.program("leaves.py"), "--ranks", "0,1", "daemon", "wait"]
     outer = job.start(*words, procs=1, options=["--failure-grace", str(GRACE_S)])
     job.await_ready(outer)

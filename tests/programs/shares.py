@@ -5,8 +5,10 @@ import time
 from multiprocessing import shared_memory
 
 block = shared_memory.SharedMemory(create=True, size=1_000_000)
-with open(f"block-{os.environ['RANK']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}", "w") as file:
+sign = f"block-{os.environ['RANK']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+with open(f".{sign}", "w") as file:
     file.write(block.name)
+os.rename(f".{sign}", sign)
 while not all(os.path.exists(f"block-{rank}-{os.environ['TORCHELASTIC_RESTART_COUNT']}") for rank in range(2)):
     time.sleep(0.005)
 if os.environ["RANK"] == "0":
