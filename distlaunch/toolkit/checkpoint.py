@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -24,7 +25,7 @@ from distlaunch.toolkit.checkpoint_asking import Asking
 from distlaunch.toolkit.checkpoint_group import end_groups, new_groups, text_of
 from distlaunch.toolkit.checkpoint_signals import Requests
 from distlaunch.toolkit.checkpoint_state import Nested, Stateful, Trained, stateful_part
-from distlaunch.toolkit.checkpoint_store import CheckpointError, Store, steps_of, store_for
+from distlaunch.toolkit.checkpoint_store import CheckpointError, Store, describe, some, steps_of, store_for
 from distlaunch.toolkit.checkpoint_writing import Writing
 from distlaunch.toolkit.meeting import end_after, end_process_group, end_without
 
@@ -100,9 +101,10 @@ class Checkpoint:
         """Load the newest whole checkpoint, or the one after so many steps; return the next step, 0 if there is none.
 
         The one that is loaded is logged; ``close`` logs it if no step came after it. A damaged one is skipped, and that
-        is logged. What is newer than the one loaded is set aside: renamed, and not touched again.
-        Raises ConfigError if the checkpoint is of another model or optimizer, and CheckpointError if there are some and
-        none is whole.
+        is logged. One is damaged if a file is missing or is not what was written, not if it cannot be read. What is newer
+        than the one loaded is set aside: renamed, and not touched again.
+        Raises ConfigError if the checkpoint is of another model or optimizer, and CheckpointError if one cannot be read,
+        or if there are some and none is whole.
         """
         self._see_that_it_is_open("resume")
         self.wait()
@@ -125,7 +127,8 @@ class Checkpoint:
             self._resumed, self._reached = True, steps_of(name)
             self._writing.saved_steps = self._reached
             self._only_resumed = True
-            self._say(f"resumed from {self._store.where(name)}, after {counted(self._reached, 'step')}")
+            done = f"after {counted(self._reached, 'step')}"
+            self._say(f"resumed from {self._store.where(name)}, {done}{_age(manifest.get('time'))}")
             return self._reached
         if damaged and steps is not None:
             others = ", ".join(str(steps_of(name)) for name in all_names if name not in names) or "none"
@@ -138,25 +141,39 @@ class Checkpoint:
         return 0
 
     def _verified(self, name: str) -> tuple[Nested, str | None]:
-        """Have each worker read a share of the files; all get the same answer."""
-        manifest, damage = self._group.first(self._read_manifest(name) if self._group.rank == 0 else ({}, None))
-        if damage is None:
+        """Have each worker read a share of the files; return the manifest and the damage, the same on all workers.
+
+        Raises CheckpointError on all workers if one of them cannot read its share.
+        """
+        manifest, damage, unread = self._group.first(
+            self._read_manifest(name) if self._group.rank == 0 else ({}, None, None)
+        )
+        if damage is None and unread is None:
             files = sorted(manifest["files"].items())
             found = self._group.all(self._damage(name, dict(files[self._group.rank :: self._group.size])))
-            damage = next((text for text in found if text is not None), None)
+            damage = next((text for text, _ in found if text is not None), None)
+            unread = next((f"rank {rank}: {text}" for rank, (_, text) in enumerate(found) if text is not None), None)
+        if unread is not None:
+            others = ", ".join(str(steps_of(each)) for each in self._writing.names if each != name)
+            hint = f"; resume(steps=N) takes an older one: N is one of {others}" if others else ""
+            raise CheckpointError(f"{self._store.where(name)}: {unread}; nothing has been set aside or removed{hint}")
         return manifest, damage
 
-    def _read_manifest(self, name: str) -> tuple[Nested, str | None]:
+    def _read_manifest(self, name: str) -> tuple[Nested, str | None, str | None]:
+        """Return the manifest, or its damage, or why it cannot be read."""
         try:
-            return self._store.manifest(name), None
-        except Exception as error:  # noqa: BLE001 - the others wait for an answer, and stores raise what they like
-            return {}, f"its manifest cannot be read: {error}"
+            return self._store.manifest(name), None, None
+        except (OSError, ValueError) as error:
+            return {}, f"its manifest is not what was written: {describe(error)}", None
+        except Exception as error:  # noqa: BLE001 - the others wait for an answer
+            return {}, None, f"rank 0: {error.message if isinstance(error, CheckpointError) else describe(error)}"
 
-    def _damage(self, name: str, files: Nested) -> str | None:
+    def _damage(self, name: str, files: Nested) -> tuple[str | None, str | None]:
+        """Return the damage of some files, or why one cannot be read."""
         try:
-            return self._store.damage(name, files)
-        except Exception as error:  # noqa: BLE001 - as above
-            return text_of(error)
+            return self._store.damage(name, files), None
+        except Exception as error:  # noqa: BLE001 - the others wait for an answer
+            return None, error.message if isinstance(error, CheckpointError) else describe(error)
 
     def _load(self, name: str, manifest: Nested) -> None:
         """Have the parts that can refuse come first: nothing of model and optimizer has been changed by then."""
@@ -190,9 +207,10 @@ class Checkpoint:
         )
 
     def _set_aside(self, names: Sequence[str]) -> None:
-        if self._group.rank == 0:
-            for name in names:
-                self._store.set_aside(name)
+        """Have rank 0 set them aside. Raises CheckpointError on all workers if it cannot."""
+        for name in names:
+            where = f"{self._store.where(name)} is newer than what was resumed, and cannot be set aside"
+            self._group.agree(where, partial(self._store.set_aside, name) if self._group.rank == 0 else _nothing)
         self._writing.names = [name for name in self._writing.names if name not in names]
 
     # --- saving ----------------------------------------------------------------------------------------------------
@@ -225,6 +243,8 @@ class Checkpoint:
         """
         self._see_that_it_is_open("save")
         self._reached, self._only_resumed = steps_after(step, self._reached), False
+        if self._reached == self._writing.saved_steps and self._resumed:
+            self._say(f"step {self._reached - 1} is saved already, in {self._store.where(self._writing.names[0])}")
         self._save(self._reached, background=background, stop=False)
 
     def wait(self) -> None:
@@ -303,7 +323,11 @@ class Checkpoint:
             try:
                 self._store.claim()
                 names, mark = self._store.names(), self._store.mark()
-            except ConfigError as error:
+                if foreign := self._store.foreign():
+                    self._say(
+                        f"checkpoints in {self._store.root}: left alone, as they are none of ours: {some(foreign)}"
+                    )
+            except (ConfigError, CheckpointError) as error:
                 refused = error.message
             except Exception as error:  # noqa: BLE001 - the others wait for an answer
                 refused = f"checkpoints in {self._store.root}: {text_of(error)}"
@@ -312,7 +336,7 @@ class Checkpoint:
             self._store.release()
             raise ConfigError(refused)
         places = self._group.all((os.uname().nodename, self._store.root, _sees(self._store, mark)))
-        if not all(seen for _, _, seen in places):
+        if not all(seen is True for _, _, seen in places):
             self._store.release()
             raise ConfigError(not_shared(places))
         return names
@@ -388,8 +412,24 @@ class Checkpoint:
             log.warning("distlaunch: %s", text)
 
 
-def _sees(store: Store, mark: str) -> bool:
+def _age(saved_s: object) -> str:
+    """Return how long ago a time of the clock was, as ``, saved 5 min ago``; nothing if that is not known."""
+    if not isinstance(saved_s, int | float):
+        return ""
+    ago_s = max(0, int(time.time() - saved_s))
+    for size_s, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
+        if ago_s >= 2 * size_s:
+            return f", saved {ago_s // size_s:,} {unit} ago"
+    return f", saved {ago_s} s ago"
+
+
+def _nothing() -> None:
+    """Do nothing: what only rank 0 has to do."""
+
+
+def _sees(store: Store, mark: str) -> bool | str:
+    """Return whether the worker sees what rank 0 has written, or why that cannot be told."""
     try:
         return store.sees(mark)
-    except Exception:  # noqa: BLE001 - the others wait for an answer
-        return False
+    except Exception as error:  # noqa: BLE001 - the others wait for an answer
+        return error.message if isinstance(error, CheckpointError) else describe(error)

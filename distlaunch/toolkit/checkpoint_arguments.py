@@ -11,6 +11,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.toolkit.checkpoint_store import MOST_STEPS
 
 
 def above_0(name: str, number: Any, *, whole: bool) -> None:
@@ -42,8 +43,8 @@ def steps_after(step: Any, reached: int) -> int:
         number = operator.index(step)
     except TypeError:
         number = -1
-    if number < 0:
-        raise ConfigError(f"Checkpoint: the step is {step!r}; a whole number is expected, from 0")
+    if not 0 <= number < MOST_STEPS:
+        raise ConfigError(f"Checkpoint: the step is {step!r}; a whole number is expected, from 0 to 10**18 - 2")
     if number + 1 < reached:
         raise ConfigError(
             f"Checkpoint: step {number} after step {reached - 1}: only steps that follow can be saved: count them over "
@@ -52,10 +53,16 @@ def steps_after(step: Any, reached: int) -> int:
     return number + 1
 
 
-def not_shared(places: Sequence[tuple[str, str, bool]]) -> str:
-    """Say which workers do not see what rank 0 has written: of each by rank its host, its place, whether it does."""
+def not_shared(places: Sequence[tuple[str, str, bool | str]]) -> str:
+    """Say which workers do not see what rank 0 has written.
+
+    ``places``: of each worker by rank its host, its place, and whether it sees that; a text says why it cannot tell.
+    """
     host, root, _ = places[0]
-    blind = [(rank, *place) for rank, place in enumerate(places) if not place[2]]
+    blind = [(rank, *place) for rank, place in enumerate(places) if place[2] is not True]
+    if unread := [(rank, why) for rank, _, other, why in blind if other == root and isinstance(why, str)]:
+        rank, why = unread[0]
+        return f"checkpoints in {root}: rank {rank}: {why}"
     if others := [(rank, other) for rank, _, other, _ in blind if other != root]:
         rank, other = others[0]
         return f"checkpoints in {root}: rank {rank} was given another place, {other}: all workers have to give the same"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
@@ -12,9 +13,23 @@ from torch import distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_store import MANIFEST, CheckpointError, Store, Summed, name_of, sealed
+from distlaunch.toolkit.checkpoint_store import (
+    MANIFEST,
+    CheckpointError,
+    PlaceLostError,
+    Store,
+    Summed,
+    describe,
+    name_of,
+    only_ours,
+    retried,
+    sealed,
+    steps_of,
+)
 
 _OWNER = "owner.json"
+
+log = logging.getLogger("distlaunch.checkpoint")
 
 
 class Bucket(Store):
@@ -34,7 +49,7 @@ class Bucket(Store):
             hint = f"pip install {package}" if package else str(error)
             raise ConfigError(f"checkpoints in {root}: {hint}") from error
         except Exception as error:
-            raise ConfigError(f"checkpoints in {root}: {_told(error)}") from error
+            raise ConfigError(f"checkpoints in {root}: {describe(error)}") from error
         self._path = self._path.rstrip("/")
         self._mark = ""
 
@@ -49,16 +64,29 @@ class Bucket(Store):
         try:
             self._fs.makedirs(self._path, exist_ok=True)
             self.write(_OWNER, json.dumps(owner).encode())
-            whole = set(self.listed())
-            for name in self._all():
-                if name.startswith("step-") and name not in whole:
+            for name in self.listed():
+                if self._is_half_written(name):
                     self.remove(name)
         except Exception as error:
-            raise ConfigError(f"checkpoints in {self.root}: {_told(error)}: not a place to write to") from error
+            raise ConfigError(f"checkpoints in {self.root}: {describe(error)}: not a place to write to") from error
+
+    def _is_half_written(self, name: str) -> bool:
+        """Return whether a job of ours began this checkpoint and did not complete it. Raises ReadError."""
+        if steps_of(name) < 0 or "." not in name:  # a job's mark is in the names of all that it begins
+            return False
+        try:
+            files = retried(lambda: self.files(name), self.where(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return MANIFEST not in files and only_ours(files)
 
     def check_claim(self) -> None:
         """See who owns the place now."""
-        if not self.sees(self._mark):
+        try:
+            found = self._owner()
+        except FileNotFoundError as error:
+            raise PlaceLostError(f"checkpoints in {self.root}: the place has been emptied meanwhile") from error
+        if found != self._mark:
             raise CheckpointError(f"checkpoints in {self.root}: another job has begun to save there")
 
     def mark(self) -> str:
@@ -67,32 +95,45 @@ class Bucket(Store):
 
     def sees(self, mark: str) -> bool:
         """Read who owns it."""
-        with suppress(OSError, ValueError, KeyError), self.open(_OWNER) as file:
-            return bool(json.loads(file.read())["mark"] == mark)
-        return False
+        try:
+            return self._owner() == mark
+        except FileNotFoundError:
+            return False
+
+    def _owner(self) -> str | None:
+        """Return the mark of the job that owns the place. Raises FileNotFoundError or ReadError."""
+        data = self.read(_OWNER)
+        try:
+            found = json.loads(data)
+        except ValueError:
+            return None
+        return found.get("mark") if isinstance(found, dict) else None
 
     def release(self) -> None:
         """Leave the mark: who comes overwrites it."""
 
     def listed(self) -> list[str]:
-        """List folders with a manifest."""
-        return [name for name in self._all() if self._is_there(f"{name}/{MANIFEST}")]
-
-    def _is_there(self, path: str) -> bool:
-        """Tell it, or raise what has gone wrong: fsspec's own ``exists`` says no then, and no means half-written."""
-        try:
-            self._fs.info(f"{self._path}/{path}")
-        except (FileNotFoundError, NotADirectoryError):  # the latter of what is beside checkpoints, as the owner's mark
-            return False
-        return True
-
-    def _all(self) -> list[str]:
+        """List all there is."""
         self._fs.invalidate_cache()
         try:
-            found = self._fs.ls(self._path, detail=False)
+            return retried(lambda: self._names_in(self._path), f"checkpoints in {self.root}")
         except FileNotFoundError:
             return []
-        return [str(path).rstrip("/").rpartition("/")[2] for path in found]
+
+    def files(self, name: str) -> list[str]:
+        """List the objects under a name; one that is itself an object is no folder."""
+        path = f"{self._path}/{name}"
+        found = self._fs.ls(path, detail=False)
+        if [str(each).rstrip("/") for each in found] == [path]:
+            raise NotADirectoryError(f"{path} is an object")
+        return [file for file in self._names_in(path) if file]
+
+    def _names_in(self, path: str) -> list[str]:
+        return [str(each).rstrip("/").removeprefix(f"{path}").strip("/") for each in self._fs.ls(path, detail=False)]
+
+    def is_complete(self, files: Collection[str]) -> bool:
+        """Return whether the manifest is there, which is written last."""
+        return MANIFEST in files
 
     def open(self, path: str) -> BinaryIO:
         """Open for reading."""
@@ -114,14 +155,53 @@ class Bucket(Store):
 
     def remove(self, name: str) -> None:
         """Remove the manifest first."""
-        with suppress(OSError):
-            if self._is_there(manifest := f"{name}/{MANIFEST}"):
-                self._fs.rm(f"{self._path}/{manifest}")
-            self._fs.rm(f"{self._path}/{name}", recursive=True)
+        with suppress(Exception):  # an object store's package raises whatever it likes
+            self._fs.invalidate_cache()
+            if not only_ours(files := self.files(name)):
+                log.warning("distlaunch: %s stays: it holds files that are no checkpoint's", self.where(name))
+                return
+            self._remove_files(name, files)
+            log.info("distlaunch: removed %s", self.where(name))
+
+    def _remove_files(self, name: str, files: Collection[str]) -> None:
+        for file in sorted(files, key=lambda file: file != MANIFEST):
+            self._fs.rm_file(f"{self._path}/{name}/{file}")
+        self._fs.invalidate_cache()
+        with suppress(FileNotFoundError):  # of an object store, where a folder is nothing but the names of objects
+            if not self.files(name):
+                self._fs.rm(f"{self._path}/{name}", recursive=True)
 
     def set_aside(self, name: str) -> None:
-        """Copy under another name, and remove: there is no other way."""
-        self._fs.mv(f"{self._path}/{name}", f"{self._path}/aside-{name}-{os.urandom(4).hex()}", recursive=True)
+        """Copy all objects under another name, the manifest last, and remove them, the manifest first.
+
+        An object store cannot rename. A copy that was not completed is removed, or completed by the next try: it has
+        the same name.
+        """
+        aside = f"aside-{name}"
+        try:
+            self._fs.invalidate_cache()
+            files = self.files(name)
+            while self._is_taken(aside):
+                aside = f"{aside}-again"
+            for file in sorted(files, key=lambda file: file == MANIFEST):
+                self._fs.cp_file(f"{self._path}/{name}/{file}", f"{self._path}/{aside}/{file}")
+        except Exception as error:
+            with suppress(Exception):
+                self._remove_files(aside, self.files(aside))
+            raise OSError(f"{self.where(name)} could not be copied to {aside}: {describe(error)}") from error
+        try:
+            self._remove_files(name, files)
+        except Exception as error:
+            raise OSError(f"{self.where(name)} could not be removed: {describe(error)}") from error
+        finally:
+            self._fs.invalidate_cache()
+
+    def _is_taken(self, name: str) -> bool:
+        """Return whether there is a whole copy of that name."""
+        try:
+            return MANIFEST in self.files(name)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def writer(self, folder: str) -> FileSystemWriter:
         """Write through fsspec."""
@@ -136,11 +216,6 @@ class Bucket(Store):
         reader.fs = _Objects(self._fs)  # type: ignore[assignment]
         reader.path = f"{self._path}/{folder}"
         return reader
-
-
-def _told(error: Exception) -> str:
-    """Say what a package of fsspec's raises, which is anything, at times without a word."""
-    return f"{type(error).__name__}: {error}" if str(error) else f"{type(error).__name__}"
 
 
 class _Objects(FileSystemBase):

@@ -7,23 +7,37 @@ import fcntl
 import json
 import logging
 import os
-import shutil
+import re
 import socket
 import stat
 import struct
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_store import MANIFEST, CheckpointError, PlaceLostError, Store, Summed, sealed
+from distlaunch.toolkit.checkpoint_store import (
+    MANIFEST,
+    CheckpointError,
+    NotAFileError,
+    PlaceLostError,
+    Store,
+    Summed,
+    describe,
+    only_ours,
+    retried,
+    sealed,
+    steps_of,
+)
 
 _LOCK = ".lock"
 _SAVING, _REMOVING, _ASIDE = ".saving-", ".removing-", "aside-"
+_HALF = re.compile(rf"(?:{re.escape(_SAVING)}|{re.escape(_REMOVING)})(.+)-[0-9a-f]{{8}}")
+"""What a save, or a removal, leaves that did not come to its end."""
 _held: set[str] = set()
 """What this process has, without symbolic links: where the lock is POSIX's it keeps only other processes out."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
@@ -31,7 +45,8 @@ _WAIT_S = 5.0
 """For the lock of a job that is just ending, and for network file systems that show new files late."""
 _LEASE_S = 100.0
 """For the lock of this very job on a node that has died: an NFSv4 server keeps it for its lease, 90 s as a rule."""
-_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM, *_FULL}
 _FLOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 log = logging.getLogger("distlaunch.checkpoint")
@@ -57,26 +72,45 @@ class Folder(Store):
         real = os.path.realpath(self.root)
         if real in _held:
             raise ConfigError(f"checkpoints in {self.root}: this process has another Checkpoint there already")
+        if os.path.islink(self.root) and not os.path.exists(self.root):
+            raise ConfigError(
+                f"checkpoints in {self.root}: a symbolic link to {os.readlink(self.root)}, which does not exist: "
+                "make that directory, or choose another"
+            )
         try:
             os.makedirs(self.root, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW  # what it points to would be emptied
-            self._lock = os.open(f"{self.root}/{_LOCK}", flags, 0o666)
+            self._open_lock()
             self._take_lock()
             self._real = real
             _held.add(real)
+            self._sweep()  # before the mark: the disk may be full of what is swept
             self._write_mark()
         except OSError as error:
             self.release()
             if error.errno not in _READ_ONLY or not os.path.isdir(self.root):
-                what = f"{_LOCK} is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+                what = f"{_LOCK} is a symbolic link" if error.errno == errno.ELOOP else describe(error)
                 raise ConfigError(f"checkpoints in {self.root}: {what}: not a directory to write to") from error
-            self._unwritable = str(error.strerror)
+            self._unwritable = describe(error)
             self._mark = self._all_names()
-            log.warning("distlaunch: checkpoints in %s can be read, but not saved: %s", self.root, error.strerror)
-            return
+            log.warning("distlaunch: checkpoints in %s can be read, but not saved: %s", self.root, describe(error))
+
+    def _open_lock(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW  # what it points to would be emptied
+        path = f"{self.root}/{_LOCK}"
+        try:
+            self._lock = os.open(path, flags, 0o666)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            self._sweep()  # a disk that is full of a half-written save; without a lock file nobody is saving here
+            self._lock = os.open(path, flags, 0o666)
+
+    def _sweep(self) -> None:
+        """Remove what killed jobs left half-written."""
         for name in os.listdir(self.root):
-            if name.startswith((_SAVING, _REMOVING)):
-                shutil.rmtree(f"{self.root}/{name}", ignore_errors=True)
+            found = _HALF.fullmatch(name)
+            if found is not None and steps_of(found[1]) >= 0 and self._remove_files(name):
+                log.info("distlaunch: removed %s, which a job left half-written", self.where(name))
 
     def _write_mark(self) -> None:
         self._mark = os.urandom(8).hex()
@@ -86,7 +120,7 @@ class Folder(Store):
         os.fsync(self._lock)  # without it other nodes see an empty file on NFS, which writes it when it is closed
 
     def _all_names(self) -> str:
-        return json.dumps(sorted(self.listed()))
+        return json.dumps(self.names())
 
     def _take_lock(self) -> None:
         begun = time.monotonic()
@@ -110,9 +144,11 @@ class Folder(Store):
             return
 
     def _holder(self) -> dict[str, Any]:
+        """Return what the lock file says of the job that has the directory. Raises ReadError."""
+        data = retried(lambda: os.pread(self._lock, 4096, 0), self.where(_LOCK))
         try:
-            found = json.loads(os.pread(self._lock, 4096, 0))
-        except (OSError, ValueError):
+            found = json.loads(data)
+        except ValueError:
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -141,9 +177,15 @@ class Folder(Store):
         if self._unwritable is not None:
             raise CheckpointError(f"{where}: {self._unwritable}: choose a directory to write to, or free some room")
         try:
-            there, own = os.stat(f"{self.root}/{_LOCK}"), os.fstat(self._lock)
-        except OSError as error:
-            raise PlaceLostError(f"{where}: the directory has been removed meanwhile: {error.strerror}") from error
+            own = os.fstat(self._lock)
+            there = retried(lambda: os.stat(f"{self.root}/{_LOCK}"), self.where(_LOCK))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if os.path.isdir(self.root):
+                raise PlaceLostError(
+                    f"{where}: its lock file {_LOCK} has been removed meanwhile, and nothing keeps other jobs out: "
+                    "start the job again"
+                ) from error
+            raise PlaceLostError(f"{where}: the directory has been removed meanwhile") from error
         if (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
             raise PlaceLostError(f"{where}: the directory has been replaced meanwhile")
         if self._holder().get("mark") != self._mark:
@@ -159,9 +201,17 @@ class Folder(Store):
     def listed(self) -> list[str]:
         """List all there is."""
         try:
-            return os.listdir(self.root)
+            return retried(lambda: os.listdir(self.root), f"checkpoints in {self.root}")
         except FileNotFoundError:
             return []
+
+    def files(self, name: str) -> list[str]:
+        """List the directory."""
+        return os.listdir(f"{self.root}/{name}")
+
+    def is_complete(self, files: Collection[str]) -> bool:
+        """Return True: a directory gets its name when it is complete, and may have lost any of its files since."""
+        return True
 
     def open(self, path: str) -> BinaryIO:
         """Open for reading."""
@@ -181,16 +231,42 @@ class Folder(Store):
         self.write(f"{temporary}/{MANIFEST}", sealed(manifest))
         _sync(f"{self.root}/{temporary}")
         os.rename(f"{self.root}/{temporary}", f"{self.root}/{name}")  # fails on a folder that is there and not empty
-        _sync(self.root)
+        try:
+            _sync(self.root)
+        except OSError as error:
+            log.warning(
+                "distlaunch: checkpoint %s is there, but the directory could not be flushed (%s): "
+                "it may be gone after a power failure",
+                self.where(name),
+                describe(error),
+            )
 
     def remove(self, name: str) -> None:
         """Rename, then remove."""
-        path = f"{self.root}/{name}"
         with suppress(OSError):
+            if not only_ours(self.files(name)):
+                log.warning("distlaunch: %s stays: it holds files that are no checkpoint's", self.where(name))
+                return
+            hidden = name
             if not name.startswith(_SAVING):
-                path = f"{self.root}/{_REMOVING}{name}-{os.urandom(4).hex()}"
-                os.rename(f"{self.root}/{name}", path)
-            shutil.rmtree(path, ignore_errors=True)
+                hidden = f"{_REMOVING}{name}-{os.urandom(4).hex()}"
+                os.rename(f"{self.root}/{name}", f"{self.root}/{hidden}")
+            if self._remove_files(hidden):
+                log.info("distlaunch: removed %s", self.where(name))
+
+    def _remove_files(self, name: str) -> bool:
+        """Remove a directory that holds nothing but files of ours; return whether it is gone."""
+        path = f"{self.root}/{name}"
+        try:
+            files = os.listdir(path)
+            if files and not only_ours(files):
+                return False
+            for file in files:
+                os.unlink(f"{path}/{file}")
+            os.rmdir(path)
+        except OSError:
+            return False
+        return True
 
     def set_aside(self, name: str) -> None:
         """Rename; nothing of ours removes it."""
@@ -258,7 +334,7 @@ def _open_regular(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file")
+        raise NotAFileError(errno.EINVAL, "not a regular file")
     return descriptor
 
 

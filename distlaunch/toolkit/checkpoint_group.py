@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_store import CheckpointError
+from distlaunch.toolkit.checkpoint_store import CheckpointError, describe
 from distlaunch.toolkit.meeting import meet
 
 T = TypeVar("T")
@@ -69,6 +69,8 @@ class Group:
             problem = CheckpointError, f"{where}: rank {rank}: {text_of(cause)}"
         except ConfigError as failure:
             problem = ConfigError, f"{where} {failure.message}"
+        except CheckpointError as failure:
+            problem = CheckpointError, f"{where}: rank {self.rank}: {failure.message}"
         except Exception as failure:  # noqa: BLE001 - the others wait for an answer
             problem = CheckpointError, f"{where}: rank {self.rank}: {text_of(failure)}"
         problems = [problem] if self.handle is None else self.all(problem)
@@ -79,7 +81,7 @@ class Group:
 
 def text_of(error: BaseException) -> str:
     """Describe an error; torch keeps only the text of many."""
-    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, OSError) and str(error) else describe(error)
 
 
 def end_groups(*groups: Group) -> None:

@@ -4,18 +4,24 @@ A checkpoint is a folder ``step-<steps done>`` with torch.distributed.checkpoint
 names each with its size and CRC-32. In a directory it gets its name by one rename when all of it is on the disk. An
 object store cannot rename, but writes each object whole or not at all: there the manifest comes last and is the mark,
 and the name ends in the mark of the job that has made it, since nothing keeps two jobs apart.
+
+A place may hold what others have written. Only what is certainly a checkpoint of this format is ever removed or
+renamed: its name is exactly one that ``name`` gives, and all files in it are of the kinds that a save writes.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import re
+import socket
+import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, BinaryIO
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import unquote
 
 from distlaunch.core.errors import ConfigError, LaunchError
@@ -23,8 +29,18 @@ from distlaunch.core.errors import ConfigError, LaunchError
 MANIFEST = "manifest.json"
 FORMAT = 1
 _SEAL = "crc32"
-_NAME = re.compile(r"step-(\d{1,18})(?:\.[0-9a-f]{16})?")
+MOST_STEPS = 10**18 - 1
+"""The most steps that a name can tell: 18 digits."""
+_NAME = re.compile(r"step-(\d{9,18})(?:\.[0-9a-f]{16})?")
+_OUR_FILE = re.compile(r"\.metadata(?:\.tmp)?|__\d+_\d+\.distcp|manifest\.json")
+"""The files of a checkpoint: torch.distributed.checkpoint's and the manifest."""
 _PIECE_BYTES = 4 << 20
+_RETRIES_S = 0.2, 1.0
+"""How long to wait before each further try of a read that failed: network file systems recover from most errors."""
+_SHOWN = 5
+
+log = logging.getLogger("distlaunch.checkpoint")
+T = TypeVar("T")
 
 
 class CheckpointError(LaunchError):
@@ -35,6 +51,39 @@ class CheckpointError(LaunchError):
 
 class PlaceLostError(CheckpointError):
     """The place is not there any more, nor is what was in it."""
+
+
+class ReadError(CheckpointError):
+    """Something could not be read (no permission, a timeout, an error of I/O): it may be damaged or whole."""
+
+
+class NotAFileError(OSError):
+    """There is something else in the place of a file: a directory, a FIFO."""
+
+
+def describe(error: BaseException) -> str:
+    """Describe an error in words; the class where it has none of its own."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def retried(action: Callable[[], T], what: str) -> T:
+    """Return what ``action`` gives; try again after errors that may pass.
+
+    Raises FileNotFoundError, NotADirectoryError and NotAFileError as they come, and ReadError for any other error that
+    stays: its text names ``what``, the error and this host.
+    """
+    for pause_s in (*_RETRIES_S, None):
+        try:
+            return action()
+        except (FileNotFoundError, NotADirectoryError, NotAFileError, ReadError):
+            raise
+        except Exception as error:  # an object store's package raises whatever it likes
+            if pause_s is None:
+                raise ReadError(f"{what} cannot be read on {socket.gethostname()}: {describe(error)}") from error
+        time.sleep(pause_s)
+    raise AssertionError("the last try returns or raises")
 
 
 class Summed(io.RawIOBase):
@@ -116,7 +165,15 @@ class Store(ABC):
 
     @abstractmethod
     def listed(self) -> list[str]:
-        """List the folders of checkpoints that were completed, damaged ones too, in any order."""
+        """Return the names of all folders and files in the place, in any order."""
+
+    @abstractmethod
+    def files(self, name: str) -> list[str]:
+        """Return the names of all files in a folder. Raises FileNotFoundError or NotADirectoryError if it is none."""
+
+    @abstractmethod
+    def is_complete(self, files: Collection[str]) -> bool:
+        """Return whether a folder with these files was completed once, as far as their names tell."""
 
     @abstractmethod
     def open(self, path: str) -> BinaryIO:
@@ -140,11 +197,14 @@ class Store(ABC):
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a folder so that at no instant a part of it looks whole; never raises."""
+        """Remove a folder that holds nothing but files of ours; at no instant does a part of it look whole.
+
+        Never raises.
+        """
 
     @abstractmethod
     def set_aside(self, name: str) -> None:
-        """Rename a checkpoint so that it is not one any more, and its name is free."""
+        """Rename a checkpoint so that it is not one any more, and its name is free. Raises OSError if that fails."""
 
     @abstractmethod
     def writer(self, folder: str) -> Any:
@@ -155,36 +215,80 @@ class Store(ABC):
         """Give torch's reader."""
 
     def names(self) -> list[str]:
-        """List checkpoints, the newest first."""
-        return sorted((name for name in self.listed() if _NAME.fullmatch(name)), key=steps_of, reverse=True)
+        """Return the names of checkpoints that were completed, damaged ones too, the newest first."""
+        return sorted(filter(self.is_ours, self.listed()), key=steps_of, reverse=True)
+
+    def foreign(self) -> list[str]:
+        """Return names that begin like a checkpoint's and are not: somebody else's, left alone."""
+        return sorted(name for name in self.listed() if name.startswith("step-") and not self.is_ours(name))
+
+    def is_ours(self, name: str) -> bool:
+        """Return whether a folder is a checkpoint of this format, be it a damaged one.
+
+        Its manifest says so, or else all of its files are of the kinds that a save writes.
+        """
+        if steps_of(name) < 0:
+            return False
+        try:
+            files = retried(lambda: self.files(name), self.where(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        if not self.is_complete(files):
+            return False
+        try:
+            data = self.read(f"{name}/{MANIFEST}") if MANIFEST in files else b""
+        except (ReadError, NotAFileError, FileNotFoundError):
+            data = b""
+        if (recognised := _is_a_manifest(data)) is None:
+            return only_ours(files)
+        return recognised
 
     def where(self, name: str) -> str:
         """Name a checkpoint for people."""
         return f"{self.root.rstrip('/')}/{name}"
 
+    def read(self, path: str) -> bytes:
+        """Return what is in a file. Raises as ``retried`` does."""
+
+        def whole() -> bytes:
+            with self.open(path) as file:
+                return file.read()
+
+        return retried(whole, self.where(path))
+
     def manifest(self, name: str) -> dict[str, Any]:
-        """Read what is in a checkpoint. Raises OSError or ValueError where that cannot be told."""
+        """Return what the manifest of a checkpoint says.
+
+        Raises ValueError or OSError if it is damaged or missing, and ReadError if that cannot be told.
+        """
+        data = self.read(f"{name}/{MANIFEST}")
         try:
-            with self.open(f"{name}/{MANIFEST}") as file:
-                return _manifest(file.read(), steps_of(name))
-        except (OSError, ValueError):
-            raise
-        except Exception as error:  # an object store's own, or a RecursionError: all workers wait for the answer
-            raise ValueError(f"{type(error).__name__}: {error}") from error
+            return _manifest(data, steps_of(name))
+        except RecursionError as error:
+            raise ValueError(f"{MANIFEST} is nested too deeply") from error
 
     def damage(self, name: str, files: Mapping[str, Any]) -> str | None:
-        """Read files and say which one is not as it was written, if any."""
-        for file, written in files.items():
+        """Read files; return which one is not as it was written, if any.
+
+        Raises ReadError for one that cannot be read, which may well be whole.
+        """
+
+        def sums(path: str) -> tuple[int, int]:
             size = crc = 0
+            with self.open(path) as stream:
+                while piece := stream.read(_PIECE_BYTES):
+                    size += len(piece)
+                    crc = zlib.crc32(piece, crc)
+            return size, crc
+
+        for file, written in files.items():
+            path = f"{name}/{file}"
             try:
-                with self.open(f"{name}/{file}") as stream:
-                    while piece := stream.read(_PIECE_BYTES):
-                        size += len(piece)
-                        crc = zlib.crc32(piece, crc)
-            except OSError as error:
-                return f"{file}: {error.strerror or error}"
-            except Exception as error:  # noqa: BLE001 - an object store's own: all workers wait for the answer
-                return f"{file}: {type(error).__name__}: {error}"
+                size, crc = retried(lambda path=path: sums(path), self.where(path))  # type: ignore[misc]
+            except (FileNotFoundError, NotADirectoryError):
+                return f"{file} is missing"
+            except NotAFileError as error:
+                return f"{file}: {describe(error)}"
             if size != written[0]:
                 return f"{file} has {size:,} bytes, not {written[0]:,}"
             if crc != written[1]:
@@ -198,9 +302,22 @@ def name_of(steps: int) -> str:
 
 
 def steps_of(name: str) -> int:
-    """Tell after how many steps a checkpoint was made."""
+    """Return after how many steps a checkpoint was made; -1 if the name is not one of a checkpoint."""
     found = _NAME.fullmatch(name)
-    return int(found[1]) if found else -1
+    if found is None or not name.startswith(name_of(int(found[1]))):
+        return -1
+    return int(found[1])
+
+
+def only_ours(files: Collection[str]) -> bool:
+    """Return whether there are files and all of them are of the kinds that a save writes."""
+    return bool(files) and all(_OUR_FILE.fullmatch(file) for file in files)
+
+
+def some(names: Collection[str]) -> str:
+    """Return the first of several names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(list(names)[:_SHOWN]) + more
 
 
 def sealed(manifest: bytes) -> bytes:
@@ -216,9 +333,31 @@ def _manifest(data: bytes, steps: int) -> dict[str, Any]:
     seal = found.pop(_SEAL, None)
     if seal != zlib.crc32(json.dumps(found).encode()):
         raise ValueError(f"{MANIFEST} is not what was written (its CRC-32 differs)")
-    if found["steps"] != steps:
-        raise ValueError(f"{MANIFEST} is of the checkpoint after {found['steps']} steps")
+    if found.get("steps") != steps:
+        raise ValueError(f"{MANIFEST} is of the checkpoint after {found.get('steps')} steps")
+    files, world_size, kinds = found.get("files"), found.get("world_size"), found.get("optimizers")
+    if (
+        not isinstance(files, dict)
+        or not all(_is_size_and_sum(each) for each in files.values())
+        or not isinstance(world_size, int)
+        or world_size < 1
+        or not (kinds is None or (isinstance(kinds, list) and all(isinstance(each, str) for each in kinds)))
+    ):
+        raise ValueError(f"{MANIFEST} has other contents than one of format {FORMAT}")
     return found
+
+
+def _is_size_and_sum(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(number, int) for number in value)
+
+
+def _is_a_manifest(data: bytes) -> bool | None:
+    """Return whether it is one of this format, perhaps a changed one; None if nothing can be told from it."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return {"format", "steps", "files"} <= found.keys() if isinstance(found, dict) else None
 
 
 def store_for(where: str | os.PathLike[str]) -> Store:

@@ -218,7 +218,7 @@ def test_a_directory_that_is_removed_is_told_and_nothing_is_said_to_be_kept(tmp_
         shutil.rmtree(where)
     else:
         monkeypatch.setattr(Writing, "_saved", removing)
-    with pytest.raises(CheckpointError, match=r"the directory has been removed meanwhile: No such file or directory$"):
+    with pytest.raises(CheckpointError, match=r"the directory has been removed meanwhile$"):
         checkpoint.save(1)
     checkpoint.close()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pathlib
+import socket
 import zlib
 
 import pytest
@@ -15,7 +17,7 @@ from torch import nn  # noqa: E402
 
 from distlaunch.core.errors import ConfigError  # noqa: E402
 from distlaunch.toolkit.checkpoint import Checkpoint  # noqa: E402
-from distlaunch.toolkit.checkpoint_store import Store, sealed, store_for  # noqa: E402
+from distlaunch.toolkit.checkpoint_store import CheckpointError, ReadError, Store, sealed, steps_of, store_for  # noqa: E402
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def test_a_manifest_that_is_not_what_was_written_counts_as_damaged(saved, caplog
     manifest = saved / "step-000000002" / "manifest.json"
     manifest.write_bytes(harm(manifest.read_bytes()))
     assert resume(saved) == 1
-    assert f"{saved}/step-000000002 is damaged: its manifest cannot be read: " in caplog.text
+    assert f"{saved}/step-000000002 is damaged: its manifest is not what was written: " in caplog.text
 
 
 def test_a_manifest_of_another_checkpoint_is_not_this_one_s(saved):
@@ -95,15 +97,18 @@ def test_a_manifest_s_sum_is_of_all_else_that_it_says():
     assert found == manifest
 
 
-def test_what_an_object_store_raises_on_one_worker_is_told_to_all(saved):
+def test_what_an_object_store_raises_is_an_error_of_reading_and_no_damage(saved, monkeypatch):
+    monkeypatch.setattr("distlaunch.toolkit.checkpoint_store._RETRIES_S", (0.0,))
+
     class Odd(type(store_for(saved))):
         def open(self, path):
             raise LookupError("no such bucket")
 
     store = Odd(str(saved))
     assert isinstance(store, Store)
-    assert store.damage("step-000000002", {"a": [1, 2]}) == "a: LookupError: no such bucket"
-    with pytest.raises(ValueError, match="LookupError: no such bucket"):
+    with pytest.raises(ReadError, match=rf"{saved}/step-000000002/a cannot be read on .*: LookupError: no such bucket"):
+        store.damage("step-000000002", {"a": [1, 2]})
+    with pytest.raises(ReadError, match="LookupError: no such bucket"):
         store.manifest("step-000000002")
 
 
@@ -139,3 +144,202 @@ def test_a_directory_is_where_it_is_said_to_be(where, root, tmp_path, monkeypatc
 def test_what_is_no_place_is_refused(where, text):
     with pytest.raises(ConfigError, match=text):
         store_for(where)
+
+
+# --- what is ours, and what is somebody else's
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("step-000000005", 5),
+        ("step-1234567890", 1234567890),
+        ("step-000000005.0123456789abcdef", 5),
+        ("step-5", -1),
+        ("step-0000000005", -1),
+        ("step-000000005.safetensors", -1),
+        ("step-by-step-guide", -1),
+        ("aside-step-000000005", -1),
+    ],
+)
+def test_only_exactly_the_names_that_a_save_gives_are_checkpoints(name, steps):
+    assert steps_of(name) == steps
+
+
+def foreign(where):
+    """Put into a place what other tools and people leave there; return the content of each file."""
+    texts = {
+        "step-1/model.safetensors": "weights",
+        "step-5/.metadata": "another tool's",
+        "step-000000500/model.safetensors": "weights",
+        "step-000000900/manifest.json": json.dumps({"weights": ["a"]}),
+        "step-000000900/__0_0.distcp": "shard",
+        "step-by-step-guide/index.html": "guide",
+        "step-notes.txt": "notes",
+        ".saving-mine/a": "a",
+        ".saving-step-000000003-0123abcd/notes.txt": "n",
+    }
+    for name, text in texts.items():
+        path = where / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text)
+    return texts
+
+
+def test_what_others_wrote_is_left_alone_and_named_once(tmp_path, caplog):
+    texts = foreign(tmp_path)
+    for _ in range(2):
+        checkpoint = Checkpoint(tmp_path, model=nn.Linear(2, 1), every=1, keep=1)
+        start = checkpoint.resume()
+        for step in range(start, start + 3):
+            checkpoint.step(step)
+        checkpoint.close()
+    assert {name: (tmp_path / name).read_text() for name in texts} == texts
+    assert sorted(path.name for path in tmp_path.glob("step-00000000*")) == ["step-000000006"]
+    told = [record.message for record in caplog.records if "left alone" in record.message]
+    assert len(told) == 2  # once for each Checkpoint
+    assert "step-000000500, step-000000900, step-1, step-5, step-by-step-guide and 1 more" in told[0]
+
+
+def test_a_checkpoint_with_somebody_s_file_in_it_is_resumed_and_never_removed(saved, caplog):
+    (saved / "step-000000002" / "notes.txt").write_text("the best one")
+    checkpoint = Checkpoint(saved, model=nn.Linear(2, 1), every=1, keep=1)
+    assert checkpoint.resume() == 2
+    checkpoint.step(2)
+    checkpoint.close()
+    assert (saved / "step-000000002" / "notes.txt").read_text() == "the best one"
+    assert "step-000000002 stays: it holds files that are no checkpoint's" in caplog.text
+    assert not (saved / "step-000000001").exists()
+
+
+def test_half_written_saves_are_swept_and_that_is_logged(saved, caplog):
+    caplog.set_level("INFO", "distlaunch.checkpoint")
+    half = saved / ".saving-step-000000003-0123abcd"
+    half.mkdir()
+    (half / "__0_0.distcp").write_text("half")
+    assert resume(saved) == 2
+    assert not half.exists()
+    assert f"removed {half}, which a job left half-written" in caplog.text
+
+
+# --- what cannot be read is not damaged
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ESTALE, errno.EACCES, errno.EIO, errno.ENOMEM, errno.ETIMEDOUT])
+@pytest.mark.parametrize("file", ["manifest.json", "__0_0.distcp"])
+def test_an_error_of_reading_sets_nothing_aside_and_names_file_host_and_way_out(saved, monkeypatch, number, file):
+    store = type(store_for(saved))
+    real, tries = store.open, []
+
+    def failing(self, path):
+        if path == f"step-000000002/{file}":
+            tries.append(path)
+            raise OSError(number, os.strerror(number))
+        return real(self, path)
+
+    monkeypatch.setattr("distlaunch.toolkit.checkpoint_store._RETRIES_S", (0.0, 0.0))
+    monkeypatch.setattr(store, "open", failing)
+    with pytest.raises(CheckpointError) as raised:
+        resume(saved)
+    text = raised.value.message
+    assert f"{saved}/step-000000002/{file} cannot be read on {socket.gethostname()}: {os.strerror(number)}" in text
+    assert "nothing has been set aside or removed; resume(steps=N) takes an older one: N is one of 1" in text
+    assert len(tries) >= 3
+    monkeypatch.undo()
+    assert resume(saved) == 2
+
+
+def test_an_error_of_reading_that_passes_is_not_noticed(saved, monkeypatch):
+    store = type(store_for(saved))
+    real, errors = store.open, [OSError(errno.ESTALE, "stale"), TimeoutError()]
+
+    def failing_at_first(self, path):
+        if path.endswith("distcp") and errors:
+            raise errors.pop()
+        return real(self, path)
+
+    monkeypatch.setattr("distlaunch.toolkit.checkpoint_store._RETRIES_S", (0.0, 0.0))
+    monkeypatch.setattr(store, "open", failing_at_first)
+    assert resume(saved) == 2
+    assert errors == []
+
+
+@pytest.mark.parametrize("content", [{"steps": 2}, {"steps": 2, "files": {}, "world_size": 0}, {"steps": "2"}])
+def test_a_manifest_with_a_right_seal_and_other_content_is_damaged(saved, caplog, content):
+    manifest = saved / "step-000000002" / "manifest.json"
+    manifest.write_bytes(sealed(json.dumps({"format": 1, "files": None, **content}).encode()))
+    assert resume(saved) == 1
+    assert "step-000000002 is damaged: its manifest is not what was written" in caplog.text
+
+
+def test_a_step_that_no_name_can_tell_is_refused(saved):
+    checkpoint = Checkpoint(saved, model=nn.Linear(2, 1))
+    checkpoint.resume()
+    with pytest.raises(ConfigError, match="a whole number is expected, from 0"):
+        checkpoint.save(10**18)
+    checkpoint.close()
+
+
+def test_saving_a_step_again_says_that_it_is_there(saved, caplog):
+    checkpoint = Checkpoint(saved, model=nn.Linear(2, 1))
+    checkpoint.resume()
+    checkpoint.save(1)
+    checkpoint.close()
+    assert f"step 1 is saved already, in {saved}/step-000000002" in caplog.text
+
+
+def test_a_directory_that_cannot_be_flushed_after_the_rename_has_the_checkpoint_and_that_is_said(
+    saved, caplog, monkeypatch
+):
+    from distlaunch.toolkit import checkpoint_folder
+
+    real = checkpoint_folder._sync
+
+    def failing(directory):
+        if directory == str(saved):
+            raise OSError(errno.EIO, "Input/output error")
+        real(directory)
+
+    monkeypatch.setattr(checkpoint_folder, "_sync", failing)
+    checkpoint = Checkpoint(saved, model=nn.Linear(2, 1))
+    checkpoint.resume()
+    checkpoint.save(2)
+    checkpoint.close()
+    monkeypatch.undo()
+    assert "step-000000003 is there, but the directory could not be flushed (Input/output error)" in caplog.text
+    assert resume(saved) == 3
+
+
+def test_a_newer_one_that_cannot_be_set_aside_is_told(saved, monkeypatch):
+    def failing(self, name):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(type(store_for(saved)), "set_aside", failing)
+    checkpoint = Checkpoint(saved, model=nn.Linear(2, 1))
+    with pytest.raises(
+        CheckpointError, match=r"step-000000002 is newer than what was resumed, and cannot be set aside"
+    ):
+        checkpoint.resume(steps=1)
+    checkpoint.close()
+
+
+def test_a_dangling_link_and_a_removed_lock_are_told_in_words(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=f"a symbolic link to {tmp_path}/gone, which does not exist"):
+        Checkpoint(link, model=nn.Linear(2, 1))
+    checkpoint = Checkpoint(tmp_path / "runs", model=nn.Linear(2, 1))
+    (tmp_path / "runs" / ".lock").unlink()
+    with pytest.raises(CheckpointError, match=r"its lock file \.lock has been removed meanwhile.*start the job again"):
+        checkpoint.save(0)
+    checkpoint.close()
+
+
+def test_an_error_without_a_text_names_its_class(saved, monkeypatch):
+    def failing(self, path):
+        raise OSError
+
+    monkeypatch.setattr("distlaunch.toolkit.checkpoint_store._RETRIES_S", ())
+    monkeypatch.setattr(type(store_for(saved)), "open", failing)
+    with pytest.raises(CheckpointError, match=r"manifest.json cannot be read on .*: OSError"):
+        resume(saved)
