@@ -101,10 +101,10 @@ class Checkpoint:
         """Load the newest whole checkpoint, or the one after so many steps; return the next step, 0 if there is none.
 
         The one that is loaded is logged; ``close`` logs it if no step came after it. A damaged one is skipped, and that
-        is logged. One is damaged if a file is missing or is not what was written, not if it cannot be read. What is newer
-        than the one loaded is set aside: renamed, and not touched again.
-        Raises ConfigError if the checkpoint is of another model or optimizer, and CheckpointError if one cannot be read,
-        or if there are some and none is whole.
+        is logged. One is damaged if a file is missing or is not what was written, not if it cannot be read. What is
+        newer than the one loaded is set aside: renamed, and not touched again.
+        Raises ConfigError if the checkpoint is of another model or optimizer, and CheckpointError if one cannot be
+        read, or if there are some and none is whole.
         """
         self._see_that_it_is_open("resume")
         self.wait()

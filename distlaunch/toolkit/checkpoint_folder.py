@@ -64,6 +64,7 @@ class Folder(Store):
         self._lock = -1
         self._mark = ""
         self._real = ""
+        self._directory: tuple[int, int] | None = None
         self._unwritable: str | None = None
         _folders.add(self)
 
@@ -81,7 +82,7 @@ class Folder(Store):
             os.makedirs(self.root, exist_ok=True)
             self._open_lock()
             self._take_lock()
-            self._real = real
+            self._real, self._directory = real, _identity(self.root)
             _held.add(real)
             self._sweep()  # before the mark: the disk may be full of what is swept
             self._write_mark()
@@ -180,7 +181,7 @@ class Folder(Store):
             own = os.fstat(self._lock)
             there = retried(lambda: os.stat(f"{self.root}/{_LOCK}"), self.where(_LOCK))
         except (FileNotFoundError, NotADirectoryError) as error:
-            if os.path.isdir(self.root):
+            if _identity(self.root) == self._directory:
                 raise PlaceLostError(
                     f"{where}: its lock file {_LOCK} has been removed meanwhile, and nothing keeps other jobs out: "
                     "start the job again"
@@ -327,6 +328,15 @@ class _Files(FileSystem):
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         super().rename(path, new_path)
         self.sums[os.path.basename(new_path)] = self.sums.pop(os.path.basename(path))
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return what tells a directory from another one of the same name; None if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _open_regular(path: str, flags: int) -> int:

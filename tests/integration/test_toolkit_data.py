@@ -50,7 +50,9 @@ def test_the_first_snippet_of_a_page_runs_as_printed_and_splits_the_data(distlau
     if page == "README.md":
         again = distlaunch.train("--num-procs", "2", "train.py", timeout=100)
         assert again.returncode == 0, again.stderr
-        assert f"distlaunch: resumed from {distlaunch.work}/runs/a/step-000000300, after 300 steps\n" in again.stderr
+        assert (
+            f"distlaunch: resumed from {distlaunch.work}/runs/a/step-000000300, after 300 steps, saved " in again.stderr
+        )
         assert "the training had already ended after 300 steps" in again.stderr
         assert again.stderr.count("had already ended") == 1, "rank 0 says it"
 
@@ -67,7 +69,7 @@ def test_a_training_that_goes_on_says_from_where_and_not_that_it_had_ended(distl
     assert "resumed" not in first.stderr
     second = distlaunch.train("--num-procs", "2", "train.py", "130", timeout=100)
     assert second.returncode == 0, second.stderr
-    assert f"distlaunch: resumed from {distlaunch.work}/runs/a/step-000000100, after 100 steps\n" in second.stderr
+    assert f"distlaunch: resumed from {distlaunch.work}/runs/a/step-000000100, after 100 steps, saved " in second.stderr
     assert "already ended" not in second.stderr
 
 
