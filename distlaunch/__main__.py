@@ -2,13 +2,21 @@
 
 ``train``, ``plan``, ``render``, ``torchrun``, ``torch.distributed.launch``, ``deepspeed``, ``horovodrun`` and
 ``accelerate launch`` start without typer, whose loading costs more than starting a worker; everything else, help but
-torchrun's included, is typer's. Nothing is imported before ``main`` can answer Ctrl-C.
+torchrun's included, is typer's.
+
+Ctrl-C ends the command with exit code 130 and without a traceback at every moment: silently until ``main`` has what it
+needs (see the package's ``__init__``), by KeyboardInterrupt while a command runs, by the job's own rules while a job
+runs. Once the exit code stands, no signal changes it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+
+from distlaunch import _end_at_interrupt
+
+_end_at_interrupt()  # a link with the name of another launcher comes here first
 
 # For annotations alone; importing these modules costs start-up time.
 TYPE_CHECKING = False
@@ -35,15 +43,25 @@ _LINKS = {
 
 def main() -> NoReturn:
     """Run the command line of this process and exit with its code."""
+    from distlaunch.ui.errors import (
+        EXIT_INTERRUPTED,
+        guarded,
+        ignore_signals,
+        interruptible,
+        repair_standard_streams,
+    )
+
+    repair_standard_streams()
+    code = EXIT_INTERRUPTED
     try:
-        from distlaunch.ui.errors import guarded, repair_standard_streams
-
-        repair_standard_streams()
+        interruptible()
         code = guarded(lambda: run(_words(sys.argv), os.environ))
+        ignore_signals()
     except KeyboardInterrupt:
-        from distlaunch.ui.errors import EXIT_INTERRUPTED
-
-        code = EXIT_INTERRUPTED
+        ignore_signals()
+    except SystemExit:
+        ignore_signals()
+        raise
     _leave(code)
 
 

@@ -165,8 +165,8 @@ def _run(
             transport = filed = nodes.fleet(files, clock, run_dir=run_dir.path, job_id=plan.job_id)
             desk = transport.desk
         housekeeping = Housekeeping(run_dir)
-        stack.callback(housekeeping.finish)
         signal_pipe = SignalPipe()
+        stack.callback(housekeeping.finish, signal_pipe.is_hurried)
         ended = stack.enter_context(closed_console(sink, signal_pipe))
         if terminal is not None:
             stack.callback(terminal.give_back)
@@ -182,7 +182,7 @@ def _run(
         policy = JobPolicy(settings)
         if site is not None:
             stack.callback(lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None)
-        stack.callback(transport.close)
+        stack.callback(transport.close, signal_pipe.is_hurried)
         runner = Runner(
             plan=plan,
             policy=policy,

@@ -359,8 +359,8 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock, otherw
         launchers = Launchers(joiner, options, otherwise=otherwise)
         own = mine.node(job_id, files, clock)
         housekeeping = launching.Housekeeping(run_dir)
-        stack.callback(housekeeping.finish)
         signal_pipe = SignalPipe()
+        stack.callback(housekeeping.finish, signal_pipe.is_hurried)
         ended = stack.enter_context(launching.closed_console(sink, signal_pipe))
 
         warn = partial(sink.say, level="warning")
@@ -370,7 +370,7 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock, otherw
         assembly.silence_s = options.lost_after
         if site is not None:  # after the verdict: Slurm may take its time
             stack.callback(lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None)
-        stack.callback(assembly.close)
+        stack.callback(assembly.close, signal_pipe.is_hurried)
         herald = Herald(sink, assembly.notice)
         settings = launching.policy_settings(
             options,
@@ -479,7 +479,7 @@ def _join(mine: _Mine, party: Party, otherwise: Otherwise | None) -> int:
             call=call,
             count_from=mine.count_from,
         )
-        stack.callback(runner.close)
+        stack.callback(runner.close, signal_pipe.is_hurried)
         try:
             ended.append(runner.run(link))
         except calling.Stopped:

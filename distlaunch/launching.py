@@ -6,10 +6,10 @@ import importlib
 import os
 import resource
 import select
-import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from distlaunch.core.agent.channel import Channel
@@ -20,7 +20,7 @@ from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.wire.spawning import FromSpawner
 from distlaunch.job.rundir import RunDir
 from distlaunch.job.settings import Gathering, PolicySettings, Scheduler
-from distlaunch.job.signals import SignalPipe
+from distlaunch.job.signals import LOOK_S, SignalPipe
 from distlaunch.job.sink import Sink
 from distlaunch.planning import needed_descriptors
 from distlaunch.resolve.backend import PlannedBackend
@@ -30,7 +30,6 @@ from distlaunch.resolve.select import hints
 _HOUSEKEEPING_S = 0.25
 CONSOLE_CLOSE_S = 10.0
 """How long a pipe may stand still at the end of a job that failed or was stopped, before its rest is given up."""
-_LATE_CLOSE_S = 1.0
 _PRUNE_S = 5.0
 
 
@@ -57,20 +56,17 @@ def new_spawner(job_id: str, options: TrainOptions) -> tuple[Channel[FromSpawner
 def closed_console(sink: Sink, signal_pipe: SignalPipe) -> Iterator[list[int]]:
     """Close the console at the end: after exit code 0 however slow its pipe is, otherwise while that moves at all.
 
-    From here on signals do what they do by default, for there is nothing left to wind up; also one that came too late
-    for the job and was not read.
+    A signal that comes by now cuts the wait short, and changes neither the exit code nor the report.
     """
     ended: list[int] = []
     try:
         yield ended
     finally:
-        late = signal_pipe.close()
-        lost = sink.close(timeout_s=_LATE_CLOSE_S if late else None if ended[-1:] == [0] else CONSOLE_CLOSE_S)
+        timeout_s = None if ended[-1:] == [0] else CONSOLE_CLOSE_S
+        lost = sink.close(timeout_s=timeout_s, hurried=signal_pipe.is_hurried)
         if lost and select.select([], [STDERR], [], 0)[1]:
             with suppress(OSError):
                 os.write(STDERR, f"distlaunch: {lost} bytes of output could not be shown\n".encode())
-        if late:
-            signal.raise_signal(late[0])
 
 
 def allow_descriptors(workers: int) -> int:
@@ -102,11 +98,12 @@ class Housekeeping(threading.Thread):
         with suppress(RuntimeError):
             super().start()
 
-    def finish(self) -> None:
+    def finish(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """Do it now, if the job was shorter than the wait; bounded, as it is not what the user waits for."""
         self._ending.set()
-        if self.is_alive():
-            self.join(timeout=_PRUNE_S)
+        until = time.monotonic() + _PRUNE_S
+        while self.is_alive() and not hurried() and (left_s := until - time.monotonic()) > 0:
+            self.join(timeout=min(left_s, LOOK_S))
 
 
 def _script_dir(options: TrainOptions, plan: LaunchPlan) -> str:

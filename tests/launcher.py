@@ -133,6 +133,22 @@ class Running:
                 pytest.fail(f"no {what}: {why}\n{self._screen()}")
             time.sleep(0.01)
 
+    def signal_to_the_end(self, number: int) -> int:
+        """Send a signal again and again from when the verdict is filed until the launcher's end; return how often."""
+        deadline = time.monotonic() + 60
+        sent = 0
+        events: Path | None = None
+        while events is None or b'"job_ended"' not in events.read_bytes():
+            if events is None and (run_dir := self.run_dir) is not None and (run_dir / "events.jsonl").exists():
+                events = run_dir / "events.jsonl"
+            assert time.monotonic() < deadline, self._screen()
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self._screen()
+            self.send_signal(number)
+            sent += 1
+            time.sleep(0.0002)
+        return sent
+
     def wait(self, timeout: float = 60.0) -> Result:
         """Wait for the launcher's end; kill it and fail the test after ``timeout`` seconds."""
         try:

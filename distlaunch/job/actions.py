@@ -37,6 +37,8 @@ class Signalled(Record):
     """Whose launcher, or agent, got it; None: this one."""
     reached: bool = False
     """The workers of that node have got it as well: Slurm sends it to all processes of a step, under linuxproc."""
+    came: float | None = None
+    """When it came, on the job's clock, if it was held back; None: just now."""
 
 
 class Tick(Record):

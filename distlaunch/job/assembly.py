@@ -23,11 +23,13 @@ from distlaunch.job.links import Links
 from distlaunch.job.own_node import OwnNode
 from distlaunch.job.peers import Peer, Writer
 from distlaunch.job.seats import Seat, number_of
-from distlaunch.job.signals import FOR_THE_JOB
+from distlaunch.job.signals import FOR_THE_JOB, LOOK_S
 from distlaunch.job.transport.link import Link
 from distlaunch.job.transport.troubles import Troubles
 from distlaunch.resolve.joining import Member
 
+HURRIED_LEAVE_S = 0.5
+"""How long the other launchers may take to hear how the job has ended once somebody wants the rest cut short."""
 LEAVE_S = 9.0
 """How long launchers may take to hear the verdict, and to end what is left on their nodes."""
 _LONGEST_WHY = 2000
@@ -212,14 +214,16 @@ class Assembly(Links[p.FromPeer]):
         self._tick()
         return self._taken_events()
 
-    def close(self) -> None:
+    def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """Tell all others how the job has ended, end our own node, and wait, bounded, until the others have heard."""
         for node in list(self._peers):
             self._tell(node, self.verdict)
-        self._own.close()
+        self._own.close(hurried)
         until = time.monotonic() + LEAVE_S
         while self._peers and (left_s := until - time.monotonic()) > 0:
-            self._read_all(left_s)
+            if left_s > HURRIED_LEAVE_S and hurried():
+                until = time.monotonic() + HURRIED_LEAVE_S
+            self._read_all(min(left_s, LOOK_S))
         for node in list(self._peers):
             self.disconnect(node)
         if self._callers is not None:

@@ -72,8 +72,8 @@ class Attempt:
         """By member: those of them that it had to kill."""
         self.notice_at: float | None = None
         """When the user is to hear what the launcher waits for."""
-        self.cut_short_at: float | None = None
-        """When a signal ended the wait for what workers left."""
+        self.is_cut_short = False
+        """A signal ended the wait for what workers left."""
         self.hang: HangDiagnosis | None = None
         self.first_failure: float | None = None
         self.others_until: float | None = None

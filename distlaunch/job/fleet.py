@@ -28,11 +28,14 @@ from distlaunch.job.intake import Intake
 from distlaunch.job.links import Links
 from distlaunch.job.parts import Part
 from distlaunch.job.peers import Peer, Writer
+from distlaunch.job.signals import LOOK_S
 from distlaunch.job.start_bound import StartBound
 from distlaunch.job.transport.link import Link, Open, Target, Unconnected
 
 LEAVE_S = 8.0
 """How long agents may take to kill what is left and to end, when the job is over."""
+HURRIED_LEAVE_S = 0.5
+"""The same once somebody wants the rest cut short; an agent that has not heard by then notices that we are gone."""
 _INTAKE_S = 10.0
 _SIGNALLED = 128
 
@@ -184,7 +187,7 @@ class Fleet(Links[r.FromRemote]):
         self._end_late_starts()
         return self._taken_events()
 
-    def close(self) -> None:
+    def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """Have all agents leave and wait for that, bounded; then end the threads."""
         for node, peer in list(self._peers.items()):
             if peer.link is None:
@@ -193,7 +196,9 @@ class Fleet(Links[r.FromRemote]):
                 self.send(node, r.Leave())
         until = time.monotonic() + LEAVE_S
         while self._peers and (left_s := until - time.monotonic()) > 0:
-            self._epoll.poll(0.0 if self._read_at is not None else left_s)
+            if left_s > HURRIED_LEAVE_S and hurried():
+                until = time.monotonic() + HURRIED_LEAVE_S
+            self._epoll.poll(0.0 if self._read_at is not None else min(left_s, LOOK_S))
             self.receive()
         for node in list(self._peers):
             self.disconnect(node)
@@ -201,7 +206,7 @@ class Fleet(Links[r.FromRemote]):
             self._end_opening()
         while self._opened:
             self._take_opened(*self._opened.popleft())
-        self._intake.finish(bound_s=_INTAKE_S)
+        self._intake.finish(bound_s=_INTAKE_S, hurried=hurried)
         self._close()
 
     # --- opening

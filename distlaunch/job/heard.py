@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from enum import Enum, auto
 
 from distlaunch.core.model.record import replace
 from distlaunch.job.actions import Signalled
@@ -12,6 +13,43 @@ ECHO_S = 30.0
 HOLD_S = 0.1
 """So long after the first, others may tell of it: then workers have got it as well."""
 _HELD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+MERGE_S = 0.1
+"""Signals closer than this are one: a terminal signals a whole process group, and a wrapper passes Ctrl-C on."""
+SECOND_S = 1.0
+"""A second signal closer to the first than this does not count: notebooks send INT twice within 0.5 s, and uv repeats
+a Ctrl-C after 0.2 s."""
+
+
+class Request(Enum):
+    """How a signal that ends a job counts."""
+
+    MERGED = auto()
+    """One with the signal before."""
+    EARLY = auto()
+    """The second within ``SECOND_S``; it changes nothing."""
+    FIRST = auto()
+    AGAIN = auto()
+    """Somebody insists."""
+
+
+class StopRequests:
+    """Counts signals that end a job. Times are seconds on any monotonic clock."""
+
+    def __init__(self) -> None:
+        self._first = self._last = 0.0
+        self._seen = 0
+
+    def take(self, now: float) -> Request:
+        """Return how a signal that came at ``now`` counts. A third one counts however soon it comes."""
+        if not self._seen:
+            self._seen, self._first, self._last = 1, now, now
+            return Request.FIRST
+        if now - self._last < MERGE_S:
+            return Request.MERGED
+        self._seen, self._last = self._seen + 1, now
+        if self._seen == 2 and now - self._first < SECOND_S:
+            return Request.EARLY
+        return Request.AGAIN
 
 
 class _Count:
@@ -69,6 +107,7 @@ class Signals:
             event = replace(event, reached=True)
         if held is not None:
             del self._held[event.signum]
+            event = replace(event, came=held[0] - HOLD_S)
             if held[1].node != event.node:
                 count.add(held[1].node)
         count.add(event.node)
@@ -81,10 +120,12 @@ class Signals:
 
     def due(self, now: float) -> list[Signalled]:
         """Give those that have waited long enough."""
+        due: list[Signalled] = []
         found = [event for until, event in self._held.values() if until <= now]
         for event in found:
-            del self._held[event.signum]
+            until, _ = self._held.pop(event.signum)
             count = self._counts[event.signum]
             count.add(event.node)
             count.act(now)
-        return found
+            due.append(replace(event, came=until - HOLD_S))
+        return due

@@ -54,9 +54,9 @@ class Passing(Sink):
         """Draw again; see ``Sink``."""
         self._sink.resume()
 
-    def close(self, *, timeout_s: float | None) -> int:
+    def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
         """Flush everything; see ``Sink``."""
-        return self._sink.close(timeout_s=timeout_s)
+        return self._sink.close(timeout_s=timeout_s, hurried=hurried)
 
 
 class LocalRanks(Passing):

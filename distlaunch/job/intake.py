@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 from distlaunch.core.agent.output import Taker
 from distlaunch.core.wire import remote as r
 from distlaunch.job.desk import Desk
+from distlaunch.job.signals import LOOK_S
 
 _ALL_WINDOWS_BYTES = 64 << 20
 _WINDOW_BYTES = (256 << 10, 1 << 20)
@@ -104,12 +105,14 @@ class Intake(threading.Thread, Desk):
         done.wait(_ANSWER_S)
         return next(iter(found), None)
 
-    def finish(self, *, bound_s: float) -> bool:
-        """Take what was handed over, then end; tell whether that was done in time."""
+    def finish(self, *, bound_s: float, hurried: Callable[[], bool] = lambda: False) -> bool:
+        """Take what was handed over, then end; return whether that was done in time, and before ``hurried``."""
         with self._changed:
             self._ending = True
             self._changed.notify()
-        self.join(bound_s)
+        until = time.monotonic() + bound_s
+        while self.is_alive() and not hurried() and (left_s := until - time.monotonic()) > 0:
+            self.join(min(left_s, LOOK_S))
         return not self.is_alive()
 
     # --- from other threads

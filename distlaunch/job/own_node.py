@@ -114,10 +114,10 @@ class OwnNode:
         self._said.clear()
         return said
 
-    def close(self) -> None:
+    def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """End the agent; nothing of its workers is left after this."""
         self._reaching.close()
-        self._agent.close()
+        self._agent.close(hurried)
         with self._waking:  # a thread that looks around may end later
             os.close(self._wake)
             os.close(self._wake_end)

@@ -24,6 +24,7 @@ from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 from distlaunch.job import signals
 from distlaunch.job.coordinator import Coordinator
+from distlaunch.job.heard import Request, StopRequests
 from distlaunch.job.orders import PASSED_ON, Orders
 from distlaunch.job.own_node import OwnNode, Words
 from distlaunch.job.peer_settings import AGAIN_S, END_S, SIGNALS_LEAVE, Call, PeerSettings, Planner
@@ -31,7 +32,7 @@ from distlaunch.job.peers import ReadEnd
 from distlaunch.job.records import EventLog, OutputFiles
 from distlaunch.job.sink import Sink
 from distlaunch.job.starting import Streams, start_of
-from distlaunch.job.supervision import DOUBLE_S
+from distlaunch.job.supervision import PRESS_AGAIN
 from distlaunch.job.transport.link import Link
 
 _LONGEST_TEXT = 1 << 18
@@ -85,7 +86,7 @@ class PeerRunner:
         self._told: int | None = None
         """The first signal that told us to end."""
         self._times_told = 0
-        self._told_at = -DOUBLE_S
+        self._requests = StopRequests()
         self._noted: set[str] = set()
 
     def run(self, link: Link) -> int:
@@ -140,9 +141,9 @@ class PeerRunner:
     def _has_workers(self) -> bool:
         return self._running is not None and not self._own.is_broken
 
-    def close(self) -> None:
+    def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """End what is left here; then the coordinator may know."""
-        self._own.close()
+        self._own.close(hurried)
         self._coordinator.close()
 
     # --- the coordinator
@@ -316,9 +317,12 @@ class PeerRunner:
             self._sink.say(f"Ctrl-Z: only {self._settings.coordinator} can stop the job for a while", level="warning")
         elif signum in PASSED_ON:
             self._send(p.Told(signum=signum))
-        elif signum in signals.ENDING and time.monotonic() - self._told_at >= DOUBLE_S:
-            self._told_at = time.monotonic()
-            self._on_ending(signum)
+        elif signum in signals.ENDING:
+            request = self._requests.take(time.monotonic())
+            if request is Request.EARLY and signum != signal.SIGQUIT:
+                self._send(p.Told(signum=signum))  # the coordinator counts signals as well
+            elif request is not Request.MERGED or signum == signal.SIGQUIT:
+                self._on_ending(signum)
 
     def _on_ending(self, signum: int) -> None:
         is_first, is_alone = self._told is None, self._coordinator.link is None
@@ -334,7 +338,7 @@ class PeerRunner:
             return
         alone = "ending" if is_first else "killing the workers of this node"
         what = alone if is_alone else f"telling {self._settings.coordinator}"
-        again = "; once more kills all workers" if is_first and signum == signal.SIGINT else ""
+        again = PRESS_AGAIN if is_first and signum == signal.SIGINT else ""
         self._sink.say(f"{signal.Signals(signum).name}: {what}{again}")
 
     def _leave(self, signum: int) -> None:

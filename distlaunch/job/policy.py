@@ -238,6 +238,7 @@ class JobPolicy(Supervision):
         self._watch.lost(node)
         if run.has_ended:
             self._watch.stop()
+            self._all_ended_at = self._all_ended_at or now
         if loss is not None and self.phase != "stopping":
             run.first_failure = now if run.first_failure is None else run.first_failure
             actions += self._stop_after_failure()
@@ -271,6 +272,7 @@ class JobPolicy(Supervision):
     # --- the turns of an attempt
 
     def _begin_attempt(self, now: float, *, fresh: bool = True) -> list[Action]:
+        self._all_ended_at = None
         convening = self._convening
         if convening is None:
             return self._prepare(self._run.cast, now)
@@ -345,16 +347,20 @@ class JobPolicy(Supervision):
             return [*self._succeeded(), *self._end(0)]
         verdict = run.judge(settings, self.progress, lived_s=self._watch.lived_s, told=self.told is not None)
         replaced = verdict.by_loss and self._convening is not None and self._convening.replaces()
-        if replaced and self.told is not None:
-            return self._stopped(self.told)
+        told = self._told_late if self.told is None else self.told
+        if replaced and told is not None:
+            return self._stopped(told)
         if replaced and not run.left:
             return self._go_on_without(now)
         why = "told to stop" if self.told is not None else self._why_not_again(verdict.outcome, now)
         if why is None and run.left:
             why = "not restarted: what is left of this attempt would meet the next one"
+        signum = self.told
+        if why is None and self._told_late is not None:
+            why, signum = "told to stop", self._told_late
         if why is not None:
             report = verdict.report(final=True, why_final=settings.dialect.spelt(why), restarts=self.restarts)
-            return [report, *self._end(verdict.exit_code if self.told is None else 128 + self.told)]
+            return [report, *self._end(verdict.exit_code if signum is None else 128 + signum)]
         return self._restart(verdict, now)
 
     def _succeeded(self) -> list[Action]:

@@ -7,7 +7,7 @@ import select
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -78,8 +78,8 @@ class Transport(Protocol):
     def receive(self) -> list[a.Event]:
         """Give what has come, without waiting."""
 
-    def close(self) -> None:
-        """End all agents and what is left of their workers."""
+    def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """End all agents and what is left of their workers; wait no longer once ``hurried`` says so."""
 
 
 class Files(Protocol):

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from types import FrameType
 
+from distlaunch.job.heard import Request, StopRequests
+
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+LOOK_S = 0.1
+"""How often those who wait after the job's end look for a signal."""
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 FOR_THE_JOB = frozenset((*ENDING, *_PASSED_ON))
 """What counts wherever it comes: here, to another launcher, to an agent of a scheduler's step."""
-_NEVER_IGNORED = (signal.SIGCONT, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+_NEVER_IGNORED = frozenset((signal.SIGCONT, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT))
+"""Signals that are taken even if they were ignored; ``SignalPipe`` tells of an exception."""
 _OWN = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
 
 
@@ -19,51 +25,66 @@ def _noted(signum: int, frame: FrameType | None) -> None:
 
 
 class SignalPipe:
-    """Signals as they come. HUP and what stops by keys stay ignored if we were started so (nohup).
+    """The signals that this process receives, in order.
 
-    INT does not: a script that starts us with ``&`` has it ignored unasked, and may well send it on purpose.
+    A signal that was ignored when the launcher started stays ignored if it is HUP or a stop key's. INT and QUIT stay
+    ignored only if HUP was ignored as well (``nohup distlaunch ... &`` in a script): a script's ``&`` alone has them
+    ignored without anybody asking for it, and the script may well send INT on purpose. TERM is never ignored.
+
+    After the job's end the handlers stay: a signal changes nothing then, but ``is_hurried`` becomes true.
     """
 
     def __init__(self) -> None:
+        self._requests = StopRequests()
+        self._hurried = False
         self._read, self._write = os.pipe()
         for descriptor in (self._read, self._write):
             os.set_blocking(descriptor, False)
-        self._before: dict[int, object] = {}
-        self._mask = signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, (*ENDING, *_PASSED_ON, *_OWN)
-        )  # as a bad parent left it
+        self._taken: set[int] = set()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ENDING, *_PASSED_ON, *_OWN))  # a bad parent left them blocked
+        ignored = {number for number in ENDING if signal.getsignal(number) == signal.SIG_IGN}
+        left_ignored = ignored if {signal.SIGINT, signal.SIGHUP} <= ignored else {signal.SIGHUP}
+        never_ignored = _NEVER_IGNORED - left_ignored | {signal.SIGTERM}
         for number in (*ENDING, *_PASSED_ON, *_OWN, signal.SIGCHLD):  # the last wakes us: to reap, or to see a stop
-            before = signal.getsignal(number)
-            if before != signal.SIG_IGN or number in _NEVER_IGNORED:
-                self._before[number] = before
+            if signal.getsignal(number) != signal.SIG_IGN or number in never_ignored:
+                self._taken.add(number)
                 signal.signal(number, _noted)
-        self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
     def fileno(self) -> int:
         """Give the descriptor to poll for reading."""
         return self._read
 
     def read(self) -> bytes:
-        """Give the numbers of the signals that have come since, in order."""
+        """Return the numbers of the signals that have come since, in order."""
         try:
-            return os.read(self._read, 4096)
+            numbers = os.read(self._read, 4096)
         except BlockingIOError:
             return b""
+        for number in numbers:
+            if number in ENDING:
+                self._requests.take(time.monotonic())
+        return numbers
+
+    def is_hurried(self) -> bool:
+        """Return whether somebody wants the rest cut short.
+
+        To be called when the job's exit code stands: by then a signal is no wish to stop the job, but to wait no
+        longer. The repetition of a signal that has stopped the job is not one (see ``StopRequests``).
+        """
+        try:
+            numbers = b"" if self._hurried else os.read(self._read, 4096)
+        except BlockingIOError:
+            return False
+        for number in numbers:
+            if number in ENDING:
+                counts = self._requests.take(time.monotonic()) in (Request.FIRST, Request.AGAIN)
+                self._hurried = self._hurried or counts or number == signal.SIGQUIT
+        return self._hurried
 
     def ignores(self, signum: int) -> bool:
         """Tell whether we were started with a signal ignored, and leave it so."""
-        return signum not in self._before
-
-    def close(self) -> list[int]:
-        """Give every signal back to whom it belonged; give those to end that have come and that nobody has read."""
-        signal.set_wakeup_fd(self._wakeup_before)
-        for number, before in self._before.items():
-            signal.signal(number, before)  # type: ignore[arg-type]  # what getsignal gave
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-        late = [number for number in self.read() if number in ENDING]
-        os.close(self._read)
-        os.close(self._write)
-        return late
+        return signum not in self._taken
 
 
 def stop_self() -> None:

@@ -67,6 +67,10 @@ class Sink(Protocol):
     def resume(self) -> None:
         """Draw again after ``suspend``."""
 
-    def close(self, *, timeout_s: float | None) -> int:
-        """Flush everything and stop the writers; wait at most ``timeout_s`` without progress (None: as long as
-        it takes). Return how many bytes could not be shown. Idempotent."""
+    def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
+        """Flush everything and stop the writers. Return how many bytes could not be shown. Idempotent.
+
+        With None it takes as long as the reader takes. Otherwise the job has failed or was stopped: lines of workers
+        that are still queued after a moment may be dropped (a line counts them), so that our own lines come, and the
+        wait ends after ``timeout_s`` without progress. Once ``hurried`` returns true both is so, within a second.
+        """

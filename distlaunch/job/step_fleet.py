@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from distlaunch.core.wire import messages as m
@@ -87,8 +88,8 @@ class StepFleet(Fleet):
         self._doomed.discard(peer.node)
         super()._drop(peer)
 
-    def close(self) -> None:
+    def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """Have all agents leave, then srun end; see ``Fleet``."""
         self._leaving = True
-        super().close()
+        super().close(hurried)
         self._srun.close()

@@ -16,12 +16,12 @@ from distlaunch.job.actions import Action, End, Entry, KeepStacks, Say, Signalle
 from distlaunch.job.attempt import Attempt
 from distlaunch.job.cast import Cast
 from distlaunch.job.hangs import Watch
-from distlaunch.job.heard import Signals
+from distlaunch.job.heard import Request, Signals, StopRequests
 from distlaunch.job.progress import Progress
 from distlaunch.job.settings import PolicySettings
 
-DOUBLE_S = 0.1
-"""Two signals closer than this are one: a wrapper that passes Ctrl-C on, or a scheduler that sends twice."""
+PRESS_AGAIN = "; press Ctrl-C again after 1 s to kill all workers now"
+"""Ends the line that answers the first Ctrl-C."""
 KILLS_S = 5.0
 """So long before a scheduler kills all, we kill workers that have not ended, and can still tell of it."""
 NOTICE_S = 1.0
@@ -43,6 +43,11 @@ class Supervision(ABC):
         """The signal that told us to stop."""
         self.progress = Progress()
         self._told_at = 0.0
+        self._requests = StopRequests()
+        self._told_late: int | None = None
+        """The first signal that came when all workers had ended: it prevents a restart, and changes nothing else."""
+        self._all_ended_at: float | None = None
+        """When the last worker of this attempt had ended."""
         self._fault: str | None = None
         self._run = Attempt(0, Cast.fixed(settings), began=0.0)
         self._watch = Watch(settings, self._run)
@@ -118,6 +123,7 @@ class Supervision(ABC):
                 actions += self._stop_after_failure()
         if run.has_ended:
             self._watch.stop()
+            self._all_ended_at = now
             actions += self._all_ended(now)
         return actions
 
@@ -190,16 +196,14 @@ class Supervision(ABC):
         text = waiting_line(found, awaited, linger_s=linger_s, many_hosts=run.many_hosts)
         return [Say(text=self.settings.dialect.spelt(text), level="warning")]
 
-    def _cut_short(self, name: str, now: float, *, impatient: bool) -> list[Action]:
+    def _cut_short(self, name: str, *, impatient: bool) -> list[Action]:
         """End what workers have left, as a signal has come: by TERM, and at the second one by KILL.
 
         All workers have ended with 0, so the signal changes nothing else.
         """
         run = self._run
-        if run.cut_short_at is not None and now - run.cut_short_at < DOUBLE_S and not impatient:
-            return []
-        first = run.cut_short_at is None and not impatient
-        run.cut_short_at, run.notice_at = now, None
+        first = not run.is_cut_short and not impatient
+        run.is_cut_short, run.notice_at = True, None
         say = Say(text=f"{name}: {'ending' if first else 'killing'} what workers have left", level="warning")
         if first:
             return [say, *self._stop_all(signal.SIGTERM, self.settings.failure_grace_s)]
@@ -246,18 +250,27 @@ class Supervision(ABC):
             whom = self._run.members() if self.phase not in ("new", "gathering") and not event.reached else []
             return [record, *(ToNode(node=node, message=forward) for node in whom)]
         impatient = event.kill or signum == signal.SIGQUIT
-        if self.phase == "lingering":
-            return [record, *self._cut_short(signal.Signals(signum).name, now, impatient=impatient)]
-        if self.told is not None and now - self._told_at < DOUBLE_S and not impatient:
+        name = signal.Signals(signum).name
+        came = now if event.came is None else event.came
+        is_late = self._all_ended_at is not None and came >= self._all_ended_at
+        is_told = self.told is not None or self._run.is_cut_short
+        if is_told and signum == signal.SIGTERM and not self.settings.repeated_term_kills:
+            return [record]
+        request = self._requests.take(now)
+        if request is Request.MERGED and not impatient:
             return []
+        if request is Request.EARLY and not impatient:
+            return [record]
         if self.told is not None:
-            if signum == signal.SIGTERM and not self.settings.repeated_term_kills:
-                return [record]
             return [record, *self._kill_all("")]
+        if is_late and self.phase == "lingering":
+            return [record, *self._cut_short(name, impatient=impatient)]
+        if is_late:
+            self._told_late = self._told_late or signum
+            return [record, *self._kill_all(f"{name}: ")]
         self.told, self._told_at = signum, now
         silent_since = self._watch.silent_since(now)
         self._watch.stop()
-        name = signal.Signals(signum).name
         if self.phase in ("new", "gathering", "preparing"):
             waited = [] if self.settings.gathering is None else [Say(text=f"{name}: stopped; no worker had started")]
             return [record, *waited, *self._end(128 + signum)]
@@ -272,7 +285,7 @@ class Supervision(ABC):
         if scheduler is not None and signum == signal.SIGTERM:
             grace_s = min(grace_s, max(1.0, scheduler.kill_after_s - KILLS_S))
         ask = 0 if event.reached else signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
-        again = "; once more kills" if signum == signal.SIGINT else ""
+        again = PRESS_AGAIN if signum == signal.SIGINT else ""
         whom_asked = counted(self.up - self.ended, "worker") if self.up > self.ended else "what is starting"
         text = f"{name}: {'told' if event.reached else 'asking'} {whom_asked} to end, within {grace_s:,.10g} s{again}"
         # Whoever presses Ctrl-C sits there and waits, with --quiet and under `torchrun`, too.

@@ -6,6 +6,7 @@ A handled error is one or two lines. A fault of ours is one line and a file with
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable
 
@@ -17,9 +18,33 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 EXIT_INTERRUPTED = 130
 EXIT_UNWRITABLE = 1
 """Standard output takes no more, as where a disk is full."""
+
+
+def interruptible() -> None:
+    """Have Ctrl-C raise KeyboardInterrupt from now on, unless it is ignored.
+
+    Python would print a KeyboardInterrupt that comes in a callback of its own, as those of imports are, and go on:
+    that ends the process instead.
+    """
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        sys.unraisablehook = _end_if_interrupted
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end_if_interrupted(unraisable: sys.UnraisableHookArgs) -> None:
+    if unraisable.exc_type is KeyboardInterrupt:
+        os._exit(EXIT_INTERRUPTED)
+    sys.__unraisablehook__(unraisable)
+
+
+def ignore_signals() -> None:
+    """Let no signal change the exit code any more: all there was to wait for has been done."""
+    for number in (*ENDING, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def repair_standard_streams() -> None:

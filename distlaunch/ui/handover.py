@@ -113,7 +113,7 @@ class Passthrough:
         """Show our own lines; the terminal may be raw, so each begins at the left by itself."""
         if level == "info" and self._quiet:
             return
-        self._writer.put(b"\r" + own_lines(text).replace(b"\n", b"\r\n") + b"\r\n")
+        self._writer.put(b"\r" + own_lines(text).replace(b"\n", b"\r\n") + b"\r\n", must=True)
 
     def event(self, record: Mapping[str, object]) -> None:
         """Show no events."""
@@ -127,7 +127,9 @@ class Passthrough:
     def resume(self) -> None:
         """Leave the screen as it is."""
 
-    def close(self, *, timeout_s: float | None) -> int:
-        """Flush; give how many bytes could not be shown."""
+    def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
+        """Flush; return how many bytes could not be shown."""
         self._writer.begin_close()
-        return self._writer.finish_close(TERMINAL_CLOSE_S if timeout_s is None else min(timeout_s, TERMINAL_CLOSE_S))
+        drops = timeout_s is not None
+        timeout_s = TERMINAL_CLOSE_S if timeout_s is None else min(timeout_s, TERMINAL_CLOSE_S)
+        return self._writer.finish_close(timeout_s, drops=drops, hurried=hurried)

@@ -74,6 +74,21 @@ def test_a_failure_ends_the_job_with_the_workers_own_exit_code(slurm):
         assert re.search(rf"rank {rank} of 2 on n\d failed: exit code 7", done.output)
 
 
+def test_signals_after_the_verdict_do_not_change_the_exit_code(slurm):
+    script = (
+        "export XDG_STATE_HOME=$PLACE; {} & launcher=$!\n"
+        "until grep -qs job_ended $PLACE/distlaunch/jobs/*/events.jsonl; do :; done\n"
+        "while kill -TERM $launcher 2>/dev/null; do :; done\n"
+        "wait $launcher"
+    )
+    job = Job(slurm, "-N2 -w n1,n2", script=script)
+    job.up(2)
+    job.fail(1)
+    done = job.wait()
+    assert (done.state, done.exit_code) == ("FAILED", "7:0"), done.output
+    assert re.search(r"rank 1 of 2 on n\d failed: exit code 7", done.output)
+
+
 def test_salloc_reaches_nodes_from_a_machine_that_is_none_of_them(slurm):
     script = slurm.work / "names.py"
     script.write_text("import os; print('rank', os.environ['RANK'], 'on', os.environ['SLURMD_NODENAME'])")

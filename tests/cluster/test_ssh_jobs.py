@@ -141,10 +141,23 @@ def test_a_second_interrupt_kills_at_once_everywhere(hosts):
     running = hosts.start(args, env={"PLACE": str(hosts.work)})
     running.wait_stdout("all are here")
     running.send_signal(signal.SIGINT)
-    running.wait_stderr("once more kills")
-    time.sleep(0.3)  # nearer ones count as one
+    running.wait_stderr("press Ctrl-C again after 1 s to kill all workers now")
+    time.sleep(1.2)  # a nearer one does not count
     running.send_signal(signal.SIGINT)
     assert running.wait().returncode == 130
+    hosts.assert_clean()
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_signals_after_the_verdict_change_neither_exit_code_nor_report(hosts, code):
+    script = hosts.work / "ends.py"
+    script.write_text(f"import sys; sys.exit({code})")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        running = hosts.start(["train", "--hosts", "n1:1,n2:1", "--device", "cpu", script])
+        sent = running.signal_to_the_end(number)
+        result = running.wait()
+        assert result.returncode == code, f"{number.name}, sent {sent} times: {result.stderr}"
+        assert ("exit code 7" in result.stderr) == (code == 7)
     hosts.assert_clean()
 
 

@@ -1,7 +1,8 @@
-"""A signal that comes when the job has ended but the launcher still winds up is not lost."""
+"""Signals that come when the job's exit code stands: they change nothing, and cut short what is still waited for."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from tests.launcher import default_signals
+from tests.process.team import Team
 
 # The very end of ``launch.run_job``, with a console that tells how long it would have waited for its reader.
 SOURCE = """
@@ -17,8 +19,8 @@ from distlaunch import launching
 from distlaunch.job.signals import SignalPipe
 
 class Console:
-    def close(self, *, timeout_s):
-        print("waits", timeout_s, flush=True)
+    def close(self, *, timeout_s, hurried):
+        print("waits", timeout_s, hurried(), flush=True)
         return 0
 
 with launching.closed_console(Console(), SignalPipe()) as ended:
@@ -26,10 +28,12 @@ with launching.closed_console(Console(), SignalPipe()) as ended:
     SEND
 print("went on", flush=True)
 """
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
+"""All that would end a process by default and that somebody may send."""
 
 
-def wind_up(code: int, number: int | None) -> tuple[str, int]:
-    send = "pass" if number is None else f"os.kill(os.getpid(), {int(number)})"
+def wind_up(code: int, *numbers: int) -> tuple[str, int]:
+    send = "; ".join(f"os.kill(os.getpid(), {int(number)})" for number in numbers) or "pass"
     done = subprocess.run(
         [sys.executable, "-c", SOURCE.replace("CODE", str(code)).replace("SEND", send)],
         capture_output=True,
@@ -42,14 +46,58 @@ def wind_up(code: int, number: int | None) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
-def test_it_bounds_the_wait_for_a_slow_reader_and_ends_the_launcher(number):
-    assert wind_up(0, number) == ("waits 1.0\n", -number)
+def test_it_hurries_the_wait_for_a_slow_reader_and_ends_nobody(number):
+    assert wind_up(0, number) == ("waits None True\nwent on\n", 0)
 
 
 def test_one_that_only_workers_were_to_have_changes_nothing():
-    assert wind_up(0, signal.SIGUSR1) == ("waits None\nwent on\n", 0)
+    assert wind_up(0, signal.SIGUSR1) == ("waits None False\nwent on\n", 0)
 
 
 @pytest.mark.parametrize(("code", "wait"), [(0, "None"), (3, "10.0")])
 def test_without_one_only_a_failed_job_bounds_the_wait(code, wait):
-    assert wind_up(code, None) == (f"waits {wait}\nwent on\n", 0)
+    assert wind_up(code) == (f"waits {wait} False\nwent on\n", 0)
+
+
+@pytest.mark.parametrize("command", ["train", "torchrun"])
+@pytest.mark.parametrize("code", [0, 7])
+def test_signals_after_the_verdict_change_neither_exit_code_nor_report(distlaunch, command, code):
+    words = ["train", "--num-procs", "2"] if command == "train" else ["torchrun", "--log-dir", "logs", "--nproc-per-node", "2"]  # fmt: skip
+    (distlaunch.work / "ends.py").write_text(f"import sys; print('here', flush=True); sys.exit({code})")
+    for number in SIGNALS:
+        running = distlaunch.start([*words, "ends.py"])
+        sent = running.signal_to_the_end(number)
+        result = running.wait()
+        assert result.returncode == code, f"{number.name}, sent {sent} times: {result.stderr}"
+        assert [event["exit_code"] for event in result.of_type("job_ended")] == [code]
+        if code:
+            assert "exit code 7" in result.stderr
+            assert "exit code 7" in (result.run_dir / "report.txt").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_signals_after_the_verdict_change_nothing_at_any_of_several_launchers(distlaunch, number, signalled):
+    team = Team(distlaunch)
+    team.start_all()
+    team.ready(0, 1)
+    for rank in (0, 1):
+        team.put(f"end-{rank}")
+    team.launchers[signalled].signal_to_the_end(number)
+    assert team.codes() == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_signal_while_a_reader_is_awaited_ends_the_wait_with_the_verdict(distlaunch, code):
+    """Nobody reads: after 0 the launcher waits for ever, after 7 for 10 s, and one signal ends either within seconds."""
+    reading, writing = os.pipe()
+    source = f"import os, sys\nfor _ in range(4000): os.write(1, b'x' * 99 + b'\\n')\nsys.exit({code})"
+    (distlaunch.work / "fills.py").write_text(source)
+    try:
+        running = distlaunch.start(["train", "--num-procs", "2", "fills.py"], stdout=writing)
+        running.wait_event("job_ended")
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(20).returncode == code
+    finally:
+        os.close(reading)
+        os.close(writing)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import select
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,38 @@ def test_the_launcher_of_a_job_that_failed_ends_though_nobody_ever_reads_the_pip
     distlaunch.assert_no_survivors()
 
 
+@pytest.mark.parametrize("words", [[], ["--format", "jsonl"]], ids=["plain", "jsonl"])
+def test_the_report_comes_through_a_pipe_whose_reader_is_slow(distlaunch, pipe, words):
+    """3 MB are queued for a reader of some kB/s when the job fails: all that the launcher itself says still comes."""
+    count = 30_000
+    fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, 4096)  # what the pipe holds is read first
+    args = ["--num-procs", "1", *words, LINES, str(count), "80", "7"]
+    running = distlaunch.start(["train", *args], stdout=pipe[1], stderr=pipe[1])
+    os.close(pipe[1])
+    parts = []
+    while part := os.read(pipe[0], 512):
+        parts.append(part)
+        time.sleep(0.1)  # this is the slow reader
+    result = running.wait(30)
+    assert result.returncode == 7
+    lines = b"".join(parts).decode().splitlines()
+    if words:
+        records = [json.loads(line) for line in lines]
+        shown = sum(record["type"] == "output" for record in records)
+        lines = [line for record in records if record["type"] == "message" for line in record["text"].splitlines()]
+        assert records[-1]["type"] == "job_ended"
+        assert any(record["type"] == "failure" for record in records)
+    else:
+        shown = sum(line.startswith("[0] ") for line in lines)
+    report = (result.run_dir / "report.txt").read_text().splitlines()
+    assert {line.removeprefix("distlaunch: ") for line in report} <= {
+        line.removeprefix("distlaunch: ") for line in lines
+    }
+    [dropped] = [re.search(r"([\d,]+) lines of workers not shown", line) for line in lines if "not shown" in line]
+    assert shown + int(dropped[1].replace(",", "")) == count
+    assert len(log_of(result, 0).splitlines()) == count
+
+
 def test_kill_9_leaves_nothing_though_nobody_reads_the_pipe(distlaunch, pipe):
     running = distlaunch.start(
         ["train", "--num-procs", "2", "--failure-grace", "1", FLOOD, "wait"],
@@ -85,7 +119,7 @@ def test_a_pipe_that_is_read_late_slows_the_workers_and_loses_nothing(distlaunch
     running = distlaunch.start(["train", "--num-procs", "2", LINES, str(count), str(width)], stdout=pipe[1])
     os.close(pipe[1])
     logs = lambda: [path.stat().st_size for path in running.run_dir.glob("attempt-0/*.log")] if running.run_dir else []  # noqa: E731
-    running.wait_for(lambda: sum(logs()) > 4 << 20, "filled buffers")
+    running.wait_for(lambda: sum(logs()) > 3 << 20, "filled buffers")  # a little less than they hold
     assert running.process.poll() is None
     assert sum(logs()) < count * width * 2, "the workers wait for the reader"
     lines = unfolded(read_all(pipe[0]))
@@ -95,14 +129,13 @@ def test_a_pipe_that_is_read_late_slows_the_workers_and_loses_nothing(distlaunch
         assert len(log_of(running, rank).splitlines()) == count
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
-def test_a_launcher_that_waits_for_its_reader_alone_can_be_ended(distlaunch, pipe, number, code):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_launcher_that_waits_for_its_reader_alone_can_be_ended(distlaunch, pipe, number):
     running = distlaunch.start(["train", "--num-procs", "2", LINES, "9000", "100"], stdout=pipe[1])
     running.wait_event("job_ended")
     assert running.process.poll() is None, "what is not read yet keeps it"
     running.send_signal(number)
-    returncode = running.wait(20).returncode
-    assert (returncode if returncode >= 0 else 128 - returncode) == code, "as a shell shows it"
+    assert running.wait(20).returncode == 0, "all workers have ended with 0"
 
 
 def test_200_000_lines_through_a_slow_reader_are_all_there_and_memory_stays_flat(distlaunch, pipe):

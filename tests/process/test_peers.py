@@ -150,7 +150,7 @@ def test_ctrl_c_twice_at_any_launcher_kills_all_workers(team):
     pids = [each["pid"] for each in team.ready(0, 1)]
     peer = team.launchers[1]
     peer.send_signal(signal.SIGINT)
-    peer.wait_stderr("once more kills")
+    peer.wait_stderr("press Ctrl-C again after 1 s to kill all workers now")
     team.launchers[0].wait_stderr("asking 2 workers to end")
     later_than_a_double()
     peer.send_signal(signal.SIGINT)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.job.heard import MERGE_S, SECOND_S
 from tests.process.conftest import later_than_a_double
 
 
@@ -143,6 +144,25 @@ def test_int_ends_a_background_job_of_a_script_too(job):
     assert all(code in (1, 130, -signal.SIGINT) for code in exits(result).values()), exits(result)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+def test_under_nohup_in_the_background_of_a_script_only_term_ends_the_job(job, number):
+    """``nohup distlaunch ... &`` in a script: a Ctrl-C for something else reaches the whole process group."""
+
+    def as_a_script_starts_it() -> None:
+        for ignored in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+            signal.signal(ignored, signal.SIG_IGN)
+
+    running = job.start("waits.py", "--note", "USR1", preexec=as_a_script_starts_it)
+    job.await_ready(running)
+    running.send_signal(number)
+    running.send_signal(signal.SIGUSR1)
+    job.await_signs(running, "got-USR1-0", "got-USR1-1")
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    assert [event["signal"] for event in result.of_type("signal")] == ["SIGUSR1", "SIGTERM"]
+
+
 # --- one signal, two signals
 
 
@@ -156,6 +176,21 @@ def test_a_second_int_skips_the_grace(job, distlaunch, saving):
     assert result.returncode == 130
     assert exits(result) == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
     distlaunch.assert_no_survivors()
+
+
+def test_a_second_int_within_a_second_does_not_take_the_time_to_save(job, saving):
+    """As a notebook's interrupt sends it, and uv."""
+    running = saving("INT", options=["--grace", "100"])
+    running.send_signal(signal.SIGINT)
+    job.await_signs(running, "got-INT-0", "got-INT-1")
+    running.wait_stderr("press Ctrl-C again after 1 s to kill all workers now")
+    time.sleep(2 * MERGE_S)  # nearer ones are one signal
+    running.send_signal(signal.SIGINT)
+    early = running.wait_event("signal", count=2)["time"] - running.wait_event("signal")["time"] < SECOND_S
+    job.put_sign("go")
+    result = running.wait()
+    assert result.returncode == 130
+    assert exits(result) == ({0: 0, 1: 0} if early else {0: -signal.SIGKILL, 1: -signal.SIGKILL})
 
 
 def test_two_signals_at_once_are_one(job, saving):

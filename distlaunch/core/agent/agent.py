@@ -40,6 +40,7 @@ from distlaunch.core.wire import spawning as w
 _PUMP_S = 2.0
 _WATCHER_S = CLEANERS_S + 1.0
 """How long the watcher may take to kill what a spawner has left; then this process does."""
+_LOOK_S, _HURRIED_S = 0.1, 0.5
 _TYPED_AHEAD_BYTES = 1 << 20
 
 
@@ -194,11 +195,14 @@ class Agent:
         self._tell_spawner(w.Ending(bound_s=bound_s))
         self.handle(m.Stop(attempt=attempt, signum=signal.SIGTERM, grace_s=grace_s))
 
-    def close(self) -> None:
-        """Dismiss the spawner (whatever is left is killed), stop the thread, free everything. Bounded by 7 s or so."""
+    def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """Dismiss the spawner (whatever is left is killed), stop the thread, free everything.
+
+        Bounded by 8 s or so; once ``hurried`` says so, the spawner has ``_HURRIED_S`` to end.
+        """
         if not self._lost:
             self._tell_spawner(w.Dismiss())
-            if not self._spawner_has_ended(time.monotonic() + SWEEP_S + 1.0):
+            if not self._spawner_has_ended(time.monotonic() + SWEEP_S + 1.0, hurried):
                 self._end_all()
         self._pump.finish()  # there is something left only after a fault
         self._pump.stop()
@@ -213,14 +217,16 @@ class Agent:
             os.close(self._wake_end)
             self._wake_end = -1
 
-    def _spawner_has_ended(self, deadline: float) -> bool:
+    def _spawner_has_ended(self, deadline: float, hurried: Callable[[], bool]) -> bool:
         """Read on until the spawner has closed its side, which is the last that it does, and reap it."""
         poll = select.poll()
         while not self._lost and (left_s := deadline - time.monotonic()) > 0:
+            if left_s > _HURRIED_S and hurried():
+                deadline = time.monotonic() + _HURRIED_S
             try:
                 self._channel.flush()
                 poll.register(self._channel.fileno(), self.descriptors()[self._channel.fileno()])
-                if poll.poll(left_s * 1000) and self._channel.receive() is None:
+                if poll.poll(min(left_s, _LOOK_S) * 1000) and self._channel.receive() is None:
                     self._channel.close()
                     self._continue_spawner()
                     return self._remains.await_child(bound_s=_WATCHER_S) is not None

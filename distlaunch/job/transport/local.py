@@ -91,6 +91,6 @@ class LocalTransport:
     def disconnect(self, node: int) -> None:
         """Do nothing: the agent is closed with the transport."""
 
-    def close(self) -> None:
+    def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """End the agent; nothing of its workers is left after this."""
-        self._agent.close()
+        self._agent.close(hurried)

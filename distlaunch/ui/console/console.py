@@ -11,7 +11,7 @@ from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.core.model.text import printable
 from distlaunch.job.sink import Sink
 from distlaunch.ui.console.ranks import RESET, Prefixes
-from distlaunch.ui.console.records import Records
+from distlaunch.ui.console.records import Records, dropped_record
 from distlaunch.ui.console.screen import Screen
 from distlaunch.ui.console.status import next_change, status_text
 from distlaunch.ui.console.terminal import TerminalScreen
@@ -182,10 +182,10 @@ class Console(Sink):
             self._draw(self._clock())
         self._wake()
 
-    def close(self, *, timeout_s: float | None) -> int:
-        """Flush everything; return the bytes that failed or stuck descriptors did not take.
+    def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
+        """Flush everything; return the bytes that failed or stuck descriptors did not take. See ``job.sink``.
 
-        Lines that a terminal skipped are not counted: it has said so itself.
+        Lines that were skipped or dropped are not counted: a line says so itself.
         """
         if self._lost is None:
             with self._lock:
@@ -195,7 +195,10 @@ class Console(Sink):
                     screen.finish(now - self._stalled_s)
             for writer in self._writers:
                 writer.begin_close()
-            self._lost = sum(writer.finish_close(_bound(writer, timeout_s)) for writer in self._writers)
+            self._lost = sum(
+                writer.finish_close(_bound(writer, timeout_s), drops=timeout_s is not None, hurried=hurried)
+                for writer in self._writers
+            )
         return self._lost
 
     def _draw(self, now: float) -> None:
@@ -229,7 +232,7 @@ def open_console(
     if format is None:
         format = "rich" if os.isatty(stderr_fd) else "plain"  # noqa: A001 - as above
     if format == "jsonl":
-        writer = Writer(stdout_fd)
+        writer = Writer(stdout_fd, dropped=dropped_record(wall))
         records = Records(writer, wall=wall)
         return Console(out=records, err=records, shown=show, quiet=quiet, colour=False, status=None, clock=clock)
 

@@ -12,7 +12,20 @@ from collections.abc import Callable, Mapping
 
 from distlaunch.ui.console.escapes import hold_back
 from distlaunch.ui.console.lines import PIECE, STREAMS, Lines, Source
-from distlaunch.ui.console.writer import Writer
+from distlaunch.ui.console.writer import Writer, dropped_note
+
+
+def dropped_record(wall: Callable[[], float]) -> Callable[[int], bytes]:
+    """Return what words as a record how many lines were dropped at the job's end."""
+
+    def describe(lines: int) -> bytes:
+        import json
+
+        text = dropped_note(lines).decode().removeprefix("distlaunch: ").removesuffix("\n")
+        record = {"time": round(wall(), 6), "type": "message", "level": "warning", "text": text}
+        return json.dumps(record).encode() + b"\n"
+
+    return describe
 
 
 class Records(Lines):

@@ -46,6 +46,8 @@ class Screen(Lines):
 
     def interject(self, lines: bytes) -> None:
         """Show lines of our own, after all whole lines that came before them, even on a stopped terminal."""
+        self._flush_folder()
+        self._send()  # what workers wrote may be dropped, our own lines are not
         self._insert(lines)
         self._send(must=True)
 

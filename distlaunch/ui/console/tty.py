@@ -31,7 +31,7 @@ class TerminalWriter(Writer):
     """A writer that drops instead of saying no, and tells how many lines it dropped."""
 
     def __init__(self, fd: int, *, skipped: Callable[[int], bytes], colour: bool, high_water: int = BUFFER) -> None:
-        super().__init__(fd, high_water=high_water)
+        super().__init__(fd, high_water=high_water, dropped=skipped)
         self._describe_skipped = skipped
         self._colour = colour
         self._skipping = False
@@ -93,7 +93,7 @@ class TerminalWriter(Writer):
             self._tell_skipped()
         room = 0 if self._skipping else self._high_water + (_OWN_EXTRA if must else 0) - self._pending
         if len(data) <= room:
-            self._queue(data)
+            self._queue(data, own=must)
             return not self._dead
         cut = data.rfind(b"\n", 0, max(0, room)) + 1
         self._skipping = True
@@ -102,9 +102,9 @@ class TerminalWriter(Writer):
             self._queue(data[:cut])
         return False
 
-    def _queue(self, data: bytes) -> None:
+    def _queue(self, data: bytes, *, own: bool = False) -> None:
         self._queued_newline = data.endswith(b"\n")
-        self._append(data)
+        self._append(data, own=own)
 
     def _tell_skipped(self) -> None:
         if not self._skipping:
@@ -115,7 +115,7 @@ class TerminalWriter(Writer):
         if not self._queued_newline:
             note = b"\n" + note
         if note:
-            self._queue(note)
+            self._queue(note, own=True)
 
     def _drained(self) -> None:
         if self._skipping and self._pending <= self._high_water // 2:

@@ -2,13 +2,18 @@
 
 A slow reader must never hold up supervision, and O_NONBLOCK must not be set on 0-2 (the description is shared with
 the user's shell): so a daemon thread writes and may block for as long as it likes. A pipe, file or socket says when
-it is full and loses nothing. A descriptor that fails (reader gone, disk full, no thread for it) is given up for good,
-silently.
+it is full and loses nothing until the end of a job that failed: then lines of workers that are still queued may be
+dropped, so that our own reach a slow reader. A descriptor that fails (reader gone, disk full, no thread for it) is
+given up for good, silently.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import stat
+import sys
+import termios
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -17,18 +22,61 @@ from time import monotonic
 HIGH_WATER = 4 << 20
 """Pending bytes at which a writer has no more room; it has again at half of that."""
 _WRITE = 64 << 10
-_WRITE_CLOSING = 4 << 10
-"""Small while closing: each write that ends is progress, which a blocked large one would hide."""
+_WRITE_SLOW = 4 << 10
+"""To a slow reader and while closing: each write that ends is progress, and what is left of it can be dropped."""
+_SLOW_S = 0.02
+"""A write that takes longer shows that the reader is slow."""
+DRAIN_S = 2.0
+"""How long a job that failed waits for its reader before queued lines of workers are dropped."""
+HURRIED_S = 1.0
+"""How long a reader is waited for in all once somebody wants the rest cut short."""
+MOST_CLOSE_S = 300.0
+"""The same for the reader of a job that failed, even if it goes on reading."""
+_LOOK_S = 0.1
+_LONGEST_LINE = 512 << 10
+"""A line that has begun is written to its end before the rest is dropped; a longer one is cut."""
+
+
+def dropped_note(lines: int) -> bytes:
+    """Say how many lines of workers a reader has not been given."""
+    noun = "line" if lines == 1 else "lines"
+    return (
+        f"distlaunch: {lines:,} {noun} of workers not shown, as the reader is slow; the log files have them\n".encode()
+    )
+
+
+class _Own(bytes):
+    """A chunk of our own lines, which is never dropped."""
+
+    __slots__ = ()
 
 
 class Writer:
-    """Writes what it is given to ``fd``, in order, from a thread of its own that starts with the first bytes."""
+    """Writes what it is given to ``fd``, in order, from a thread of its own that starts with the first bytes.
 
-    def __init__(self, fd: int, *, high_water: int = HIGH_WATER) -> None:
+    ``dropped`` words how many lines were dropped at the end.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        *,
+        high_water: int = HIGH_WATER,
+        dropped: Callable[[int], bytes] = dropped_note,
+    ) -> None:
         self._fd = fd
         self._high_water = high_water
+        self._describe_dropped = dropped
         self._cond = threading.Condition(threading.Lock())
         self._chunks: deque[bytes] = deque()
+        self._is_slow = True
+        """The last write took long, or there was none."""
+        self._dropping = False
+        """What is left of a batch of workers' lines that is being written is to be dropped."""
+        self._dropped = 0
+        """Lines that have been dropped and not been told of."""
+        self._ends_line = True
+        """What has been written ends with a newline."""
         self._pending = 0
         self._thread: threading.Thread | None = None
         self._busy = False
@@ -57,7 +105,7 @@ class Writer:
         return not self._full
 
     def put(self, data: bytes, *, must: bool = False) -> bool:
-        """Queue bytes; False if they were not taken. ``must`` marks our own lines: a terminal does not skip them."""
+        """Queue bytes; return False if they were not taken. ``must`` marks our own lines, which are never dropped."""
         with self._cond:
             return self._put(data, must=must)
 
@@ -73,29 +121,68 @@ class Writer:
             self._progress_s = monotonic()
             self._cond.notify_all()
 
-    def finish_close(self, timeout_s: float | None) -> int:
-        """Wait for the end of the thread, at most ``timeout_s`` without progress; return the bytes lost."""
+    def finish_close(
+        self, timeout_s: float | None, *, drops: bool = False, hurried: Callable[[], bool] = lambda: False
+    ) -> int:
+        """Wait for the end of the thread; return the bytes lost.
+
+        The reader may stand still for ``timeout_s``. With ``drops``, workers' lines that are still queued after
+        ``DRAIN_S`` are dropped. Once ``hurried`` returns true, they are dropped in any case, and the reader has
+        ``HURRIED_S``.
+        """
+        began = monotonic()
+        drop_at = began + DRAIN_S if drops else None
+        give_up_at = began + MOST_CLOSE_S if drops else None
+        is_hurried, unread = False, self._unread()
         with self._cond:
             while not self._closed and self._thread is not None:
-                wait_s = None if timeout_s is None else self._progress_s + timeout_s - monotonic()
-                if wait_s is not None and wait_s <= 0:
+                now = monotonic()
+                if not is_hurried and hurried():
+                    is_hurried, drop_at, give_up_at = True, now, now + HURRIED_S
+                if drop_at is not None and now >= drop_at:
+                    drop_at = None
+                    self._drop_queued()
+                if unread != (unread := self._unread()):
+                    self._progress_s = now
+                stalled = timeout_s is not None and now >= self._progress_s + timeout_s
+                if stalled or (give_up_at is not None and now >= give_up_at):
                     self._give_up()
                     break
+                wait_s = _LOOK_S if timeout_s is None else min(_LOOK_S, self._progress_s + timeout_s - now)
                 self._cond.wait(wait_s)
             self._closed = True
             return self.lost
+
+    def _unread(self) -> int:
+        """Return how many bytes a pipe holds for its reader; 0 if the descriptor is no pipe."""
+        try:
+            if not stat.S_ISFIFO(os.fstat(self._fd).st_mode):
+                return 0
+            return int.from_bytes(fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+        except OSError:
+            return 0
+
+    def _drop_queued(self) -> None:
+        """Drop the lines of workers that are not under way; the rest of those that are follows at a line's end."""
+        kept = [chunk for chunk in self._chunks if isinstance(chunk, _Own)]
+        dropped = [chunk for chunk in self._chunks if not isinstance(chunk, _Own)]
+        self._pending -= sum(map(len, dropped))
+        self._dropped += sum(chunk.count(b"\n") for chunk in dropped)
+        self._chunks = deque(kept)
+        self._dropping = self._busy
+        self._cond.notify_all()
 
     def _put(self, data: bytes, *, must: bool) -> bool:
         if self._dead or self._closing:
             self.lost += len(data)
             return False
-        self._append(data)
+        self._append(data, own=must)
         if self._pending >= self._high_water:
             self._full = True
         return not self._dead
 
-    def _append(self, data: bytes) -> None:
-        self._chunks.append(data)
+    def _append(self, data: bytes, *, own: bool = False) -> None:
+        self._chunks.append(_Own(data) if own else data)
         self._pending += len(data)
         self._wake()
 
@@ -124,17 +211,26 @@ class Writer:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while (batch := self._next()) is not None:
             framed = self._frame(batch)
-            if not self._write(framed, len(batch)):
+            if not self._write(framed, len(batch), may_drop=not isinstance(batch, _Own)):
                 break
+            self._ends_line = batch.endswith(b"\n")
         with self._cond:
             self._closed = True
             self._busy = False
             self._cond.notify_all()
 
     def _next(self) -> bytes | None:
-        """Wait for work and take a batch of about one write; None when closing and done."""
+        """Wait for work and take a batch of about one write; return None when closing and done.
+
+        A batch has either our own lines or those of workers.
+        """
         with self._cond:
-            self._busy = False
+            self._busy = self._dropping = False
+            if self._dropped:
+                note = self._describe_dropped(self._dropped)
+                self._dropped = 0
+                self._chunks.appendleft(_Own(note if self._ends_line else b"\n" + note))
+                self._pending += len(self._chunks[0])
             while not self._has_work():
                 self._cond.notify_all()
                 if self._closing or self._dead:
@@ -145,33 +241,61 @@ class Writer:
             self._busy = True
             batch = [self._chunks.popleft()] if self._chunks else []
             size = sum(map(len, batch))
+            is_own = bool(batch) and isinstance(batch[0], _Own)
             while self._chunks and size + len(self._chunks[0]) <= _WRITE:
+                if isinstance(self._chunks[0], _Own) != is_own:
+                    break
                 batch.append(self._chunks.popleft())
                 size += len(batch[-1])
-            return b"".join(batch)
+            data = b"".join(batch)
+            return _Own(data) if is_own else data
 
     def _frame(self, batch: bytes) -> bytes:
         """Give what is written for a batch (a terminal adds its status line)."""
         return batch
 
-    def _write(self, data: bytes, share: int) -> bool:
-        """Write all of it; ``share`` of the pending bytes go with it. False when the descriptor has failed."""
+    def _write(self, data: bytes, share: int, *, may_drop: bool) -> bool:
+        """Write all of it, or to the end of a line if the rest is to be dropped meanwhile.
+
+        ``share`` of the pending bytes go with it. Return False when the descriptor has failed.
+        """
         view = memoryview(data)
         while view:
+            began = monotonic()
             try:
-                done = os.write(self._fd, view[: _WRITE_CLOSING if self._closing else _WRITE])
+                done = os.write(self._fd, view[: _WRITE_SLOW if self._closing or self._is_slow else _WRITE])
             except BlockingIOError:
                 self._poll()  # somebody else who shares the description has set O_NONBLOCK
                 continue
             except OSError:
                 self._fail()
                 return False
+            self._is_slow = monotonic() - began > _SLOW_S
             view = view[done:]
             part = min(share, done) if view else share
             share -= part
             if not self._written(part):
                 return False
+            if self._dropping and may_drop and view:
+                rest = self._to_line_end(view)
+                share -= self._drop_rest(view[len(rest) :], share)
+                view = rest
+                may_drop = False
         return True
+
+    @staticmethod
+    def _to_line_end(view: memoryview) -> memoryview:
+        """Return what is to be written of a batch whose rest is dropped."""
+        end = bytes(view[:_LONGEST_LINE]).find(b"\n")
+        return view[: end + 1] if end >= 0 else view[:_LONGEST_LINE]
+
+    def _drop_rest(self, rest: memoryview, share: int) -> int:
+        """Drop the rest of a batch; return how many of the pending bytes went with it."""
+        with self._cond:
+            part = min(share, len(rest))
+            self._pending -= part
+            self._dropped += bytes(rest).count(b"\n")
+        return part
 
     def _written(self, count: int) -> bool:
         with self._cond:

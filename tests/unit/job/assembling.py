@@ -50,7 +50,7 @@ class Own:
         says, self.says = self.says, []
         return says
 
-    def close(self):
+    def close(self, hurried):
         self.closed = True
 
 

@@ -157,7 +157,7 @@ class Own:
         self._flag.put(False)
         return says
 
-    def close(self):
+    def close(self, hurried):
         self.closed = True
 
     def free(self):

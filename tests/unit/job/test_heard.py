@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from distlaunch.core.model.record import replace
 from distlaunch.core.wire import messages as m
 from distlaunch.job.actions import Signalled
 from distlaunch.job.heard import ECHO_S, HOLD_S, Signals
@@ -59,7 +60,7 @@ def test_where_workers_are_signalled_as_well_ours_waits_for_an_agents_word():
     assert signals.take(Signalled(signum=TERM), 1.0) is None
     assert signals.deadline() == 1.0 + HOLD_S
     reached = Signalled(signum=TERM, node=0, reached=True)
-    assert signals.take(reached, 1.05) == reached
+    assert signals.take(reached, 1.05) == replace(reached, came=1.0)
     assert signals.deadline() is None
     assert signals.due(2.0) == []
 
@@ -69,7 +70,7 @@ def test_ours_counts_when_no_agent_has_got_it():
     own = Signalled(signum=USR1)
     signals.take(own, 1.0)
     assert signals.due(1.0 + HOLD_S / 2) == []
-    assert signals.due(1.0 + HOLD_S) == [own]
+    assert signals.due(1.0 + HOLD_S) == [replace(own, came=1.0)]
     assert signals.take(Signalled(signum=USR1, node=3, reached=True), 1.5) is None
 
 
@@ -77,7 +78,7 @@ def test_where_workers_are_signalled_as_well_a_second_launcher_shows_that_they_w
     signals = Signals(holds=True)
     assert signals.take(Signalled(signum=TERM, node=1), 1.0) is None
     assert signals.take(Signalled(signum=TERM, node=1), 1.01) is None
-    assert signals.take(Signalled(signum=TERM), 1.05) == Signalled(signum=TERM, reached=True)
+    assert signals.take(Signalled(signum=TERM), 1.05) == Signalled(signum=TERM, reached=True, came=1.0)
     assert signals.take(Signalled(signum=TERM, node=2), 1.06) is None
     assert signals.due(2.0) == []
 
@@ -86,7 +87,7 @@ def test_a_signal_to_one_launcher_alone_is_passed_on_to_workers():
     signals = Signals(holds=True)
     event = Signalled(signum=TERM, node=1)
     assert signals.take(event, 1.0) is None
-    assert signals.due(1.0 + HOLD_S) == [event]
+    assert signals.due(1.0 + HOLD_S) == [replace(event, came=1.0)]
 
 
 @pytest.mark.parametrize("event", [Signalled(signum=signal.SIGINT), Signalled(signum=TERM, kill=True)])

@@ -39,7 +39,7 @@ ARGUMENTS = {
 )
 def test_everything_is_passed_on_and_what_comes_back_too(name, wrapped):
     shown = Shown()
-    keywords = {"timeout_s": 1.0} if name == "close" else {}
+    keywords = {"timeout_s": 1.0, "hurried": bool} if name == "close" else {}
     given = getattr(wrapped(shown), name)(*ARGUMENTS.get(name, ()), **keywords)
     expected = {"level": "info"} if name == "say" else keywords
     assert shown.calls == [(name, ARGUMENTS.get(name, ()), expected)]

@@ -76,10 +76,11 @@ def test_a_signal_while_workers_are_stopped_for_a_lost_coordinator_is_the_exit_c
     assert f"{signal.Signals(number).name}: ending" in peer.told.text
 
 
-def test_the_second_signal_kills_workers_that_are_stopped_for_a_lost_coordinator(peering):
+def test_the_second_signal_kills_workers_that_are_stopped_for_a_lost_coordinator(peering, monkeypatch):
+    monkeypatch.setattr("distlaunch.job.heard.SECOND_S", 0.2)
     peer = peering(commence(), lambda: peer.signals.come(signal.SIGTERM), lambda: None, CLOSED)
     peer.own.deaf = True
-    later = threading.Timer(0.2, lambda: peer.signals.come(signal.SIGTERM))  # sooner, both would be one
+    later = threading.Timer(0.25, lambda: peer.signals.come(signal.SIGTERM))
     peer.own.on_stop = later.start
     assert peer.run() == 143
     later.join()
@@ -109,7 +110,7 @@ def test_a_node_that_breaks_in_the_pause_before_the_coordinator_is_called_again_
 
 
 def test_a_second_term_right_behind_the_first_does_not_take_the_grace_from_a_launcher_that_leaves(peering, monkeypatch):
-    monkeypatch.setattr("distlaunch.job.peer.DOUBLE_S", 60.0)
+    monkeypatch.setattr("distlaunch.job.heard.MERGE_S", 60.0)
     peer = peering(commence(), lambda: peer.signals.come(signal.SIGTERM), leaves=True, flexible=True, grace_s=7.0)
     peer.own.deaf, peer.own.on_stop = True, lambda: peer.signals.come(signal.SIGTERM)
     peer.signals.on_read = lambda: peer.handled(m.Stop) and peer.own.say(GONE)

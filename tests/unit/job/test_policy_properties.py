@@ -21,6 +21,8 @@ class World:
         self.data = data
         self.signals = 0
         self.signum: int | None = None
+        self.late: int | None = None
+        """The first signal that came when all workers had ended."""
         self.owes_prepared: set[int] = set()
         self.to_start: list[int] = []
         self.running: list[int] = []
@@ -94,7 +96,10 @@ class World:
             case "signal":
                 self.signals += 1
                 signum = self.data.draw(st.sampled_from([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]))
-                if signum != signal.SIGUSR1 and self.signum is None:
+                all_ended = bool(self.owes_gone) and not (self.running or self.to_start)
+                if signum != signal.SIGUSR1 and self.signum is None and all_ended:
+                    self.late = self.late or signum
+                elif signum != signal.SIGUSR1 and self.signum is None:
                     self.signum = signum
                 self.act(job.signal(signum))
 
@@ -142,6 +147,8 @@ def test_whatever_happens_the_job_ends_once_and_as_promised(make_job, data, node
     assert [failed.final for failed in job.of(p.Failed)[:-1]] == [False] * max(0, len(job.of(p.Failed)) - 1)
     if world.signum is not None:
         assert job.exit_code == 128 + world.signum
+    elif world.late is not None and job.exit_code == 128 + world.late:
+        assert job.of(p.Failed)[-1].why_final == "told to stop", "there would have been a restart"
     elif job.exit_code:
         assert job.exit_code in world.failed
         assert job.of(p.Failed)[-1].final

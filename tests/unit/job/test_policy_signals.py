@@ -6,7 +6,7 @@ import pytest
 
 from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as p
-from distlaunch.job.supervision import DOUBLE_S
+from distlaunch.job.heard import MERGE_S, SECOND_S
 
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 ASKING = ENDING[:3]
@@ -120,14 +120,64 @@ def test_the_first_signal_gives_the_exit_code(make_job):
 def test_two_signals_at_almost_the_same_time_are_one(make_job, second):
     job = make_job().run()
     job.signal(signal.SIGINT)
-    job.now += DOUBLE_S / 2
+    job.now += MERGE_S / 2
     assert job.signal(second) == []
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_within_a_second_changes_nothing(make_job, second):
+    job = make_job().run()
+    job.signal(signal.SIGINT)
+    job.now += SECOND_S * 0.9
+    assert stops(job, job.signal(second)) == []
+
+
+def test_a_second_signal_a_second_later_kills_though_one_came_too_early(make_job):
+    job = make_job().run()
+    job.signal(signal.SIGINT)
+    job.now += SECOND_S / 5
+    assert stops(job, job.signal(signal.SIGINT)) == []
+    job.now += SECOND_S
+    assert kills(job, job.signal(signal.SIGINT))
+
+
+def test_a_third_signal_kills_however_soon_it_comes(make_job):
+    job = make_job().run()
+    job.signal(signal.SIGINT)
+    job.now += SECOND_S / 4
+    assert stops(job, job.signal(signal.SIGINT)) == []
+    job.now += SECOND_S / 4
+    assert kills(job, job.signal(signal.SIGINT))
+
+
+@pytest.mark.parametrize("signum", ENDING)
+@pytest.mark.parametrize("returncode", [0, 7])
+def test_a_signal_when_all_workers_have_ended_changes_neither_exit_code_nor_report(make_job, signum, returncode):
+    job = make_job(nodes=2).run()
+    for rank in job.ranks:
+        job.exited(rank, returncode)
+    hurries = job.signal(signum)
+    assert kills(job, hurries), "the nodes wait no longer for what is left"
+    job.all_gone()
+    assert job.exit_code == returncode
+    assert [failed.final for failed in job.of(p.Failed)] == [True] * (returncode != 0)
+
+
+def test_a_signal_when_all_workers_have_ended_prevents_the_restart(make_job):
+    job = make_job(max_restarts=3).run()
+    for rank in job.ranks:
+        job.exited(rank, 7)
+    job.signal(signal.SIGTERM)
+    job.all_gone()
+    assert job.exit_code == 143
+    [failed] = job.of(p.Failed)
+    assert failed.why_final == "told to stop"
 
 
 def test_a_quit_right_after_another_signal_kills(make_job):
     job = make_job().run()
     job.signal(signal.SIGTERM)
-    job.now += DOUBLE_S / 2
+    job.now += MERGE_S / 2
     assert kills(job, job.signal(signal.SIGQUIT))
 
 
