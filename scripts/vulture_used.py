@@ -1,5 +1,6 @@
 """Names that vulture cannot see in use: called by a framework, part of the protocol, or for users of the package."""
 
+import sys
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -37,6 +38,9 @@ cli.command.run_help  # noqa: B018
 
 # set in a forked worker, read by the standard library
 BaseProcess.authkey  # noqa: B018
+
+# called by the interpreter
+sys.unraisablehook  # noqa: B018
 
 # read and called by paramiko on what we give it
 _paramiko: Any = None

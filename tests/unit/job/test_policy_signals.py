@@ -157,7 +157,7 @@ def test_a_signal_when_all_workers_have_ended_changes_neither_exit_code_nor_repo
     for rank in job.ranks:
         job.exited(rank, returncode)
     hurries = job.signal(signum)
-    assert kills(job, hurries), "the nodes wait no longer for what is left"
+    assert stops(job, hurries), "the nodes wait no longer for what is left"
     job.all_gone()
     assert job.exit_code == returncode
     assert [failed.final for failed in job.of(p.Failed)] == [True] * (returncode != 0)

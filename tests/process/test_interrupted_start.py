@@ -1,0 +1,46 @@
+"""Ctrl-C while the command itself only starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import distlaunch
+from tests.launcher import default_signals
+
+MOMENTS = 50
+
+
+def interrupted(words: list[str], after_s: float) -> tuple[int, str]:
+    running = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=default_signals
+    )
+    time.sleep(after_s)  # any moment will do
+    running.send_signal(2)
+    _, said = running.communicate(timeout=60)
+    return running.returncode, said
+
+
+@pytest.mark.parametrize(
+    "words", [["plan", "--num-procs", "2", "--no-python", "/bin/true"], ["train", "--help"]], ids=["plan", "help"]
+)
+def test_ctrl_c_at_any_moment_shows_no_traceback_of_ours(clean_env, words):
+    """Python itself shows one as long as it sets itself up; from our first statement on there is none."""
+    command = [sys.executable, "-m", "distlaunch", *words]
+    began = time.monotonic()
+    subprocess.run(command, capture_output=True, check=True)
+    whole_s = time.monotonic() - began
+    ours = str(Path(distlaunch.__file__).parent)
+    codes = set()
+    for moment in range(MOMENTS):
+        code, said = interrupted(command, whole_s * moment / MOMENTS)
+        assert ours not in said, said
+        if "Traceback" not in said:
+            codes.add(code)
+            assert len(said.splitlines()) <= 1, said
+    assert codes <= {130, -2, 0}, "0: it was ready before"
+    assert 130 in codes
