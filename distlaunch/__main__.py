@@ -138,6 +138,12 @@ def _warn(options: TrainOptions, environ: Mapping[str, str]) -> None:
 
     if not options.quiet:
         print_warnings(unknown_variables(environ))
+    if options.script_args:
+        from distlaunch.ui.misplaced import misplaced_options
+        from distlaunch.ui.options import TRAIN_OPTIONS
+
+        names = (flag for option in TRAIN_OPTIONS for flag in option.all_flags)
+        print_warnings(misplaced_options(options, names, environ))
 
 
 if __name__ == "__main__":

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distlaunch.core.agent.ports import hold_port
-from distlaunch.core.errors import ConfigError
+from distlaunch.core.errors import ConfigError, LaunchError
 from distlaunch.core.model.plan import LaunchPlan, Outer
 from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.variables import RANKS
 from distlaunch.job.desk import Desk
+from distlaunch.job.error_file import ErrorFile, error_file_path
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.keyboard import Terminal
 from distlaunch.job.policy import JobPolicy
@@ -30,7 +33,7 @@ from distlaunch.launching import (
     policy_settings,
     say_where,
 )
-from distlaunch.planning import Planned, make_plan
+from distlaunch.planning import Planned, find_outer, make_plan
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.resolve.select import hints
 
@@ -57,6 +60,7 @@ class _Opening(Record):
     worker_sink: OpenWorkerSink
     terminal: OpenTerminal
     filters: OpenFilters | None
+    error_file: ErrorFile
 
 
 def run_job(
@@ -73,6 +77,25 @@ def run_job(
 
     ``count_from`` hears the lowest rank of this launcher's workers, where each node has a launcher.
     """
+    of_a_script = any(name in environ for name in RANKS) and find_outer(options, environ) is None
+    error_file = ErrorFile(error_file_path(options.error_file, environ, of_a_script=of_a_script))
+    opening = _Opening(
+        sink=open_sink,
+        worker_sink=open_worker_sink,
+        terminal=open_terminal,
+        filters=open_filters,
+        error_file=error_file,
+    )
+    try:
+        return _run_planned(options, environ, opening, count_from)
+    except LaunchError as exc:
+        error_file.write(exc.message, f"{exc.message}\nhint: {exc.hint}" if exc.hint else exc.message, exc.exit_code)
+        raise
+
+
+def _run_planned(
+    options: TrainOptions, environ: Mapping[str, str], opening: _Opening, count_from: Callable[[int], None] | None
+) -> int:
     try:
         planned = make_plan(options, environ)
         site = _site(planned, options, environ)
@@ -90,12 +113,11 @@ def run_job(
             options,
             environ,
             site=site,
-            open_sink=open_sink,
-            open_filters=open_filters,
+            open_sink=opening.sink,
+            open_filters=opening.filters,
             count_from=count_from,
+            error_file=opening.error_file,
         )
-
-    opening = _Opening(sink=open_sink, worker_sink=open_worker_sink, terminal=open_terminal, filters=open_filters)
     if planned.location is None or planned.location.allocation.source != "ray":
         return _run(planned, options, environ, site, None, opening)
     from distlaunch.launch_ray import placed_in_ray
@@ -123,6 +145,7 @@ def _run(
         from distlaunch.job.herald import OuterRanks
 
         sink = OuterRanks(opening.worker_sink(plan.outer), first_rank=plan.outer.rank)
+    opening.error_file.say = partial(sink.say, level="warning")
     if planned.explanation is not None:
         sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
     script = planned.source.read() if planned.source is not None else b""
@@ -199,6 +222,7 @@ def _run(
             feeder=None if nodes is None else nodes.feeder,
             node_logs=options.node_logs or "",
             backend=planned.backend,
+            error_file=opening.error_file,
         )
         run_dir.link_latest()
         say_where(run_dir, plan.job_id, sink)

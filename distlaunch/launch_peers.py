@@ -25,6 +25,7 @@ from distlaunch.job.assembly import Assembly
 from distlaunch.job.composition import Composition
 from distlaunch.job.declining import decline, leave
 from distlaunch.job.door import Caller, Door
+from distlaunch.job.error_file import ErrorFile
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.herald import Herald, LocalRanks
 from distlaunch.job.own_node import OwnNode
@@ -226,6 +227,7 @@ def run_launcher(
     open_sink: OpenSink,
     open_filters: OpenFilters,
     count_from: Callable[[int], None] | None,
+    error_file: ErrorFile,
 ) -> int:
     """Run this launcher's part of a job; return its exit code. Raises LaunchError before the start."""
     if planned.join is None:
@@ -253,7 +255,7 @@ def run_launcher(
                 raise
     try:
         launching.check_proc()
-        mine = _Mine(planned, joiner, options, environ, sink, open_filters, count_from)
+        mine = _Mine(planned, joiner, options, environ, sink, open_filters, count_from, error_file)
     except LaunchError as exc:
         if door is None:
             decline(joiner.rendezvous, party, host=joiner.hostname, why=exc.message, otherwise=otherwise)
@@ -277,10 +279,13 @@ class _Mine:
         sink: Sink,
         open_filters: OpenFilters,
         count_from: Callable[[int], None] | None,
+        error_file: ErrorFile,
     ) -> None:
         self.planned, self.joiner, self.options, self.environ, self.sink = planned, joiner, options, environ, sink
         self.hostname = joiner.hostname
         self._count_from = count_from
+        self.error_file = error_file
+        error_file.say = partial(sink.say, level="warning")
         self._filters = open_filters(joiner.own_slots) if open_filters else {}
         self._nofile = launching.allow_descriptors(joiner.own_slots)
         self._spawner = launching.new_spawner("job", options)  # before the first thread
@@ -396,6 +401,7 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock, otherw
             takes_typed=options.dialect.takes_typed,
             launchers=True,
             backend=mine.planned.backend,
+            error_file=mine.error_file,
         )
         run_dir.link_latest()
         launching.say_where(run_dir, job_id, sink)
@@ -478,6 +484,7 @@ def _join(mine: _Mine, party: Party, otherwise: Otherwise | None) -> int:
             clock=clock,
             call=call,
             count_from=mine.count_from,
+            error_file=mine.error_file,
         )
         stack.callback(runner.close, signal_pipe.is_hurried)
         try:

@@ -52,7 +52,7 @@ def read_facts(options: TrainOptions, environ: Mapping[str, str], *, of_backend:
     ``of_backend``: those of --env-file that nobody has named but the backend.
     """
     cwd = _cwd()
-    outer = _outer(options, environ)
+    outer = find_outer(options, environ)
     workdir = cwd if options.workdir is None else os.path.join(cwd, options.workdir)
     wanted = {workdir}
     programs: dict[str, str | None] = {}
@@ -87,7 +87,7 @@ def read_facts(options: TrainOptions, environ: Mapping[str, str], *, of_backend:
     )
 
 
-def _outer(options: TrainOptions, environ: Mapping[str, str]) -> Outer | None:
+def find_outer(options: TrainOptions, environ: Mapping[str, str]) -> Outer | None:
     """Find the launcher that started us as its worker, unless --source says where the nodes are."""
     if options.who_set("source") is not None and ("source" in options.given or not options.dialect.spelling):
         return None

@@ -24,6 +24,7 @@ from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 from distlaunch.job import signals
 from distlaunch.job.coordinator import Coordinator
+from distlaunch.job.error_file import ErrorFile
 from distlaunch.job.heard import Request, StopRequests
 from distlaunch.job.orders import PASSED_ON, Orders
 from distlaunch.job.own_node import OwnNode, Words
@@ -54,6 +55,7 @@ class PeerRunner:
         clock: Clock,
         call: Call,
         count_from: Callable[[int], None],
+        error_file: ErrorFile | None = None,
     ) -> None:
         """Be ready. ``count_from`` hears the lowest of our ranks, for a console that shows local ones."""
         self._settings = settings
@@ -66,6 +68,7 @@ class PeerRunner:
         self._clock = clock
         self._call = call
         self._count_from = count_from
+        self._error_file = error_file or ErrorFile(None)
         self._job_id = settings.job_id
         self._coordinator = Coordinator()
         self._hearing = Hearing(settings.lost_after_s)
@@ -279,6 +282,8 @@ class PeerRunner:
         code, text = verdict.exit_code, verdict.text[:_LONGEST_TEXT]
         if text and self._settings.speaks:
             self._sink.say(text, level="error" if 0 < code < 128 or "\n" in text else "info")
+        if text and code > 0:
+            self._error_file.write(text.partition("\n")[0].removeprefix("error: "), text, code)
         self._exit_code = code
 
     def _refuse(self, exc: LaunchError) -> None:

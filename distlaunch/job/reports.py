@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 
 from distlaunch.core.agent.filing import open_to_append
+from distlaunch.core.errors import EXIT_HANG
 from distlaunch.core.model.layout import STDERR, STDOUT, Layout
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
@@ -16,6 +17,7 @@ from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as a
 from distlaunch.job.desk import Desk
 from distlaunch.job.diagnose.model import Diagnosis
+from distlaunch.job.error_file import ErrorFile
 from distlaunch.job.records import EventLog
 from distlaunch.job.rundir import RunDir
 from distlaunch.job.sink import Sink
@@ -38,6 +40,7 @@ class Reporter:
         started_s: float,
         launchers: bool = False,
         dialect: Dialect | None = None,
+        error_file: ErrorFile | None = None,
     ) -> None:
         """Be ready. ``launchers``: those of other nodes file their workers' output, perhaps where we see nothing."""
         self.plan = plan
@@ -50,6 +53,8 @@ class Reporter:
         self._started_s = started_s
         self._launchers = launchers
         self._dialect = dialect or Dialect()
+        self._error_file = error_file or ErrorFile(None)
+        self._refusal = ""
 
     def failed(self, action: a.Failed, *, terminal: bool) -> None:
         """Tell of an attempt in which a worker failed; ``terminal``: its stderr is in its one stream."""
@@ -80,7 +85,10 @@ class Reporter:
             filed=None if wrote else self._filed_elsewhere(path, cause.ranks[0]),
             while_stopping=action.while_stopping,
         )
+        recorded = plan.layout.error_files(plan.run_dir, action.attempt)(cause.ranks[0]) if cause.ranks else None
+        what = f"{cause.exception_type}: {cause.message}" if cause.exception_type else cause.message or cause.summary
         self._last_words(text, action.why_final)
+        self._desk.do(lambda: self._error_file.write(what, text, diagnosis.exit_code, recorded=recorded))
 
     def _shown(self, diagnosis: Diagnosis) -> Diagnosis:
         """Name ranks as people know them."""
@@ -132,7 +140,9 @@ class Reporter:
                 elapsed_s=time.monotonic() - self._started_s,
             ),
         ]
-        self._last_words("\n".join(lines), action.why_final)
+        text = "\n".join(lines)
+        self._last_words(text, action.why_final)
+        self._desk.do(lambda: self._error_file.write(action.diagnosis.text.partition("\n")[0], text, EXIT_HANG))
 
     def keep(self, action: a.KeepStacks) -> None:
         """File where each worker stood; a full disk only costs the files."""
@@ -153,7 +163,15 @@ class Reporter:
 
     def refused(self, text: str) -> None:
         """Keep why there is no attempt, or no further one: too few nodes, a port that is taken."""
+        self._refusal = text.rstrip()
         self._desk.do(lambda: self._run_dir.write_report(f"distlaunch: {text.rstrip()}\n"))
+
+    def ended(self, exit_code: int) -> None:
+        """Keep why a job has failed in which no worker did, for whoever started the launcher."""
+        text = self._refusal
+        if text and exit_code:
+            first = text.partition("\n")[0].removeprefix("error: ")
+            self._desk.do(lambda: self._error_file.write(first, text, exit_code))
 
     def _last_words(self, text: str, why_final: str | None) -> None:
         if why_final:

@@ -20,6 +20,7 @@ from distlaunch.core.wire import messages as m
 from distlaunch.job import actions as a
 from distlaunch.job import signals
 from distlaunch.job.desk import Desk
+from distlaunch.job.error_file import ErrorFile
 from distlaunch.job.keyboard import Keyboard, Terminal
 from distlaunch.job.policy import JobPolicy
 from distlaunch.job.records import EventLog
@@ -110,6 +111,7 @@ class Runner:
     ``takes_typed``: of several workers rank 0 has our stdin also where that is a terminal whose foreground job we are;
     ``feeder`` brings our stdin to it on a machine of its own. ``launchers``: the other nodes have a launcher each.
     ``desk`` does what may wait for a disk. ``backend`` has words for where workers listen, if it has them do so.
+    ``error_file`` gets the first failure.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class Runner:
         launchers: bool = False,
         desk: Desk | None = None,
         backend: PlannedBackend | None = None,
+        error_file: ErrorFile | None = None,
     ) -> None:
         self._plan = plan
         self._policy = policy
@@ -164,6 +167,7 @@ class Runner:
             started_s=self._started_s,
             launchers=launchers,
             dialect=policy.settings.dialect,
+            error_file=error_file,
         )
 
     def run(self) -> int:
@@ -187,6 +191,7 @@ class Runner:
                 is_busy = True
             if not self._is_over():
                 self._wait(is_busy=is_busy)
+        self._reporter.ended(code)
         return code
 
     def _receive(self) -> bool:

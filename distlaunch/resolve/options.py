@@ -103,6 +103,7 @@ class TrainOptions(Record):
     linger: float | None = None
     """After a success, for processes that workers have left; ``None``: as long as ``failure_grace``."""
     hang_timeout: float | None = None
+    error_file: str | None = None
     hang_notice: float = 300.0
     # output
     log_dir: str | None = None

@@ -153,14 +153,20 @@ def run_drop_in(
     remarks: Sequence[str],
     environ: Mapping[str, str],
     *,
+    table: Iterable[Option],
     around: AbstractContextManager[None] | None = None,
 ) -> int:
-    """Say what is to be said before the job, and run it; ``around`` lasts as long. Returns the exit code."""
+    """Say what is to be said before the job, and run it; ``around`` lasts as long. Returns the exit code.
+
+    ``table``: the options of this command.
+    """
     from distlaunch.ui.errors import print_warnings
+    from distlaunch.ui.misplaced import misplaced_options
     from distlaunch.ui.quick import unknown_variables
     from distlaunch.ui.run import train
 
     if not options.quiet:
-        print_warnings([*unknown_variables(environ), *remarks])
+        names = (flag for option in table for flag in option.all_flags)
+        print_warnings([*unknown_variables(environ), *remarks, *misplaced_options(options, names, environ)])
     with in_words_of(options.dialect), around or nullcontext():
         return train(options)

@@ -323,6 +323,13 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
         least_s=LEAST_SILENCE_S,
     ),
     _row(
+        "--error-file",
+        "text",
+        "failure",
+        "Where to write the first failure in torch's format (TORCHELASTIC_ERROR_FILE; in a pod the termination log).",
+        metavar="FILE",
+    ),
+    _row(
         "--hang-notice",
         "seconds",
         "failure",

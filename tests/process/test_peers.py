@@ -308,6 +308,21 @@ def test_launchers_without_ranks_are_numbered_as_they_come(team):
     assert sorted(each["NODE_RANK"] for each in told) == ["0", "1", "2"]
 
 
+def test_where_each_node_has_a_launcher_each_of_them_has_the_first_failure_in_its_own_file(team):
+    for rank in (1, 0):
+        env = {"TORCHELASTIC_ERROR_FILE": str(team.launcher.work / f"error-{rank}.json")}
+        place = ["--num-nodes", "2", "--node-rank", str(rank), "--rendezvous", f"127.0.0.1:{team.port}"]
+        args = ["train", *place, "--procs-per-node", "1", str(PROGRAMS / "member.py")]
+        team.launchers[rank] = team.launcher.start(args, env=env)
+    team.ready(0, 1)
+    team.put("fail-0-1")
+    assert team.codes() == {0: 7, 1: 7}
+    for rank in (0, 1):
+        found = json.loads((team.launcher.work / f"error-{rank}.json").read_text())["message"]
+        assert found["errorCode"] == 7
+        assert "rank 1 of 2" in found["extraInfo"]["py_callstack"]
+
+
 # --- torchrun's words; a launcher for each worker
 
 

@@ -41,7 +41,7 @@ def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
     with in_words_of(PARSING):
         config, texts = configuration(given, environ, os.getcwd())
         meaning = understand(given, rest, environ, config)
-    return run_drop_in(replace(meaning.options, texts=texts), meaning.remarks, environ)
+    return run_drop_in(replace(meaning.options, texts=texts), meaning.remarks, environ, table=OPTIONS)
 
 
 def configuration(given: Given, environ: Mapping[str, str], cwd: str) -> tuple[Config | None, dict[str, str]]:

@@ -30,7 +30,7 @@ def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
     with in_words_of(PARSING):
         meaning = understand(given, rest, environ)
     pid = pid_file(PID_FOLDER) if meaning.save_pid and not meaning.options.dry_run else None
-    return run_drop_in(meaning.options, meaning.remarks, environ, around=pid)
+    return run_drop_in(meaning.options, meaning.remarks, environ, table=OPTIONS, around=pid)
 
 
 @contextmanager

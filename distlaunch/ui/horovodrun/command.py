@@ -39,7 +39,7 @@ def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
             return ask(field, given["python"][-1] if "python" in given else _python(rest, environ))
     with in_words_of(PARSING):
         meaning = understand(given, rest, environ)
-    return run_drop_in(meaning.options, meaning.remarks, environ)
+    return run_drop_in(meaning.options, meaning.remarks, environ, table=OPTIONS)
 
 
 def _python(rest: Sequence[str], environ: Mapping[str, str]) -> str:

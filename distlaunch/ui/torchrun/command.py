@@ -9,15 +9,18 @@ from collections.abc import Mapping, Sequence
 
 from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.core.model.plan import Outer
+from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable
 from distlaunch.job.filters import LineFilter
 from distlaunch.job.sink import Sink
 from distlaunch.resolve.plan import interpreter_note
 from distlaunch.ui.drop_in import in_words_of
 from distlaunch.ui.errors import print_warnings
+from distlaunch.ui.misplaced import misplaced_options
 from distlaunch.ui.quick import HelpRequested, unknown_variables
 from distlaunch.ui.run import Front
 from distlaunch.ui.torchrun.meaning import Meaning, understand, unread_variables
+from distlaunch.ui.torchrun.options import OPTIONS
 from distlaunch.ui.torchrun.parser import misspelt_variables, parse
 
 
@@ -35,6 +38,8 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = 
         return 0
     if not meaning.silent:
         print_warnings([*unknown_variables(environ), *misspelt_variables(environ), *unread_variables(environ)])
+        names = [option.name for option in OPTIONS]
+        print_warnings(misplaced_options(replace(meaning.options, quiet=False), names, environ))
     from distlaunch.launch import run_job
 
     front = TorchrunFront(meaning)

@@ -191,7 +191,7 @@ OPTIONS: tuple[TorchrunOption, ...] = (
 
 EXTRAS = (
     "gpus", "bind", "env", "env_file", "workdir", "setup", "preload", "restart_window", "min_uptime", "failure_grace",
-    "linger", "hang_timeout", "hang_notice", "log_dir", "format", "quiet", "interface", "token_file",
+    "linger", "hang_timeout", "hang_notice", "log_dir", "format", "quiet", "interface", "token_file", "error_file",
     "weak_token_ok",
 )  # fmt: skip
 """Fields of ``train``'s options whose variables (DISTLAUNCH_...) work here too."""
