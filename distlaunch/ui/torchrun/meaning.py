@@ -329,8 +329,8 @@ def _endpoint(text: str, source: str) -> tuple[str | None, int | None]:
         host, number = text, "0"
     if not (number.isascii() and number.isdigit() and len(number) <= 5 and int(number) <= 65535):
         raise option_error(source, f"takes HOST:PORT with a port from 0 to 65535, not {quoted(text)}")
-    is_odd = any(letter.isspace() or not letter.isprintable() for letter in host)
-    if not host or is_odd or host.startswith("[") != host.endswith("]"):
+    is_name = all(letter.isalnum() or letter in "_.:-" for letter in _bare(host) or "")
+    if not host or not is_name or host.startswith("[") != host.endswith("]"):
         raise option_error(source, f"takes HOST:PORT, not {quoted(text)}")
     return _bare(host), int(number) or None
 

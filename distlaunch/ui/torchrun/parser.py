@@ -232,7 +232,7 @@ def _number(text: str, source: str) -> float:
 
 
 def _nodes(text: str, source: str) -> tuple[int, int]:
-    parts = [_digits(part, most=_MOST) for part in text.split(":")]
+    parts = [_digits(part.strip(), most=_MOST) for part in text.split(":")]
     least, most = parts[0], parts[-1]
     if len(parts) > 2 or least is None or most is None:
         raise option_error(source, f"takes N or MIN:MAX, not {quoted(text)}")
