@@ -166,8 +166,8 @@ class Attempt:
             self.killed_leftovers[member] = message.killed
 
     def by_host(self, found: Mapping[int, Leftovers]) -> dict[str, Leftovers]:
-        """Give what members have left by the names of their hosts."""
-        return {self.cast.host(member): leftovers for member, leftovers in found.items()}
+        """Return what members have left by the names of their hosts, in the order of their node ranks."""
+        return {self.cast.host(member): found[member] for member in self.cast.members if member in found}
 
     @property
     def many_hosts(self) -> bool:

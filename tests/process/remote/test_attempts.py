@@ -48,6 +48,8 @@ def test_what_is_told_of_a_worker_comes_in_order(agent):
 
 def test_a_rank_whose_descendant_keeps_its_streams_ends_with_the_attempt(agent):
     agent.start("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(1000)\n")
+    agent.until(m.WorkerExited)
+    agent.send(m.Linger(attempt=0, linger_s=0.0, grace_s=20.0))
     agent.until(m.Gone)
     kinds = [type(one) for one in agent.heard]
     assert kinds.index(r.RankEnded) < kinds.index(m.Gone)
