@@ -267,6 +267,8 @@ class Supervision(ABC):
             return [record, *self._cut_short(name, impatient=impatient)]
         if is_late:
             self._told_late = self._told_late or signum
+            if signum == signal.SIGTERM and not self.settings.repeated_term_kills:
+                return [record]  # a program whose wrapper has ended may be saving
             return [record, *self._kill_all(f"{name}: ")]
         self.told, self._told_at = signum, now
         silent_since = self._watch.silent_since(now)
