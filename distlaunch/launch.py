@@ -27,7 +27,7 @@ from distlaunch.job.transport.local import LocalTransport
 from distlaunch.launching import (
     Housekeeping,
     allow_descriptors,
-    check_proc,
+    check_system,
     closed_console,
     new_spawner,
     policy_settings,
@@ -136,7 +136,7 @@ def _run(
 ) -> int:
     plan = planned.plan
     nodes = _other_nodes(planned, options, environ, site, places)
-    check_proc()
+    check_system()
     workers = len(plan.workers) if nodes is None else nodes.most_workers
     terminal = opening.terminal() if workers == 1 and nodes is None and plan.shown_size == 1 else None
     if plan.outer is None or terminal is not None:

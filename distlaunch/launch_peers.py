@@ -254,7 +254,7 @@ def run_launcher(
             if joiner.rendezvous.leads == "yes":
                 raise
     try:
-        launching.check_proc()
+        launching.check_system()
         mine = _Mine(planned, joiner, options, environ, sink, open_filters, count_from, error_file)
     except LaunchError as exc:
         if door is None:

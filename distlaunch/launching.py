@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import resource
@@ -17,6 +18,7 @@ from distlaunch.core.agent.spawner import start_spawner
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.layout import STDERR
 from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.probe.refusal import explain_refusal
 from distlaunch.core.wire.spawning import FromSpawner
 from distlaunch.job.rundir import RunDir
 from distlaunch.job.settings import Gathering, PolicySettings, Scheduler
@@ -33,8 +35,18 @@ CONSOLE_CLOSE_S = 10.0
 _PRUNE_S = 5.0
 
 
-def check_proc() -> None:
-    """Refuse to run on a /proc that is missing or another PID namespace's: we would look for, and kill, strangers."""
+def check_system() -> None:
+    """Raise ConfigError if /dev/null or /proc is missing, or if /proc is another PID namespace's.
+
+    With a foreign /proc we would look for, and kill, strangers.
+    """
+    try:
+        os.close(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as exc:
+        raise ConfigError(
+            f"{os.devnull} cannot be opened: {os.strerror(exc.errno or 0)}",
+            hint="mknod -m 666 /dev/null c 1 3, or run the container with its usual /dev",
+        ) from exc
     try:
         seen = os.readlink("/proc/self")
     except OSError as exc:
@@ -49,7 +61,9 @@ def new_spawner(job_id: str, options: TrainOptions) -> tuple[Channel[FromSpawner
         return start_spawner(job_id=job_id, orphan_grace_s=options.failure_grace)
     except OSError as exc:
         why = os.strerror(exc.errno or 0)
-        raise ConfigError(f"no process can be started: {why}", hint="see the limits: ulimit -u, ulimit -n") from exc
+        files = exc.errno in {errno.EMFILE, errno.ENFILE}
+        hint = "the limit of open files is reached: see ulimit -n" if files else explain_refusal()
+        raise ConfigError(f"no process can be started: {why}", hint=hint) from exc
 
 
 @contextmanager
@@ -154,6 +168,7 @@ def policy_settings(
 def say_where(run_dir: RunDir, job_id: str, sink: Sink) -> None:
     """Say where the logs are, if that is not where they are expected."""
     if run_dir.temporary:
-        sink.say(f"the log directory cannot be written; this job's logs: {run_dir.path}", level="warning")
+        problem = "there is no home directory" if run_dir.instead_of is None else run_dir.instead_of
+        sink.say(f"the log directory cannot be used ({problem}); this job's logs: {run_dir.path}", level="warning")
     elif os.path.basename(run_dir.path) != job_id:
         sink.say(f"there are logs of a job {job_id} already; this one's: {run_dir.path}", level="warning")

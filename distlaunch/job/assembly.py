@@ -14,6 +14,7 @@ from typing import Protocol
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, ProtocolError
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import printable
+from distlaunch.core.probe.refusal import explain_refusal
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
@@ -291,7 +292,7 @@ class Assembly(Links[p.FromPeer]):
                 peer.writer.start()
             except RuntimeError:
                 peer.link = link
-                self._lose(peer, "no thread can be started for it (the limit of processes: ulimit -u)")
+                self._lose(peer, f"no thread can be started for it: {explain_refusal()}")
                 continue
             self._have(peer, link)
 

@@ -205,8 +205,13 @@ class Attempt:
         self.losses.append(loss)
         return loss
 
-    def judge(self, settings: PolicySettings, progress: Progress, *, lived_s: float, told: bool) -> Verdict:
-        """Sum up an attempt that went wrong; ``lived_s``: until it hung, if it did; ``told``: we were, to stop."""
+    def judge(
+        self, settings: PolicySettings, progress: Progress, *, lived_s: float, told: bool, port: int | None
+    ) -> Verdict:
+        """Sum up an attempt that went wrong.
+
+        ``lived_s``: until it hung, if it did; ``told``: we were, to stop; ``port``: rank 0's.
+        """
         went_on, world_size = progress.went_on(), self.cast.world_size
         after_grace = None if told else restarts.after_grace(settings)
         if self.hang is not None:
@@ -224,7 +229,7 @@ class Attempt:
             )
             return Verdict(outcome=outcome, exit_code=EXIT_HANG, report=hung)
         ends = [*self.failures, *self.finished]
-        diagnosis = restarts.diagnose(ends, settings, world_size=world_size, after_grace=after_grace)
+        diagnosis = restarts.diagnose(ends, settings, world_size=world_size, after_grace=after_grace, master_port=port)
         if self.losses:
             from distlaunch.job import losses
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
+from distlaunch.core.probe.refusal import explain_refusal
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import encode
@@ -40,7 +41,7 @@ class Coordinator:
         try:
             peer.writer.start()
         except RuntimeError as exc:
-            raise ConfigError("no thread can be started", hint="the limit of processes is reached: ulimit -u") from exc
+            raise ConfigError("no thread can be started", hint=explain_refusal()) from exc
 
     def receive(self) -> Iterator[p.ToPeer | ReadEnd]:
         """Yield the messages of one turn, then why it ends. Raises ProtocolError, after those before it."""

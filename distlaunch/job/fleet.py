@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.record import replace
+from distlaunch.core.probe.refusal import explain_refusal
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
@@ -121,7 +122,7 @@ class Fleet(Links[r.FromRemote]):
         try:
             peer.writer.start()
         except RuntimeError:
-            text = "no thread can be started for it here (the limit of processes: ulimit -u)"
+            text = f"no thread can be started for it here: {explain_refusal()}"
             failure = ConnectFailure(host=self.targets[node].host, step="connect", text=text)
             self._opened.append((peer, failure))
             self._notify()

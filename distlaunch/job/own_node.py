@@ -22,6 +22,7 @@ from distlaunch.core.agent.surveying import FILES_S, Look, answer_to, look_aroun
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import replace
+from distlaunch.core.probe.refusal import explain_refusal
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.spawning import FromSpawner
@@ -182,7 +183,7 @@ class _Looking:
         try:
             thread.start()
         except RuntimeError:
-            self._answer(order, "no thread can be started", "see the limits: ulimit -u")
+            self._answer(order, "no thread can be started", explain_refusal())
         else:
             self._threads.append(thread)
 

@@ -345,7 +345,13 @@ class JobPolicy(Supervision):
         self._nodes_lost += len(run.losses)
         if run.went_well:
             return [*self._succeeded(), *self._end(0)]
-        verdict = run.judge(settings, self.progress, lived_s=self._watch.lived_s, told=self.told is not None)
+        verdict = run.judge(
+            settings,
+            self.progress,
+            lived_s=self._watch.lived_s,
+            told=self.told is not None,
+            port=self._port,
+        )
         replaced = verdict.by_loss and self._convening is not None and self._convening.replaces()
         told = self._told_late if self.told is None else self.told
         if replaced and told is not None:

@@ -84,6 +84,7 @@ class Reporter:
             many_hosts=len(plan.nodes) > 1,
             filed=None if wrote else self._filed_elsewhere(path, cause.ranks[0]),
             while_stopping=action.while_stopping,
+            terminal=terminal,
         )
         recorded = plan.layout.error_files(plan.run_dir, action.attempt)(cause.ranks[0]) if cause.ranks else None
         what = f"{cause.exception_type}: {cause.message}" if cause.exception_type else cause.message or cause.summary

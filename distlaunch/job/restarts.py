@@ -19,7 +19,12 @@ def after_grace(settings: PolicySettings) -> str:
 
 
 def diagnose(
-    ends: Sequence[WorkerEnd], settings: PolicySettings, *, world_size: int, after_grace: str | None
+    ends: Sequence[WorkerEnd],
+    settings: PolicySettings,
+    *,
+    world_size: int,
+    after_grace: str | None,
+    master_port: int | None = None,
 ) -> Diagnosis:
     """Find the first cause, among the workers that ended badly; its hint speaks the user's dialect."""
     from distlaunch.job.diagnose.judge import diagnose as find
@@ -31,6 +36,7 @@ def diagnose(
         after_grace=after_grace,
         adds_local_rank=settings.adds_local_rank,
         dashes_first=settings.dashes_first,
+        master_port=master_port,
     )
     return replace(found, hint=settings.dialect.spelt(found.hint)) if found.hint else found
 

@@ -17,6 +17,7 @@ KEPT = 50
 LATEST = "latest"
 _SAFE = "._-:+@=,"
 _RUN_ID_BYTES = 90
+_TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - tempfile has tried them, and the current directory
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -49,11 +50,21 @@ class RunDir:
     """The folder of one job. Its event file stays locked while the job runs, so that none prunes it."""
 
     def __init__(
-        self, path: str, base: str, *, job_id: str, temporary: bool, pruned: bool, node: int | None = None
+        self,
+        path: str,
+        base: str,
+        *,
+        job_id: str,
+        temporary: bool,
+        pruned: bool,
+        node: int | None = None,
+        instead_of: str | None = None,
     ) -> None:
         """Take a new folder. ``node``: that of another launcher than the first, with which it may share the folder."""
         self.path = path
         self.temporary = temporary
+        self.instead_of = instead_of
+        """Of a temporary one: the place that cannot be written, and why; None if there is none."""
         self._base = base
         self._pruned = pruned
         how = _NEW if node is None else _NEW & ~os.O_EXCL
@@ -164,6 +175,7 @@ def make_run_dir(
     written; the default one falls back to a temporary one.
     """
     base, job_id = log_base(log_dir, environ), job_id or name
+    problems = []
     try:
         if base is not None:
             path = _make(base, name)
@@ -173,15 +185,51 @@ def make_run_dir(
             raise ConfigError(
                 f"--log-dir {log_dir}: {os.strerror(exc.errno or 0)}", hint="name a directory that you can write to"
             ) from exc
+        problems.append(f"{printable(base or '')}: {os.strerror(exc.errno or 0)}")
+    temporary, unusable = _temporary_directory(environ)
+    if temporary is not None:
+        base = os.path.join(temporary, f"distlaunch-jobs-{os.getuid()}")
+        try:
+            path = _make(base, name, shared_place=True)
+            return RunDir(
+                path,
+                base,
+                job_id=job_id,
+                temporary=True,
+                pruned=True,
+                node=node,
+                instead_of=problems[0] if problems else None,
+            )
+        except OSError as exc:
+            unusable = [f"{printable(base)}: {os.strerror(exc.errno or 0)}"]
+    why = "; ".join([*problems, *unusable])
+    raise ConfigError(f"there is no place for log files: {why}", hint="name one with --log-dir")
+
+
+def _temporary_directory(environ: Mapping[str, str]) -> tuple[str | None, list[str]]:
+    """Return the directory for temporary files; if there is none, why each of the usual ones cannot be used."""
     import tempfile
 
+    with suppress(FileNotFoundError):
+        return tempfile.gettempdir(), []
+    named = [environ[name] for name in ("TMPDIR", "TEMP", "TMP") if environ.get(name)]
+    tried = dict.fromkeys([*named, *_TEMPORARY, os.getcwd()])
+    return None, [f"{printable(each)}: {_why_unwritable(each)}" for each in tried]
+
+
+def _why_unwritable(directory: str) -> str:
+    """Return why no file with a byte in it can be made there."""
+    path = os.path.join(directory, f"distlaunch-{os.getpid()}-{os.urandom(4).hex()}")
     try:
-        base = os.path.join(tempfile.gettempdir(), f"distlaunch-jobs-{os.getuid()}")
-        path = _make(base, name, shared_place=True)
-        return RunDir(path, base, job_id=job_id, temporary=True, pruned=True, node=node)
+        descriptor = os.open(path, _NEW, 0o600)
+        try:
+            os.write(descriptor, b"\n")
+        finally:
+            os.close(descriptor)
+            os.unlink(path)
     except OSError as exc:
-        why = os.strerror(exc.errno or 0)
-        raise ConfigError(f"there is no place for log files: {why}", hint="name one with --log-dir") from exc
+        return os.strerror(exc.errno or 0)
+    return "it was not writable a moment ago"
 
 
 def join_run_dir(log_dir: str | None, folder: str, environ: Mapping[str, str], *, node: int, job_id: str) -> RunDir:

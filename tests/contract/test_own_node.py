@@ -15,6 +15,7 @@ import pytest
 
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.probe.refusal import explain_refusal
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
 from distlaunch.job.own_node import _Looking
@@ -165,7 +166,7 @@ def test_where_no_thread_can_be_started_the_survey_says_so(monkeypatch):
     looks = Looks(lambda order, turn_to: None)
     looks.looking.begin(SURVEY)
     [found] = looks.heard
-    assert (found.problem, found.hint) == ("no thread can be started", "see the limits: ulimit -u")
+    assert (found.problem, found.hint) == ("no thread can be started", explain_refusal())
 
 
 # --- limits

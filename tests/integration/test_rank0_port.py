@@ -85,3 +85,27 @@ def test_torchs_store_gets_the_port_after_others_have_tried_it(clean_env, kind, 
             rank.wait(60)
             rank.stdout.close()
     assert {rank.returncode for rank in ranks} == {0}
+
+
+EVERY_RANK_ZERO = """
+import os, time
+import torch.distributed as dist
+
+if os.environ["RANK"] == "0":
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=True, wait_for_workers=False)
+    open("listening", "w").close()
+    time.sleep(1000)
+while not os.path.exists("listening"):
+    time.sleep(0.01)
+os.environ["RANK"] = "0"
+dist.init_process_group("gloo")
+"""
+
+
+def test_a_script_that_gives_every_worker_rank_0_is_told_so(distlaunch):
+    (distlaunch.work / "t.py").write_text(EVERY_RANK_ZERO)
+    result = distlaunch.train("--num-procs", "2", "--failure-grace", "1", "t.py", timeout=120)
+    assert result.returncode == 1
+    text = " ".join(result.stderr.split())
+    assert "hint: port " in text
+    assert "rank 1 tried to, as the script gives every worker rank 0; use RANK" in text

@@ -97,6 +97,57 @@ def test_a_read_only_log_directory_is_refused_before_anything_starts(distlaunch,
     assert not (distlaunch.work / "ran").exists()
 
 
+def apart(distlaunch, setup: str, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a job in a mount namespace of its own, once ``setup``, a shell's text, has changed what is there."""
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    command = [*unshare, "sh", "-c", f'{setup}; exec "$@"', "sh", *TRAIN, "--num-procs", "1", *words]
+    return subprocess.run(
+        command,
+        env={**distlaunch.env, **environ},
+        cwd=distlaunch.work,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("setup", "why"),
+    [
+        ("ulimit -f 0", "File too large"),
+        (
+            'for each in state tmp /tmp /var/tmp .; do mount --bind -o ro "$each" "$each"; done; cd "$PWD"',
+            "Read-only file system",
+        ),
+    ],
+)
+def test_where_no_log_file_can_be_made_each_place_is_named_with_the_reason(distlaunch, setup, why):
+    path = script(distlaunch, "open('ran', 'w')")
+    for name in ("state", "tmp"):
+        (distlaunch.work / name).mkdir()
+    state, temporary = distlaunch.work / "state", distlaunch.work / "tmp"
+    result = apart(distlaunch, setup, str(path), XDG_STATE_HOME=str(state), TMPDIR=str(temporary))
+    assert result.returncode == 2, result.stderr
+    first, hint = result.stderr.splitlines()
+    assert first.startswith(f"distlaunch: error: there is no place for log files: {state}/distlaunch/jobs: {why}; ")
+    for place in (temporary, "/tmp", "/var/tmp", distlaunch.work):
+        assert f"; {place}: {why}" in first
+    assert hint == "  hint: name one with --log-dir"
+    assert not (distlaunch.work / "ran").exists()
+
+
+def test_a_machine_without_dev_null_is_told_of_it(distlaunch):
+    path = script(distlaunch, "open('ran', 'w')")
+    result = apart(distlaunch, "mount -t tmpfs tmpfs /dev", str(path))
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.splitlines() == [
+        "distlaunch: error: /dev/null cannot be opened: No such file or directory",
+        "  hint: mknod -m 666 /dev/null c 1 3, or run the container with its usual /dev",
+    ]
+    assert not (distlaunch.work / "ran").exists()
+
+
 def test_where_the_default_directory_cannot_be_written_a_temporary_one_is_used_and_said_once(distlaunch, tmp_path):
     blocked, temporary = tmp_path / "blocked", tmp_path / "tmp"
     blocked.touch()
@@ -104,7 +155,8 @@ def test_where_the_default_directory_cannot_be_written_a_temporary_one_is_used_a
     env = {"XDG_STATE_HOME": str(blocked), "TMPDIR": str(temporary)}
     result = distlaunch.train("--num-procs", "2", LINES, "10", "10", env=env)
     assert result.returncode == 0
-    [line] = [line for line in result.stderr.splitlines() if "cannot be written" in line]
+    [line] = [line for line in result.stderr.splitlines() if "cannot be used" in line]
+    assert f"({blocked}/distlaunch/jobs: Not a directory)" in line
     [log] = [path for path in temporary.glob("*/*/attempt-0/rank-1.log") if not path.parents[1].is_symlink()]
     assert str(log.parents[1]) in line
     assert log.parents[1].stat().st_mode & 0o777 == 0o700

@@ -34,6 +34,7 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.layout import STDERR
 from distlaunch.core.model.never import assert_never
 from distlaunch.core.model.text import ended_how
+from distlaunch.core.probe.refusal import explain_refusal
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import spawning as w
 
@@ -100,7 +101,7 @@ class Agent:
         try:
             self._pump.start()
         except RuntimeError as exc:
-            raise ConfigError("no thread can be started", hint="the limit of processes is reached: ulimit -u") from exc
+            raise ConfigError("no thread can be started", hint=explain_refusal()) from exc
 
     def descriptors(self) -> dict[int, int]:
         """Give what to poll, with the events."""

@@ -35,7 +35,8 @@ def main(word: str, code_fd: int, *, silence_s: float = SILENCE_S) -> NoReturn:
         greeting = GREETING + word.encode() + b"\n"
         code = serve(_take_channel, code_fd, greeting=greeting, passes_signals=False, silence_s=silence_s)
     except OSError as exc:
-        last_words(f"the agent cannot work: {exc.strerror or exc}")
+        of = f": {exc.filename}" if exc.filename else ""
+        last_words(f"the agent cannot work: {exc.strerror or exc}{of}")
     except Exception:  # noqa: BLE001 - nobody above could tell of it
         import traceback
 

@@ -19,6 +19,7 @@ from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import Record
+from distlaunch.core.probe.refusal import explain_refusal
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import Decoder, encode
@@ -76,7 +77,7 @@ class Surveying:
             if self._pid == 0:
                 _run(self._look, order, end, parent, self._keep)
         except OSError as exc:
-            self._give_up(f"no process can be started: {os.strerror(exc.errno or 0)}", "see the limits: ulimit -u")
+            self._give_up(f"no process can be started: {os.strerror(exc.errno or 0)}", explain_refusal())
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(end)

@@ -26,10 +26,12 @@ _NOT_THE_SCRIPTS = re.compile(
 """How argparse, click and optparse, Transformers and absl tell of options that a script does not have."""
 _NO_OPTIONS = {"script_args", "given", "whole_nodes", "whole_gpus"}
 
+_PORT_TAKEN = ("address already in use", "eaddrinuse")
+
 _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("cannot start the worker (fork): resource temporarily unavailable", "can't start new thread"),
-        "the limit of processes and threads is reached: see `ulimit -u`, and pids.max of the cgroup",
+        "a limit of threads or memory is reached: see `ulimit -u`, `ulimit -v`, pids.max of the cgroup, and `free -h`",
     ),
     (
         ("distlaunch: cannot enter the working directory",),
@@ -71,7 +73,7 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     (("no space left on device",), "a disk is full (or its inodes): `df -h` and `df -i` where this file lies"),
     (("disk quota exceeded",), "a disk quota is used up: `quota -s`"),
     (
-        ("address already in use", "eaddrinuse"),
+        _PORT_TAKEN,
         "the port is taken: `ss -ltnp` names the process; without --master-port a free one is chosen",
     ),
     (
@@ -123,6 +125,7 @@ def hint_for(
     world_size: int,
     adds_local_rank: bool = False,
     dashes_first: bool = False,
+    master_port: int | None = None,
 ) -> str | None:
     """Return one line that says what to look at, or None where nothing useful is known; see ``diagnose``."""
     text = f"{evidence.exception_type or ''}: {evidence.message or ''}\n{evidence.text}".lower()
@@ -145,6 +148,8 @@ def hint_for(
         return _missing_module(name, python, folder="the script's folder")
     if package := re.search(r"no package metadata was found for ([\w.-]+)", text):
         return f"a library needs the package {package[1]}: {python or _ANY_PYTHON} -m pip install {package[1]}"
+    if master_port and any(mark in text for mark in _PORT_TAKEN) and re.search(rf"\b{master_port}\b", text):
+        return _own_port(evidence.end.rank, master_port, world_size)
     for marks, hint in _BY_TEXT:
         if any(mark in text for mark in marks):
             return hint
@@ -159,6 +164,18 @@ def hint_for(
     if evidence.end.returncode == 137:
         return "a process inside was killed: look for an out-of-memory kill in `dmesg -T`"
     return None
+
+
+def _own_port(rank: int, port: int, world_size: int) -> str | None:
+    """Explain that the port which is taken is the job's own, at which rank 0 has all workers meet."""
+    own = f"port {port} is this job's own (MASTER_PORT)"
+    if rank:
+        return (
+            f"{own}, and rank 0 listens on it: rank {rank} tried to, as the script gives every worker rank 0; use RANK"
+        )
+    if world_size > 1:
+        return f"{own}: does the script give another worker rank 0, or does rank 0 open the port twice?"
+    return f"{own}: does the script open it twice?"
 
 
 def missing_module(evidence: Evidence) -> str | None:

@@ -49,12 +49,14 @@ def diagnose(
     after_grace: str | None = None,
     adds_local_rank: bool = False,
     dashes_first: bool = False,
+    master_port: int | None = None,
 ) -> Diagnosis:
     """Find the first cause among the ends of one attempt.
 
     ``running``: ranks that have not ended; ``python``: the workers' interpreter, for hints; ``after_grace`` says why
     those were killed that had not ended when told to; ``adds_local_rank``: the launcher has given the script
-    ``--local_rank=N``; ``dashes_first``: the script's first argument is ``--``. The exit code is the named worker's
+    ``--local_rank=N``; ``dashes_first``: the script's first argument is ``--``; ``master_port``: the
+    attempt's. The exit code is the named worker's
     own, 128+N if signal N ended it.
     """
     bad = sorted((end for end in ends if end.returncode != 0), key=lambda end: end.ended_s)
@@ -88,6 +90,7 @@ def diagnose(
             world_size=world_size,
             adds_local_rank=adds_local_rank,
             dashes_first=dashes_first,
+            master_port=master_port,
         )
         if cause_seen
         else _hint_without_cause(best, ends, running, world_size, lost)

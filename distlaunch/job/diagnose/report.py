@@ -26,12 +26,14 @@ def render_report(
     many_hosts: bool,
     filed: str | None = None,
     while_stopping: bool = False,
+    terminal: bool = False,
 ) -> str:
     """Write the report: who failed and how, the exception, where, the excerpt, the others, a hint, the log.
 
     Plain text without a control character (but newlines), ends with a newline. ``attempt`` counts from 0; ``restarts``
     are those before it, fewer where lost nodes were replaced. ``filed``:
-    where the first rank's log is if it has one, in words, where that is not to be seen from here.
+    where the first rank's log is if it has one, in words, where that is not to be seen from here. ``terminal``: the
+    worker had the user's terminal, whose text is what it wrote and what was typed.
     """
     cause = diagnosis.cause
     host = f" on {cause.host}" if many_hosts and cause.host else ""
@@ -49,7 +51,8 @@ def render_report(
         lines += _wrapped(f"original exception: {cause.original}", "  ", limit=3)
     excerpt = [line for line in cause.excerpt if not _says_the_same(line, cause)]
     if excerpt:
-        label = ["  last lines on stderr:"] if cause.last_words else [""]
+        where = "the terminal, with what was typed" if terminal else "stderr"
+        label = [f"  last lines on {where}:"] if cause.last_words else [""]
         lines += [*label, *(shorten(f"    {line}", _WIDTH) for line in excerpt[-_EXCERPT:]), ""]
     for other in diagnosis.others:
         lines += _wrapped(other, "  ", limit=3)

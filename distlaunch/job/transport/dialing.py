@@ -14,6 +14,7 @@ from distlaunch.core.agent.tcp import tune
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.core.probe.lookup import addresses, look_up
+from distlaunch.core.probe.refusal import explain_refusal
 from distlaunch.job.transport.trouble import Trouble
 
 RESOLVE_S = 10.0
@@ -45,7 +46,7 @@ def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]
     try:
         look_up(name, port, found.put, family=family)
     except RuntimeError as exc:
-        raise Trouble("resolve", "no thread can be started for it here (the limit of processes: ulimit -u)") from exc
+        raise Trouble("resolve", f"no thread can be started for it here: {explain_refusal()}") from exc
     within_s = max(0.0, min(RESOLVE_S, until - time.monotonic()))
     try:
         result = found.get(timeout=within_s)

@@ -193,6 +193,17 @@ def test_a_failing_worker_on_a_terminal_is_explained_below_its_output(distlaunch
     assert any("seven is odd" in line for line in report)
 
 
+def test_the_last_lines_of_a_terminal_are_not_called_stderr(distlaunch, screen, on_screen):
+    source = "print('name?', flush=True)\nsys.stdin.readline()\nprint('no')\nos._exit(3)\n"
+    running = on_screen("--num-procs", "1", script(distlaunch, source))
+    screen.wait_text("name?")
+    screen.type("typed\n")
+    result = screen.read_until_end(running)
+    report = (result.run_dir / "report.txt").read_text()
+    assert "  last lines on the terminal, with what was typed:\n    name?\n    typed\n" in report
+    assert "stderr" not in report
+
+
 def test_what_is_pasted_arrives_whole_although_the_worker_is_busy(distlaunch, screen, on_screen):
     source = """
 import tty

@@ -284,6 +284,27 @@ def test_what_was_started_or_asked_in_a_wrong_way_is_put_right_by_the_hint(end_o
     assert hint in (diagnose([end_of(0, tail, returncode=code)], world_size=2).hint or "")
 
 
+IN_USE = (
+    "RuntimeError: The server socket has failed to listen on any local network address. port: 57337, useIpv6: false,"
+    " code: -98, name: EADDRINUSE, message: address already in use\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "port", "words"),
+    [
+        (1, 2, 57337, "port 57337 is this job's own (MASTER_PORT), and rank 0 listens on it: rank 1 tried to"),
+        (0, 2, 57337, "does the script give another worker rank 0, or does rank 0 open the port twice?"),
+        (0, 1, 57337, "does the script open it twice?"),
+        (1, 2, 5733, "`ss -ltnp` names the process"),
+        (1, 2, None, "`ss -ltnp` names the process"),
+    ],
+)
+def test_the_jobs_own_port_is_told_from_another_programs(end_of, rank, world_size, port, words):
+    found = diagnose([end_of(rank, IN_USE)], world_size=world_size, master_port=port)
+    assert words in found.hint
+
+
 def test_one_worker_that_quits_its_debugger_is_not_told_to_be_one(end_of):
     assert diagnose([end_of(0, PDB_QUIT)], world_size=1).hint is None
 

@@ -1,0 +1,71 @@
+"""Why the kernel refuses a thread: the limit that is reached is named."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import pytest
+
+from distlaunch.core.probe.refusal import explain_refusal
+
+
+@pytest.fixture
+def in_child():
+    """Give a function that has a forked child lower a limit, and returns what is said there."""
+
+    def run(lower) -> str:
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                lower()
+                os.write(writing, explain_refusal("/nowhere").encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with open(reading, encoding="utf-8") as file:
+            said = file.read()
+        os.waitpid(pid, 0)
+        return said
+
+    return run
+
+
+def test_a_full_cgroup_is_named(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/job/step\n")
+    mount = "24 18 0:22 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    (tmp_path / "proc/self/mountinfo").write_text(mount)
+    step = tmp_path / "sys/fs/cgroup/job/step"
+    step.mkdir(parents=True)
+    (step / "pids.max").write_text("max\n")
+    (step / "pids.current").write_text("7\n")
+    (step.parent / "pids.max").write_text("100\n")
+    (step.parent / "pids.current").write_text("50\n")
+    assert "pids.max of the cgroup, and free -h" in explain_refusal(str(tmp_path))
+    (step.parent / "pids.current").write_text("100\n")
+    expected = "the cgroup's limit of 100 processes and threads is reached (pids.max)"
+    assert explain_refusal(str(tmp_path)) == expected
+
+
+def test_too_little_address_space_is_named(in_child):
+    limit = 64 << 20
+
+    def lower():
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    assert in_child(lower) == "the limit of 64 MiB of address space leaves no room for a stack (ulimit -v)"
+
+
+def test_a_full_limit_of_processes_is_named(in_child):
+    def lower():
+        if os.getuid() == 0:
+            os.setuid(65534)  # root has no such limit
+        resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+
+    assert in_child(lower) == "the user's limit of 1 processes and threads is reached (ulimit -u)"
+
+
+def test_without_a_limit_that_is_reached_all_are_named(in_child):
+    assert in_child(lambda: None) == "see ulimit -u, ulimit -v, pids.max of the cgroup, and free -h"
