@@ -12,7 +12,6 @@ from distlaunch.core.agent.ports import hold_port
 from distlaunch.core.errors import ConfigError, LaunchError
 from distlaunch.core.model.plan import LaunchPlan, Outer
 from distlaunch.core.model.record import Record, replace
-from distlaunch.core.model.variables import RANKS
 from distlaunch.job.desk import Desk
 from distlaunch.job.error_file import ErrorFile, error_file_path
 from distlaunch.job.filters import LineFilter
@@ -33,7 +32,7 @@ from distlaunch.launching import (
     policy_settings,
     say_where,
 )
-from distlaunch.planning import Planned, find_outer, make_plan
+from distlaunch.planning import Planned, is_of_a_script, make_plan
 from distlaunch.resolve.options import TrainOptions
 from distlaunch.resolve.select import hints
 
@@ -77,8 +76,8 @@ def run_job(
 
     ``count_from`` hears the lowest rank of this launcher's workers, where each node has a launcher.
     """
-    of_a_script = any(name in environ for name in RANKS) and find_outer(options, environ) is None
-    error_file = ErrorFile(error_file_path(options.error_file, environ, of_a_script=of_a_script))
+    path = error_file_path(options.error_file, environ, of_a_script=is_of_a_script(options, environ))
+    error_file = ErrorFile(path)
     opening = _Opening(
         sink=open_sink,
         worker_sink=open_worker_sink,

@@ -109,6 +109,16 @@ def _script_source(script: str, places: Sequence[str]) -> ScriptSource | None:
     return find_source(script, places)
 
 
+def is_of_a_script(options: TrainOptions, environ: Mapping[str, str]) -> bool:
+    """Tell whether the script of another launcher's worker started us: its error file is then not ours."""
+    if not any(name in environ for name in RANKS) or find_outer(options, environ) is not None:
+        return False
+    from distlaunch.core.probe.ancestors import ancestors
+    from distlaunch.resolve.outer import is_below_a_worker
+
+    return is_below_a_worker(ancestors())
+
+
 def _surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surroundings | None:
     """Read what may name other nodes, if anything hints at them; under torchrun's name its own options are all."""
     if isinstance(options, TorchrunOptions) and options.rendezvous is None:

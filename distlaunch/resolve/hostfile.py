@@ -16,7 +16,7 @@ from typing import NamedTuple
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.resolve.allocation import Host
-from distlaunch.resolve.hostlist import MOST_HOSTS, expand_item
+from distlaunch.resolve.hostlist import MOST_HOSTS, expand_item, without_blanks_in_brackets
 
 MOST_SLOTS = 65_536
 """Of one host; more is a slip of the hand."""
@@ -122,7 +122,7 @@ def read_lines(text: str, before: str) -> tuple[Host, ...]:
     tails: dict[tuple[str | None, ...], _Tail] = {}
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     for number, line in enumerate(text.split("\n"), 1):
-        said = line.partition("#")[0].partition("//")[0]
+        said = without_blanks_in_brackets(line.partition("#")[0].partition("//")[0])
         words = said.split()
         if len(words) > 2 and "=" in said:  # Open MPI takes blanks around "="
             words = " ".join(words).replace(" =", "=").replace("= ", "=").split()

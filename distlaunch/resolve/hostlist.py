@@ -56,6 +56,17 @@ def expand_nodelist(text: str, *, where: str) -> list[str]:
     return names
 
 
+def without_blanks_in_brackets(text: str) -> str:
+    """Return the text with ``n[01, 02]`` as ``n[01,02]``."""
+    if "[" not in text:
+        return text
+    pieces = [
+        f"[{','.join(part.strip() for part in piece.split(','))}]" if place % 2 else piece
+        for place, piece in enumerate(_GROUPS.split(text))
+    ]
+    return "".join(pieces)
+
+
 def expand_item(item: str, *, where: str, room: int = MOST_HOSTS, also: str = "") -> list[str]:
     """Give the names that one item (``n[01-04]``) stands for; ``also`` lists characters to take beside those of names.
 

@@ -88,6 +88,15 @@ def outer_launcher(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) ->
     return Outer(launcher=launcher, rank=rank, world_size=world_size, local_rank=local_rank)
 
 
+def is_below_a_worker(ancestors: Iterable[Ancestor]) -> bool:
+    """Tell whether one of these processes is a launcher: then its worker, or what that started, has started us."""
+    for each in ancestors:
+        words = _program_and_rest(each.argv)
+        if each.name == SPAWNER or (words and os.path.basename(words[0]) in _BY_PROGRAM):
+            return True
+    return False
+
+
 def _nearest(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) -> str | None:
     through_spawn = False
     for each in ancestors:
@@ -184,7 +193,15 @@ def one_worker(options: TrainOptions, facts: Facts, outer: Outer) -> Topology:
             f" variables of {who}, which also decides about restarts"
         )
         notes = (note,)
-    return Topology(nodes=(node,), device="cpu", notes=notes, source=outer.launcher)
+    # Under torchrun's name notes are not shown.
+    warns = isinstance(options, TorchrunOptions)
+    return Topology(
+        nodes=(node,),
+        device="cpu",
+        notes=() if warns else notes,
+        warnings=notes if warns else (),
+        source=outer.launcher,
+    )
 
 
 def as_worker(plan: LaunchPlan, options: TrainOptions, facts: Facts, outer: Outer) -> LaunchPlan:

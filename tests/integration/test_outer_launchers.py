@@ -26,7 +26,7 @@ rank = os.environ.get("RANK") or os.environ["HOROVOD_RANK"]
 with open(f"{sys.argv[1]}-{rank}", "w") as file:
     json.dump({name: os.environ.get(name) for name in names}, file)
 print("told by", rank, flush=True)
-if sys.argv[2:] == [rank]:
+if sys.argv[2:3] == [rank]:
     raise SystemExit(37) if len(sys.argv) < 4 else ValueError("boom")
 """
 INNER = (sys.executable, "-m", "distlaunch")
@@ -137,11 +137,32 @@ def test_torchruns_words_in_a_worker_show_the_outer_ranks_in_a_prefix(outer_run,
     done = outer_run(*torchrun(*words))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["<0/0> told by 0", "<1/1> told by 1"]
+    assert done.stderr.count("torchrun started this launcher as rank 0 of 2") == 1
 
 
 def test_a_format_has_our_console_with_the_outer_ranks(outer_run, distlaunch):
     done = outer_run(*torchrun(*INNER, "train", "--format", "plain", "tell.py", "inner"))
     assert sorted(done.stdout.splitlines()) == ["[0] told by 0", "[1] told by 1"], done.stderr
+
+
+def test_the_outer_launcher_gets_the_failure_in_its_own_error_file(outer_run, distlaunch):
+    file = distlaunch.work / "error.json"
+    done = outer_run(
+        *torchrun(*INNER, "train", "tell.py", "inner", "1", "raise"), env={"TORCHELASTIC_ERROR_FILE": str(file)}
+    )
+    assert "ValueError: boom" in done.stderr.partition("Root Cause")[2]
+    assert json.loads(file.read_text())["message"]["message"] == "ValueError: boom"
+
+
+def test_plan_shows_the_one_worker_by_its_outer_rank(outer_run, distlaunch):
+    words = ["plan", "--format", "json", "tell.py"]
+    done = outer_run(*torchrun("sh", "-c", f"{' '.join([*INNER, *words])} > plan-$RANK.json"))
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        (node,) = json.loads((distlaunch.work / f"plan-{rank}.json").read_text())["nodes"]
+        (worker,) = node["workers"]
+        assert (worker["rank"], worker["local_rank"]) == (rank, rank)
+        assert "RANK" not in worker["env"], "what workers inherit is not shown"
 
 
 def test_source_flags_runs_a_job_of_its_own_in_a_worker(outer_run, distlaunch):

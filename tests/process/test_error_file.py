@@ -102,6 +102,13 @@ def test_a_file_that_cannot_be_written_is_said_and_changes_nothing_else(distlaun
     assert f"the first failure could not be written to {distlaunch.work}/nowhere/error.json" in result.stderr
 
 
+def test_a_rank_that_no_launcher_has_given_as_in_a_pod_of_an_operator_changes_nothing(distlaunch):
+    (distlaunch.work / "train.py").write_text("raise SystemExit(7)\n")
+    env = {"RANK": "0", "WORLD_SIZE": "1", VARIABLE: "error.json"}
+    assert distlaunch.train("--num-procs", "1", "train.py", env=env).returncode == 7
+    assert failure_in(distlaunch.work / "error.json")["errorCode"] == 7
+
+
 def test_a_launcher_that_the_script_of_a_rank_starts_leaves_the_ranks_file_alone(distlaunch):
     (distlaunch.work / "evaluate.py").write_text(RAISES)
     inner = [sys.executable, "-m", "distlaunch", "train", "--num-procs", "1", "evaluate.py"]

@@ -81,6 +81,12 @@ def test_range_of_hosts_shares_its_line():
     assert read("n[09-11] slots=8 port=22") == [("n09", 8, 22), ("n10", 8, 22), ("n11", 8, 22)]
 
 
+def test_blanks_in_the_brackets_of_a_range_are_passed_over():
+    assert read("n[01, 03] slots=2\nm[ 3-4 ]:1\nh0-h2\n") == read("n[01,03] slots=2\nm[3-4]:1\nh0-h2\n")
+    assert "a bracket has no partner" in refusal(read, "n[1 2]\n").message
+    assert brief(parse_hosts("n[01, 03]:2,h0-h2:1")) == [("n01", 2), ("n03", 2), ("h0-h2", 1)]
+
+
 def test_host_listed_again_adds_its_slots_where_it_was_first():
     assert read("b slots=2\na slots=1\nB slots=3\n[::1]:1\n[0:0::1]:1") == [("b", 5), ("a", 1), ("::1", 2)]
 

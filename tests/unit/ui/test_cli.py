@@ -177,6 +177,27 @@ def test_help_and_a_command_show_what_the_command_shows_with_help(command, capsy
     assert capsys.readouterr().out == text
 
 
+COMMANDS = (
+    *("", "train", "plan", "torchrun", "torch.distributed.launch", "deepspeed", "horovodrun", "backends", "help"),
+    *("accelerate", "accelerate launch", "render", "render slurm", "render kubernetes"),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_nothing_is_cut_in_the_help_of_any_command_at_80_columns(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run_app([*command.split(), "--help"], {}) == 0
+    text = capsys.readouterr().out
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_local_rank_that_another_launcher_has_added_is_led_to_how_it_is_left_out():
+    with pytest.raises(UsageError) as caught:
+        run_app(["--local_rank=0", "train", "x.py"], {})
+    assert (caught.value.hint or "").startswith("deepspeed --no_local_rank leaves it out")
+
+
 @pytest.mark.parametrize("words", [["backends", "-h"], ["render", "-h"], ["help"], ["help", "-h"]])
 def test_a_short_h_is_help_everywhere(words, capsys):
     assert run_app(words, {}) == 0
