@@ -20,6 +20,7 @@ from distlaunch.core.agent.kernel import become_subreaper, die_with_parent
 from distlaunch.core.agent.remains import Remains
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import quoted
+from distlaunch.core.model.unfollowed import fork_from_helper, fork_helper
 from distlaunch.resolve.sources.flags import command_of
 
 DISCOVER_S = 60.0
@@ -74,7 +75,7 @@ def _watched(command: str, environ: Mapping[str, str], patience_s: float) -> tup
     theirs = (life, result_end, output_end, errors_end)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the guard stays deaf
     try:
-        guard = os.fork()
+        guard = fork_helper()
         if guard == 0:
             _guard(command, environ, *theirs)
     except OSError:
@@ -130,7 +131,7 @@ def _guard(command: str, environ: Mapping[str, str], life: int, result: int, out
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _close_all_but(life, result, output, errors)
         us = os.getpid()
-        child = os.fork()
+        child = fork_from_helper()
         if child == 0:
             _become_command(command, environ, us, output, errors)
         os.close(output)

@@ -28,6 +28,7 @@ from distlaunch.core.agent.warm import WarmStart
 from distlaunch.core.agent.worker_trees import WorkerTrees
 from distlaunch.core.errors import EXIT_SOFTWARE
 from distlaunch.core.model.never import assert_never
+from distlaunch.core.model.unfollowed import fork_from_helper, fork_helper, is_debugged
 from distlaunch.core.wire import spawning as w
 from distlaunch.core.wire.codec import Decoder
 
@@ -68,7 +69,7 @@ def start_spawner(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_WORKERS)  # until the child has made itself deaf to them
     try:
         agent = os.getpid()
-        pid = os.fork()
+        pid = fork_helper()
         if pid == 0:
             _run(theirs, agent, job_id, orphan_grace_s, keep, watched)
     finally:
@@ -109,7 +110,7 @@ def _run(
 def _fork_watched() -> int:
     """Fork the spawner; return its pid in the watcher, and 0 in itself. If no process is left, it is not watched."""
     try:
-        pid = os.fork()
+        pid = fork_from_helper()
         if pid == 0:
             os.setsid()
             become_subreaper()
@@ -253,7 +254,10 @@ class Spawner:
                     os.close(descriptor)
             case w.Preload():
                 output = self._channel.received.popleft()
-                self._warm.preload(message, self._setup, output)
+                if is_debugged():  # it follows what is executed, not what a server forks
+                    self._report(w.PreloadFailed(reason="a debugger follows the workers"))
+                else:
+                    self._warm.preload(message, self._setup, output)
                 os.close(output)
             case w.Signal():
                 self._warm.signal(message)
@@ -310,7 +314,7 @@ class Spawner:
         spawner = os.getpid()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_WORKERS)  # else one sent before exec would be ignored
         try:
-            pid = os.fork()
+            pid = fork_from_helper()
             if pid == 0:
                 become(order, self._setup, descriptors, spawner, self._failure_end, self._ignored)
         finally:

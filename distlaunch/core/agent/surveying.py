@@ -19,6 +19,7 @@ from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import Record
+from distlaunch.core.model.unfollowed import fork_helper
 from distlaunch.core.probe.refusal import explain_refusal
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
@@ -73,7 +74,7 @@ class Surveying:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         parent = os.getpid()
         try:
-            self._pid = os.fork()
+            self._pid = fork_helper()
             if self._pid == 0:
                 _run(self._look, order, end, parent, self._keep)
         except OSError as exc:
