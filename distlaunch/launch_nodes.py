@@ -17,6 +17,7 @@ from distlaunch.job.transport.child import Leash
 from distlaunch.job.transport.limits import allow_files
 from distlaunch.job.transport.link import Target
 from distlaunch.job.transport.opening import opener
+from distlaunch.launching import way_out
 from distlaunch.resolve.options import TrainOptions
 
 if TYPE_CHECKING:
@@ -62,6 +63,13 @@ class Nodes:
         """Give how many workers the console may have to show, at most: some nodes will tell only later."""
         return sum(_UNKNOWN_SLOTS if node.slots is None else node.slots for node in self._composer.hosts)
 
+    @property
+    def _are_named(self) -> bool:
+        """Tell whether the user named the hosts; Slurm and Ray know their own nodes."""
+        if self._site is not None or self._places is not None:
+            return False
+        return self._allocation is not None and self._allocation.by_user
+
     def gathering(self) -> Gathering:
         """Give the policy its functions."""
         composer, options = self._composer, self._options
@@ -88,6 +96,8 @@ class Nodes:
             join_timeout_s=options.join_timeout,
             patience_s=None if options.who_set("join_timeout") else _PATIENCE_S,
             discover=options.discover is not None,
+            named_once=self._are_named,
+            alone=None if self._site is None else way_out(options),
             may_have_bounds=self._places is None,  # Ray gives a number of places
         )
 
@@ -136,9 +146,12 @@ class Nodes:
         def note(text: str) -> None:
             fleet.note(text)
 
+        def logged_in(target: Target) -> None:
+            fleet.logged_in(target)
+
         fleet = Fleet(
             targets,
-            open_link=opener(options, self._environ, leash, note=note),
+            open_link=opener(options, self._environ, leash, note=note, logged_in=logged_in),
             end_opening=leash.close,
             fanout=options.ssh_fanout,
             connect_s=connect_s,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from distlaunch import launching
 from distlaunch.core.agent import calling
 from distlaunch.core.agent.remote_agent import Clock as PausableClock
-from distlaunch.core.errors import EXIT_SOFTWARE, ConfigError, LaunchError
+from distlaunch.core.errors import EXIT_SOFTWARE, ConfigError, LaunchError, NodesError
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, quoted
 from distlaunch.core.probe.files import read_bounded
@@ -133,11 +133,17 @@ def party_of(
 class Launchers:
     """The launchers of one job, as the coordinator has them: what the policy has to know, and the way to them."""
 
-    def __init__(self, joiner: Joiner, options: TrainOptions, *, otherwise: Otherwise | None = None) -> None:
-        """``otherwise`` gives the addresses by which the scheduler reaches node 0, this one."""
+    def __init__(
+        self, joiner: Joiner, options: TrainOptions, *, otherwise: Otherwise | None = None, alone: str | None = None
+    ) -> None:
+        """``otherwise`` gives the addresses by which the scheduler reaches node 0, this one.
+
+        ``alone``: see ``Gathering``.
+        """
         self._joiner = joiner
         self._otherwise = otherwise
         self._options = options
+        self._alone = alone
         self._assembly: Assembly | None = None
 
     def gathering(self) -> Gathering:
@@ -164,6 +170,7 @@ class Launchers:
             token=lambda attempt: tokens.setdefault(attempt, os.urandom(_TOKEN_BYTES).hex()),
             join_timeout_s=self._options.join_timeout,
             launchers=True,
+            alone=self._alone,
         )
 
     def assembly(
@@ -361,7 +368,7 @@ def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock, otherw
         plan = replace(mine.planned.plan, job_id=job_id, run_dir=run_dir.path)
         files = mine.files(run_dir.path)
         stack.callback(files.close)
-        launchers = Launchers(joiner, options, otherwise=otherwise)
+        launchers = Launchers(joiner, options, otherwise=otherwise, alone=_alone(mine))
         own = mine.node(job_id, files, clock)
         housekeeping = launching.Housekeeping(run_dir)
         signal_pipe = SignalPipe()
@@ -444,8 +451,10 @@ def _join(mine: _Mine, party: Party, otherwise: Otherwise | None) -> int:
             mine.dismiss()
             ended.append(_told(call))
             return ended[0]
-        except LaunchError:
+        except LaunchError as exc:
             mine.dismiss()
+            if isinstance(exc, NodesError) and (alone := _alone(mine)) is not None:
+                raise NodesError(exc.message, hint=f"{exc.hint}; {alone}" if exc.hint else alone) from exc
             raise
         node = welcome.rank
         try:
@@ -492,6 +501,12 @@ def _join(mine: _Mine, party: Party, otherwise: Otherwise | None) -> int:
         except calling.Stopped:
             ended.append(_told(call))
     return ended[0]
+
+
+def _alone(mine: _Mine) -> str | None:
+    """Return how to run without the others, if it is not the user who has named them."""
+    location = mine.planned.location
+    return None if location is None or location.allocation.by_user else launching.way_out(mine.options)
 
 
 def _told(call: Caller) -> int:

@@ -25,6 +25,7 @@ from distlaunch.core.probe.interfaces import probe_interfaces
 from distlaunch.job.settings import Scheduler
 from distlaunch.job.sink import Sink
 from distlaunch.job.transport.child import Question
+from distlaunch.launching import way_out
 from distlaunch.resolve.allocation import Allocation
 from distlaunch.resolve.hostlist import expand_nodelist
 from distlaunch.resolve.options import TrainOptions
@@ -85,9 +86,11 @@ class Site:
         self._told: dict[str, str] | None = None
         self._args = _words(options) if self._by_srun else ()
         if self._by_srun and shutil.which("srun", path=environ.get("PATH")) is None:
+            hint = "inside a container it may be missing: start one launcher on each node by srun, or give --hosts"
+            if (alone := way_out(options)) is not None:
+                hint += f"; {alone}"
             raise ConfigError(
-                "slurm names the nodes of this job, and there is no srun here to start agents on them",
-                hint="inside a container it may be missing: start one launcher on each node by srun, or give --hosts",
+                "slurm names the nodes of this job, and there is no srun here to start agents on them", hint=hint
             )
 
     # --- the site's settings

@@ -165,6 +165,15 @@ def policy_settings(
     )
 
 
+def way_out(options: TrainOptions) -> str | None:
+    """Return, as a hint, how to run on this machine alone although a scheduler's environment names other nodes.
+
+    None if the command that the user types has no option for it.
+    """
+    name = options.named("source")
+    return f"{name} flags runs on this machine alone" if name.startswith("--") else None
+
+
 def say_where(run_dir: RunDir, job_id: str, sink: Sink) -> None:
     """Say where the logs are, if that is not where they are expected."""
     if run_dir.temporary:

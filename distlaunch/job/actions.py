@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
 from distlaunch.core.model.record import Record
@@ -53,11 +54,26 @@ class Joined(Record):
     """What it is called, where that was not known before it came."""
 
 
+class LoggedIn(Record):
+    """The way to a node stands, and its agent is being started."""
+
+    node: int
+
+
 class Unreachable(Record):
     """``Connect`` has failed."""
 
     node: int
     failure: ConnectFailure
+
+
+class LossKind(Enum):
+    """How a node that had joined was lost: hints go by it."""
+
+    GONE = "its connection has ended"
+    SILENT = "it did not answer"
+    UNHEARD = "it heard nothing of the launcher"
+    ODD = "it sent what no node of ours sends"
 
 
 class Lost(Record):
@@ -68,6 +84,7 @@ class Lost(Record):
     """As a clause: ``the connection was closed``."""
     final: bool = False
     """With it went what led to all nodes: none can be reached any more."""
+    kind: LossKind = LossKind.GONE
 
 
 class Discovered(Record):
@@ -208,7 +225,19 @@ class End(Record):
 
 
 Event = (
-    Begin | FromNode | Signalled | Tick | Joined | Unreachable | Lost | Discovered | Known | Refused | Noted | Broken
+    Begin
+    | FromNode
+    | Signalled
+    | Tick
+    | LoggedIn
+    | Joined
+    | Unreachable
+    | Lost
+    | Discovered
+    | Known
+    | Refused
+    | Noted
+    | Broken
 )
 Action = (
     Connect | Disconnect | Discover | ToNode | StartAttempt | Say | Entry | Failed | Hung | KeepStacks | Suspend | End

@@ -321,7 +321,7 @@ class Assembly(Links[p.FromPeer]):
             case r.Pong():
                 peer.pong(message, self._clock())
             case r.Ending():
-                self._lose(peer, message.why)
+                self._lose(peer, message.why, a.LossKind.UNHEARD if message.unheard else a.LossKind.GONE)
             case p.Told():
                 if message.signum in FOR_THE_JOB:
                     self._events.append(a.Signalled(signum=message.signum, node=peer.node))
@@ -387,7 +387,7 @@ class Assembly(Links[p.FromPeer]):
             if seat.peer is not None and (why := seat.start.why_late(now)) is not None:
                 self._lose(seat.peer, why)
 
-    def _lose(self, peer: Peer[p.FromPeer], why: str) -> None:
+    def _lose(self, peer: Peer[p.FromPeer], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
         self._peers.pop(peer.node, None)
         self._drop(peer)
         seat = self._seats[peer.node]
@@ -397,7 +397,7 @@ class Assembly(Links[p.FromPeer]):
         self._starting.discard(peer.node)
         if seat.joined:
             seat.joined = False
-            self._events.append(a.Lost(node=peer.node, why=why))
+            self._events.append(a.Lost(node=peer.node, why=why, kind=kind))
         elif peer.node in self._wanted and not peer.greeted:
             self._wanted.discard(peer.node)
             self._events.append(seat.came_in_vain(peer.node, self._what, why))

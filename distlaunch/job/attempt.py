@@ -12,7 +12,7 @@ from distlaunch.core.errors import EXIT_HANG
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.wire import messages as m
 from distlaunch.job import restarts
-from distlaunch.job.actions import Failed, Hung
+from distlaunch.job.actions import Failed, Hung, LossKind
 from distlaunch.job.cast import Cast
 from distlaunch.job.diagnose.model import Diagnosis, WorkerEnd
 from distlaunch.job.progress import Progress
@@ -186,7 +186,7 @@ class Attempt:
         killed = self.killed_text(after_grace)
         return diagnosis if killed is None else replace(diagnosis, others=(*diagnosis.others, killed))
 
-    def lost(self, member: int, why: str, now: float, *, exit_code: int) -> Loss | None:
+    def lost(self, member: int, why: str, now: float, *, exit_code: int, kind: LossKind) -> Loss | None:
         """Take in that a member is gone, and its workers with it; give the loss, unless all of them had ended well."""
         from distlaunch.job.losses import Loss
 
@@ -201,7 +201,9 @@ class Attempt:
             return None
         host = self.cast.host(member)
         ended_s = now - self.began
-        loss = Loss(member=member, host=host, why=why, ranks=tuple(ranks), ended_s=ended_s, exit_code=exit_code)
+        loss = Loss(
+            member=member, host=host, why=why, ranks=tuple(ranks), ended_s=ended_s, exit_code=exit_code, kind=kind
+        )
         self.losses.append(loss)
         return loss
 

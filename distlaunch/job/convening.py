@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from distlaunch.core.errors import EXIT_UNAVAILABLE
 from distlaunch.core.model.text import counted
 from distlaunch.core.wire.remote import Reached, Surveyed
-from distlaunch.job.actions import Action, Disconnect, Discovered, Entry, Joined, Lost, Say, Unreachable
+from distlaunch.job.actions import Action, Disconnect, Discovered, Entry, Joined, LossKind, Lost, Say, Unreachable
 from distlaunch.job.cast import Cast
 from distlaunch.job.gathering import Gatherer, Refusal
 from distlaunch.job.losses import Loss, of_transport, who_left
@@ -67,7 +67,7 @@ class Convening:
             left = f"{self._gatherer.left}; " if self._gatherer.left is not None else ""
             text = f"{left}going on with {len(cast.members)} of {self._gathering.bounds[1]} nodes{joined}"
             actions.append(Say(text=text, level="warning" if left else "info"))
-        self._gatherer.left = None
+        self._gatherer.told_left()
         if absent := self._gatherer.absent(len(cast.members)):
             failure = absent[0].failure
             why = "it did not come in time" if failure is None else f"{failure.step}: {failure.text}"
@@ -109,7 +109,7 @@ class Convening:
             fields |= {"attempt": run[0], "ranks": list(run[1][:_RECORDED])}
         return [
             Entry(type="node_lost", fields=fields),
-            *self._gatherer.lost(event.node, why, now, wanted=wanted and not self.is_cut_off),
+            *self._gatherer.lost(event.node, why, now, wanted=wanted and not self.is_cut_off, kind=event.kind),
         ]
 
     @staticmethod
@@ -130,6 +130,14 @@ class Convening:
     def why_lost(self, node: int) -> str:
         """Say why a node that was lost was lost, as a clause."""
         return self._gatherer.nodes[node].why_lost or ""
+
+    def kind_lost(self, node: int) -> LossKind:
+        """Return how a node that was lost was lost."""
+        return self._gatherer.nodes[node].kind_lost
+
+    def logged_in(self, node: int) -> None:
+        """Take in that the login on a node has succeeded."""
+        self._gatherer.logged_in(node)
 
     def says(self, node: int, text: str) -> str | None:
         """Put a remark of a node for the user; None if one has said the same, or they have said enough."""

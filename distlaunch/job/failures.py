@@ -22,6 +22,12 @@ Step = Literal[
 ]
 
 
+STARTUP_HINT = (
+    "a start-up file of the login shell there (~/.profile, ~/.bashrc) may be waiting, for input or a file system"
+)
+"""Of a node that was logged in to, and whose agent does not start."""
+
+
 class ConnectFailure(Record):
     """One node that cannot take part; a row of the table that the user sees."""
 

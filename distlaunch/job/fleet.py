@@ -85,6 +85,7 @@ class Fleet(Links[r.FromRemote]):
         self._finding = False
         self._found: deque[str | LaunchError] = deque()
         self._noted: deque[str] = deque()
+        self._logged_in: deque[Target] = deque()
         self._faulted = False
         self._parts: dict[int, Part] = {}
         self._starts: dict[int, StartBound] = {}
@@ -100,6 +101,11 @@ class Fleet(Links[r.FromRemote]):
     def note(self, text: str) -> None:
         """Have the user hear this; from any thread."""
         self._noted.append(text)
+        self._notify()
+
+    def logged_in(self, target: Target) -> None:
+        """Take in that the way to a node stands, and its agent is being started; from any thread."""
+        self._logged_in.append(target)
         self._notify()
 
     def start(self) -> None:
@@ -176,6 +182,8 @@ class Fleet(Links[r.FromRemote]):
         self._read_all()
         while self._noted:
             self._events.append(a.Noted(text=self._noted.popleft()))
+        while self._logged_in:
+            self._take_logged_in(self._logged_in.popleft())
         while self._opened:
             self._take_opened(*self._opened.popleft())
         while self._found:
@@ -249,6 +257,11 @@ class Fleet(Links[r.FromRemote]):
         else:
             self._have(peer, found)
 
+    def _take_logged_in(self, target: Target) -> None:
+        for node, peer in self._peers.items():
+            if self.targets[node] == target and peer.link is None:
+                self._events.append(a.LoggedIn(node=node))
+
     def _take_found(self, output: str | LaunchError) -> None:
         self._finding = False
         try:
@@ -288,7 +301,7 @@ class Fleet(Links[r.FromRemote]):
                 if self._feeder is not None:
                     self._feeder.taken(peer.node, message)
             case r.Ending():
-                self._lose(peer, message.why)
+                self._lose(peer, message.why, a.LossKind.UNHEARD if message.unheard else a.LossKind.GONE)
             case r.Hello() | r.Signalled():
                 pass
             case m.WorkerExited():
@@ -310,13 +323,13 @@ class Fleet(Links[r.FromRemote]):
             if (why := start.why_late(now)) is not None:
                 self._lose(self._peers[node], why)
 
-    def _lose(self, peer: Peer[r.FromRemote], why: str) -> None:
+    def _lose(self, peer: Peer[r.FromRemote], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
         self._peers.pop(peer.node, None)
         greeted = peer.greeted
         self._drop(peer)
         cut_off = self._cut_off()
         if greeted:
-            self._events.append(a.Lost(node=peer.node, why=cut_off or why, final=cut_off is not None))
+            self._events.append(a.Lost(node=peer.node, why=cut_off or why, final=cut_off is not None, kind=kind))
         else:
             failure = ConnectFailure(host=self.targets[peer.node].host, step="agent", text=why)
             self._events.append(a.Unreachable(node=peer.node, failure=failure))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from distlaunch.core.errors import EXIT_UNAVAILABLE, LaunchError, NodesError
+from distlaunch.core.errors import EXIT_UNAVAILABLE, EXIT_USAGE, LaunchError, NodesError
 from distlaunch.core.model.record import Record
 from distlaunch.core.wire.remote import Survey, Surveyed
 from distlaunch.job import shortfalls
-from distlaunch.job.actions import Action, Connect, Disconnect, Discover, Discovered, Entry, Say, ToNode
+from distlaunch.job.actions import Action, Connect, Disconnect, Discover, Discovered, Entry, LossKind, Say, ToNode
 from distlaunch.job.composition import Composition
 from distlaunch.job.failures import ConnectFailure
 from distlaunch.job.membership import Member, Membership
@@ -87,6 +87,10 @@ class Gatherer:
         self._discover_at: float | None = None
         self._discovery_until: float | None = None
         self._said_problem: str | None = None
+        self._untold: set[int] = set()
+        """Those that were lost, of which the user has not been told."""
+        self._left_out: set[int] = set()
+        """Those of which the user knows that they are a machine that another is."""
         self._waiting_at: float | None = None
 
     # --- its turns
@@ -172,6 +176,11 @@ class Gatherer:
 
     def _compose(self, now: float) -> Composition | Refusal | None:
         surveys: dict[int, Surveyed] = {}
+        if (twice := self._twins()) is not None:
+            first, second = twice
+            text = f"{first.host} and {second.host} are one machine"
+            hint = f"name it once, with as many workers as it is to run: {first.host}:N"
+            return Refusal(exit_code=EXIT_USAGE, text=f"error: {text}\n  hint: {hint}")
         for number in sorted(self._in):
             surveyed = self.nodes[number].surveyed
             if surveyed is not None:
@@ -242,7 +251,8 @@ class Gatherer:
             until = min(until, self._enough_since + ELASTIC_WAIT_S)
         if not missing or until - now < 1.0:
             return []
-        left, self.left = self.left, None
+        left = self.left
+        self.told_left()
         within_s = None if self._hope_until is not None else until - now
         return shortfalls.waiting(
             missing,
@@ -262,7 +272,16 @@ class Gatherer:
         """Count the nodes whose agents are up."""
         return sum(member.present and member.state == "joined" for member in self.nodes.members)
 
+    def told_left(self) -> None:
+        """Take in that the user has been told who has left."""
+        self.left = None
+        self._untold.clear()
+
     # --- what nodes tell
+
+    def logged_in(self, number: int) -> None:
+        """Take in that the login on a node has succeeded; its agent is being started."""
+        self.nodes[number].logged_in = self.nodes[number].state == "connecting"
 
     def joined(self, number: int, now: float) -> list[Action]:
         """Take in that an agent has come up."""
@@ -274,6 +293,9 @@ class Gatherer:
         if member.why_lost is not None or not self.active:
             self._late += 1
             how = "has come" if member.why_lost is None else "is back"
+            if number in self._untold:
+                how = f"left ({member.why_lost}) and is back"
+                self._untold.discard(number)
             text = f"node {member.host} {how}{'' if self.active else ', and may take part from the next attempt on'}"
             if self._late <= _LATE_SHOWN:  # all launchers hear what warns
                 actions.append(Say(text=text, level="warning" if self._settings.launchers else "info"))
@@ -299,12 +321,13 @@ class Gatherer:
                 return actions
         return [*actions, self.nodes.connect_again(member, now, needed=awaited)]
 
-    def lost(self, number: int, why: str, now: float, *, wanted: bool) -> list[Action]:
+    def lost(self, number: int, why: str, now: float, *, wanted: bool, kind: LossKind = LossKind.GONE) -> list[Action]:
         """Take in that a node that had joined is gone; ``wanted``: the job goes on, perhaps."""
         member = self.nodes[number]
         if member.state != "joined":
             return []
-        actions = self.nodes.lost(member, why, now)
+        actions = self.nodes.lost(member, why, now, kind)
+        self._untold.add(number)
         if not wanted:
             return [action for action in actions if not isinstance(action, Connect)]
         if self.active:
@@ -326,13 +349,35 @@ class Gatherer:
             self._odd_since.pop(number, None)
             member.surveyed, member.failure = answer, None
             self._in.add(number)
-            return []
+            return self._leave_out_twin()
         if now < self._odd_since.setdefault(number, now) + self._look_s:
             self._look_again(number, now)
             return []
         self._forget(number)
         self._failed.add(number)
         return self.nodes.unreachable(member, flaw)
+
+    def _leave_out_twin(self) -> list[Action]:
+        """Do without one of two hosts that are one machine, where the job may go on with fewer."""
+        if not self._settings.flexible or (twice := self._twins()) is None:
+            return []
+        first, second = twice
+        self._forget(second.number)
+        self._failed.add(second.number)
+        second.surveyed = None
+        text = f"it is the same machine as {first.host}"
+        failure = ConnectFailure(host=second.host, step="agent", text=text, passing=False)
+        actions = self.nodes.unreachable(second, failure)
+        if second.number not in self._left_out:
+            self._left_out.add(second.number)
+            actions.append(Say(text=f"{second.host} is left out: {text}", level="warning"))
+        return actions
+
+    def _twins(self) -> tuple[Member, Member] | None:
+        """Return two nodes that are one machine under two names, if there are any."""
+        if not self._settings.named_once:
+            return None
+        return shortfalls.same_machine([self.nodes[number] for number in sorted(self._in)])
 
     def discovered(self, event: Discovered, now: float) -> list[Action]:
         """Take in which hosts there are."""

@@ -56,7 +56,7 @@ class Links(ABC, Generic[M]):
         """Take in a message."""
 
     @abstractmethod
-    def _lose(self, peer: Peer[M], why: str) -> None:
+    def _lose(self, peer: Peer[M], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
         """Take in that a peer is gone: drop it, and tell."""
 
     def _ended(self, why: str) -> str:
@@ -138,7 +138,7 @@ class Links(ABC, Generic[M]):
                 if peer.gone.is_set():  # by its own word: what follows is nobody's
                     return False
         except ProtocolError as exc:
-            self._lose(peer, f"it sends what no agent of ours does: {exc.message}")
+            self._lose(peer, f"it sends what no agent of ours does: {exc.message}", a.LossKind.ODD)
             return False
 
     def _taken_events(self) -> list[a.Event]:
@@ -181,7 +181,7 @@ class Links(ABC, Generic[M]):
             if late:
                 peer.heard = max(peer.heard, now - self.silence_s + LATE_S)
             elif now - peer.heard >= self.silence_s:
-                self._lose(peer, f"silent for {now - peer.heard:.0f} s")
+                self._lose(peer, f"silent for {now - peer.heard:.0f} s", a.LossKind.SILENT)
                 continue
             self._ping(peer)
         if not self._peers:

@@ -9,13 +9,12 @@ from distlaunch.core.errors import EXIT_UNAVAILABLE
 from distlaunch.core.model.ids import name_ranks
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted
+from distlaunch.job.actions import LossKind
 from distlaunch.job.diagnose.model import Cause, Diagnosis, WorkerEnd
 from distlaunch.job.progress import STEP
 from distlaunch.job.restarts import looks_like_consequence
 from distlaunch.resolve.hostlist import name_hosts
 
-_UNHEARD = "nothing was heard of the coordinator"
-"""How agents begin to say that it was us who were silent."""
 _CRASHED = (
     "its system's log (dmesg, journalctl -k) may tell of a crash; --num-nodes MIN:MAX goes on without a lost node,"
     " --max-restarts waits for it, --lost-after S gives a network more time than 10 s"
@@ -29,6 +28,11 @@ _OF_RAY = {
     "Ray has lost ": "ray list nodes, or actors, tells of it; with --max-restarts N Ray gives another in its place",
 }
 """By how ``transport.ray_places`` begins to say why: the number of nodes is fixed there."""
+_SILENT = (
+    "the node, its launcher or the network stood still for so long, or the machine has crashed (dmesg, journalctl -k);"
+    " --lost-after S waits longer"
+)
+_ODD = "that node runs something else than this release of distlaunch, or what it sends is changed on the way"
 _STOOD_STILL = "this launcher, its machine or the network stood still: nodes wait 10 s, or --lost-after, and no longer"
 _SHOWN = 4
 """Nodes that are named one by one."""
@@ -49,6 +53,7 @@ class Loss(Record):
     ended_s: float
     """When that was noticed, in seconds since the attempt began."""
     exit_code: int = EXIT_UNAVAILABLE
+    kind: LossKind = LossKind.GONE
 
 
 def explains(diagnosis: Diagnosis, failures: Iterable[WorkerEnd], losses: Sequence[Loss]) -> bool:
@@ -99,9 +104,12 @@ def diagnosis_of(
         at_once=True,
         message=message,
     )
-    crashed = _CRASHED if may_have_bounds else _CRASHED_OF_FIXED
-    unheard = all(loss.why.startswith(_UNHEARD) for loss in losses)
-    hint = of_transport(first.why) or (_STOOD_STILL if unheard else crashed)
+    kinds = {loss.kind for loss in losses}
+    hint = of_transport(first.why)
+    if hint is None and len(kinds) == 1:
+        hint = {LossKind.UNHEARD: _STOOD_STILL, LossKind.SILENT: _SILENT, LossKind.ODD: _ODD}.get(first.kind)
+    if hint is None:
+        hint = _CRASHED if may_have_bounds else _CRASHED_OF_FIXED
     return Diagnosis(cause=cause, exit_code=first.exit_code, others=tuple(others), hint=hint)
 
 

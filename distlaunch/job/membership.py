@@ -11,7 +11,7 @@ from typing import Literal
 
 from distlaunch.core.model.text import counted, printable
 from distlaunch.core.wire.remote import Surveyed
-from distlaunch.job.actions import Action, Connect, Disconnect, Entry, Say
+from distlaunch.job.actions import Action, Connect, Disconnect, Entry, LossKind, Say
 from distlaunch.job.failures import ConnectFailure
 
 RETRY_S, RETRY_MOST_S = 0.5, 5.0
@@ -31,8 +31,8 @@ class Member:
     """One node, by its number in the list of hosts that the job was given; that never changes."""
 
     __slots__ = (
-        "coolings", "cools_until", "failure", "free_at", "host", "losses", "number", "present", "serial", "state",
-        "surveyed", "tries", "why_lost",
+        "coolings", "cools_until", "failure", "free_at", "host", "kind_lost", "logged_in", "losses", "number",
+        "present", "serial", "state", "surveyed", "tries", "why_lost",
     )  # fmt: skip
 
     def __init__(self, number: int, host: str) -> None:
@@ -51,6 +51,9 @@ class Member:
         """Attempts to reach it that have failed since it was last reached."""
         self.why_lost: str | None = None
         """Set until it is reached again."""
+        self.kind_lost = LossKind.GONE
+        self.logged_in = False
+        """It is being connected to, and the login has succeeded."""
         self.free_at = 0.0
         """When what ran there before it was lost has ended."""
         self.losses: list[float] = []
@@ -78,6 +81,7 @@ class Membership:
     def connect(self, member: Member, now: float, *, delay_s: float = 0.0) -> Action:
         """Reach one, as soon as it can be used again."""
         member.state = "connecting"
+        member.logged_in = False
         return Connect(node=member.number, delay_s=round(max(delay_s, member.free_at - now, 0.0), 3))
 
     def connect_again(self, member: Member, now: float, *, needed: bool) -> Action:
@@ -116,10 +120,10 @@ class Membership:
 
     # --- losing them
 
-    def lost(self, member: Member, why: str, now: float) -> list[Action]:
+    def lost(self, member: Member, why: str, now: float, kind: LossKind = LossKind.GONE) -> list[Action]:
         """Take in that it is gone. Where the job goes on without it, it is tried again meanwhile."""
         member.state, member.serial, member.surveyed, member.tries = "lost", 0, None, 0
-        member.why_lost, member.failure = why, None
+        member.why_lost, member.kind_lost, member.failure = why, kind, None
         member.free_at = now + self._after_s
         if not self._flexible:
             return []

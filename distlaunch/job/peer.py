@@ -77,6 +77,8 @@ class PeerRunner:
         """Why the coordinator counts as lost; empty as long as it does not."""
         self._is_odd = False
         """It said what no coordinator of ours says: to call it again would not help."""
+        self._is_unheard = False
+        """It has been silent for too long."""
         self._leaves = False
         """It is not lost, but this launcher leaves it."""
         self._exit_code: int | None = None
@@ -154,6 +156,7 @@ class PeerRunner:
     def _open(self, link: Link) -> None:
         """Have the link. Raises ConfigError if no thread can be started for it."""
         self._why = ""
+        self._is_unheard = False
         self._joined_at = time.monotonic()
         self._hearing.heard()
         self._orders.joined()
@@ -182,6 +185,7 @@ class PeerRunner:
             self._tell(message)
         silent_s = self._hearing.silent_s()
         if silent_s is not None and not self._clock.paused:
+            self._is_unheard = not self._why
             self._why = self._why or f"no word from it for {silent_s:.0f} s"
 
     def _wait(self, waits_s: Iterable[float]) -> None:
@@ -208,7 +212,7 @@ class PeerRunner:
         try:
             for message in self._coordinator.receive():
                 if message is ReadEnd.CLOSED:
-                    self._why = link.why_closed()
+                    self._why = self._own_fault() or link.why_closed()
                 if isinstance(message, ReadEnd):
                     return
                 self._hearing.heard()
@@ -217,6 +221,13 @@ class PeerRunner:
                     return
         except ProtocolError as exc:
             self._is_odd, self._why = True, exc.message
+
+    def _own_fault(self) -> str:
+        """Say that it was this launcher that stood still, and was taken for lost; empty if it did not."""
+        late_s = self._hearing.late_s
+        if late_s < self._settings.lost_after_s - m.LATE_S:
+            return ""
+        return f"this launcher stood still for {late_s:.0f} s, and was taken for lost"
 
     def _handle(self, message: p.ToPeer) -> None:
         own = self._own
@@ -289,9 +300,9 @@ class PeerRunner:
     def _refuse(self, exc: LaunchError) -> None:
         self._end_part(exc.message)
 
-    def _end_part(self, why: str) -> None:
+    def _end_part(self, why: str, *, unheard: bool = False) -> None:
         """Have the coordinator know why this launcher ends."""
-        self._send(r.Ending(why=why))
+        self._send(r.Ending(why=why, unheard=unheard))
         self._coordinator.flush()
 
     # --- our own node
@@ -358,6 +369,8 @@ class PeerRunner:
         """Stop our own workers, as nobody is there to do so."""
         if self._is_odd:
             self._end_part(f"it was told what makes no sense: {self._why}")
+        elif self._is_unheard:  # the coordinator may have stood still, and reads this when it goes on
+            self._end_part(f"its launcher heard nothing of this one: {self._why}", unheard=True)
         self._coordinator.close()
         self._tell_loss()
         grace_s = self._settings.grace_s if self._leaves else self._settings.failure_grace_s

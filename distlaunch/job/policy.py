@@ -27,6 +27,7 @@ from distlaunch.job.actions import (
     FromNode,
     Joined,
     Known,
+    LoggedIn,
     Lost,
     Noted,
     Refused,
@@ -94,6 +95,10 @@ class JobPolicy(Supervision):
             case Tick():
                 held = [action for each in self._signals.due(now) for action in self._signalled(each, now)]
                 return held + self._tick(now)
+            case LoggedIn():
+                if self._convening is not None:
+                    self._convening.logged_in(event.node)
+                return []
             case Noted():
                 return [Say(text=event.text, level="warning" if event.warning else "info")]
             case Broken():
@@ -234,7 +239,8 @@ class JobPolicy(Supervision):
         if self.phase == "preparing":
             return actions + self._try_anew(now)
         owed = node in run.owing
-        loss = run.lost(node, convening.why_lost(node), now, exit_code=code)
+        kind = convening.kind_lost(node)
+        loss = run.lost(node, convening.why_lost(node), now, exit_code=code, kind=kind)
         self._watch.lost(node)
         if run.has_ended:
             self._watch.stop()

@@ -43,6 +43,10 @@ class Gathering(Record):
     """Hosts may come and go: the command of --discover tells."""
     launchers: bool = False
     """Each node has a launcher of its own, which calls."""
+    named_once: bool = False
+    """The user named the hosts: none may be a machine that another is, under another name."""
+    alone: str | None = None
+    """How to run on this machine alone, as a hint, if it is a scheduler's environment that named the nodes."""
     may_have_bounds: bool = True
     """The number of nodes may be MIN:MAX, if the user wants it so: hints advise it."""
 

@@ -9,13 +9,14 @@ from distlaunch.core.model.ids import format_ranks
 from distlaunch.core.model.text import counted
 from distlaunch.core.wire.remote import Survey, Surveyed
 from distlaunch.job.actions import Action, Say
-from distlaunch.job.failures import ConnectFailure, Step
+from distlaunch.job.failures import STARTUP_HINT, ConnectFailure, Step
 from distlaunch.job.membership import Member, shown
 from distlaunch.job.settings import Gathering
 from distlaunch.job.transport.unreachable import render
-from distlaunch.resolve.hostlist import name_hosts
+from distlaunch.resolve.hostlist import fold_hosts, name_hosts
 
-_NAMED = 4
+_LONGEST_HOSTS = 400
+"""Characters of a list of hosts in a hint."""
 
 
 _LOOKS_LIKE_HOST = re.compile(r"[\w.-]+:\d+(?:,[\w.,:-]*)?")
@@ -46,6 +47,17 @@ def flaw(host: str, question: Survey, answer: Surveyed) -> ConnectFailure | None
     return ConnectFailure(host=host, step=step, text=text, hint=hint, passing=False)
 
 
+def same_machine(members: Sequence[Member]) -> tuple[Member, Member] | None:
+    """Return the first two of these nodes that are one machine; None if all are machines of their own."""
+    by_machine: dict[str, Member] = {}
+    for member in members:
+        machine = "" if member.surveyed is None else member.surveyed.machine
+        first = by_machine.setdefault(machine, member) if machine else member
+        if first is not member:
+            return first, member
+    return None
+
+
 def why_not(member: Member, *, waited_s: float, calls: bool = False) -> ConnectFailure:
     """Say why a node does not take part in an attempt that is not to be, for want of nodes.
 
@@ -55,6 +67,9 @@ def why_not(member: Member, *, waited_s: float, calls: bool = False) -> ConnectF
         return member.failure
     if member.why_lost is not None:
         return ConnectFailure(host=member.host, step="connect", text=f"lost ({member.why_lost}), and not back")
+    if member.logged_in:
+        text = f"logged in, but the agent has not started within {waited_s:g} s"
+        return ConnectFailure(host=member.host, step="agent", text=text, hint=STARTUP_HINT)
     if member.state == "joined":
         return ConnectFailure(host=member.host, step="agent", text=f"no answer to the survey within {waited_s:g} s")
     if calls:
@@ -72,8 +87,9 @@ def too_few(settings: Gathering, inside: Sequence[Member], missing: Sequence[Mem
     if settings.launchers and inside:
         few += f"; there: {_launchers(inside)}"
     failures = [why_not(member, waited_s=settings.join_timeout_s, calls=settings.launchers) for member in missing]
+    alone = f"\n  hint: {settings.alone}" if settings.alone and not settings.flexible else ""
     instead = without(failures) if inside and not settings.flexible and not settings.launchers else ""
-    return f"error: {few}\n{render(failures)}".rstrip() + instead
+    return f"error: {few}\n{render(failures)}".rstrip() + instead + alone
 
 
 def _launchers(members: Sequence[Member]) -> str:
@@ -101,6 +117,9 @@ def waiting(
     text += "" if within_s is None else f"up to {within_s:.0f} s more "
     text += f"for {name_hosts(member.host for member in missing)}"
     failure = next((member.failure for member in missing if member.failure is not None), None)
+    started = next((member for member in missing if member.logged_in), None)
+    if failure is None and started is not None:
+        text += f" ({started.host}: logged in, the agent has not started)"
     text += f" ({failure.host}: {failure.step}: {shown(failure.text)})" if failure is not None else ""
     text = f"{left}; {text}" if left else text
     return [Say(text=text, level="warning" if left or launchers else "info")]
@@ -110,5 +129,18 @@ def without(failures: Sequence[ConnectFailure]) -> str:
     """Say how a job goes on without hosts that cannot be reached, where others can."""
     if not all(failure.step in ("resolve", "connect", "login", "host key") for failure in failures):
         return ""
-    hosts = "@".join(dict.fromkeys(failure.host for failure in failures[:_NAMED]))
-    return f"\n  hint: --exclude {hosts} goes on without; with --num-nodes MIN:MAX a job takes those that are there"
+    hosts, more = _listed([*dict.fromkeys(failure.host for failure in failures)])
+    others = f" and {more} more of them" if more else ""
+    return (
+        f"\n  hint: --exclude {hosts}{others} goes on without;"
+        " with --num-nodes MIN:MAX a job takes those that are there"
+    )
+
+
+def _listed(hosts: Sequence[str]) -> tuple[str, int]:
+    """Write hosts as one word of a command line, folded; return with it how many did not fit."""
+    names = [f"[{host}]" if ":" in host else host for host in hosts]
+    count = len(names)
+    while len(text := fold_hosts(names[:count])) > _LONGEST_HOSTS and count > 1:
+        count = count * 3 // 4
+    return (f"'{text}'" if "[" in text else text), len(names) - count

@@ -78,10 +78,10 @@ class StepFleet(Fleet):
             if node in self._doomed:
                 self._lose(peer, _ENDED_WITH)
 
-    def _lose(self, peer: Peer[r.FromRemote], why: str) -> None:
+    def _lose(self, peer: Peer[r.FromRemote], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
         if peer.greeted:
             self._srun.lost(self.targets[peer.node].host)
-        super()._lose(peer, why)
+        super()._lose(peer, why, kind)
 
     def _drop(self, peer: Peer[r.FromRemote]) -> None:
         self._busy.discard(peer.node)

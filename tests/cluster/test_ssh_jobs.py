@@ -46,6 +46,14 @@ def test_the_launchers_own_host_may_be_one_of_the_nodes(hosts):
     hosts.assert_clean()
 
 
+def test_a_host_under_its_name_and_its_address_is_one_machine(hosts):
+    address = hosts.address("n2")
+    result = hosts.train("--hosts", f"n1:1,n2:1,{address}:1", "--device", "cpu", SAID)
+    assert result.returncode == 2
+    assert f"error: n2 and {address} are one machine" in result.stderr
+    hosts.assert_clean()
+
+
 def test_slots_that_nobody_names_are_one_worker_on_hosts_without_gpus(hosts):
     result = hosts.train("--hosts", "n1,n2", SAID)
     assert [each["host"] for each in told(result)] == ["n1", "n2"]

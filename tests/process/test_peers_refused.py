@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 
@@ -213,3 +214,38 @@ def test_a_port_that_others_reach_without_a_token_is_mentioned_once(distlaunch, 
     result = distlaunch.train(*words, "--join-timeout", "0.5", "--no-python", "true", env=env)
     assert result.returncode == 69
     assert result.stderr.count(f"whoever reaches port {port} of this machine can take part in the job") == count
+
+
+# --- launchers that stand still
+
+STILL = ("--lost-after", "5", "--failure-grace", "1")
+
+
+def stand_still(team, rank, sign):
+    """Stop a launcher until the other has taken it for lost, and said so."""
+    stopped, other = team.launchers[rank], team.launchers[1 - rank]
+    stopped.send_signal(signal.SIGSTOP)
+    other.wait_stderr(sign)
+    stopped.send_signal(signal.SIGCONT)
+
+
+def test_a_joined_launcher_that_stood_still_says_so_and_blames_nobody(team):
+    team.start_all(*STILL)
+    team.ready(0, 1)
+    stand_still(team, 1, "silent for")
+    codes = team.codes()
+    assert codes == {0: 69, 1: 69}
+    assert "this launcher stood still for" in team.said(1)
+    assert "the node, its launcher or the network stood still" in " ".join(team.said(0).split())
+
+
+def test_a_coordinator_that_stood_still_is_not_told_of_a_crash(team):
+    team.start_all(*STILL)
+    team.ready(0, 1)
+    stand_still(team, 0, "no word from it for")
+    assert team.launchers[0].wait(60).returncode == 69
+    said = " ".join(team.said(0).split())
+    assert "its launcher heard nothing of this one" in said
+    assert "this launcher, its machine or the network stood still" in said
+    assert "crash" not in said
+    assert team.launchers[1].wait(60).returncode == 69

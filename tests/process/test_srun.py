@@ -42,6 +42,7 @@ def test_what_srun_says_is_told_where_it_starts_nothing(distlaunch, batch):
     assert result.returncode == 69
     assert "n1    srun  srun ended with status 1: " in result.stderr
     assert says in result.stderr
+    assert "--source flags runs on this machine alone" in result.stderr
 
 
 def test_a_node_that_does_not_call_is_named(distlaunch, batch):
@@ -71,6 +72,7 @@ def test_without_srun_nothing_begins(distlaunch, batch, tmp_path):
     result = distlaunch.train("--procs-per-node", "1", "t.py", env=alone)
     assert (result.returncode, result.run_dir) == (2, None)
     assert "there is no srun here" in result.stderr
+    assert "--source flags runs on this machine alone" in result.stderr
 
 
 def test_srun_args_that_are_no_words_are_refused(distlaunch, batch):

@@ -43,6 +43,11 @@ class Hearing:
         """Give for how much longer it may be silent."""
         return self._heard + self._silence_s - self._now()
 
+    @property
+    def late_s(self) -> float:
+        """Give, after a poll, how much later it ended than it should have: this process stood still."""
+        return max(0.0, self._now() - self._due)
+
     def poll_ms(self, waits_s: Iterable[float]) -> float:
         """Give how long to poll, in ms, where these times may pass."""
         wait_s = max(0.0, min((*waits_s, LONGEST_POLL_S)))

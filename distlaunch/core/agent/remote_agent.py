@@ -102,6 +102,7 @@ class RemoteAgent:
         self._last_start: m.Start | None = None
         self._grace_s = ORPHAN_S
         self._why = ""  # the coordinator is lost, or we are told to end
+        self._is_unheard = False  # the former, by its silence
         self._has_left = False
 
     # --- the loop
@@ -197,6 +198,7 @@ class RemoteAgent:
     def _listen_for_silence(self) -> None:
         silent_s = self._hearing.silent_s()
         if not self._clock.paused and silent_s is not None:
+            self._is_unheard = not self._why
             self._why = self._why or f"nothing was heard of the coordinator for {silent_s:.0f} s"
 
     def _handle(self, message: r.ToRemote) -> None:
@@ -273,7 +275,9 @@ class RemoteAgent:
     def _end_workers(self) -> None:
         """Ask the workers to end, nobody being there any more to do so; wait until they have, or were killed."""
         last_words(self._why)
-        self._stream.send(r.Ending(why=self._why))  # if the other side is there, it is to know at once
+        self._stream.send(
+            r.Ending(why=self._why, unheard=self._is_unheard)
+        )  # if the other side is there, it is to know at once
         self._stream.close(bound_s=_LAST_S)
         self._taker.lose(None if self._last_start is None else self._ground.run_dir_logs(self._last_start))
         self._ground.close()

@@ -173,6 +173,8 @@ def answer_to(
     environ: dict[str, str] | None = None,
 ) -> r.Surveyed:
     """Make the answer to a survey of what was found, the rest being as of a node with nothing."""
+    from distlaunch.core.probe import survey
+
     return r.Surveyed(
         serial=order.serial,
         hostname=socket.gethostname(),
@@ -187,6 +189,7 @@ def answer_to(
         problem=problem,
         hint=hint,
         shares_run_dir=shares_run_dir,
+        machine=survey.machine_id(),
     )
 
 

@@ -31,6 +31,21 @@ def telling(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name in OF_THE_NODE}
 
 
+def machine_id() -> str:
+    """Return what tells this machine from others under any name; empty if the kernel does not tell.
+
+    Of the system's start, and of the namespaces of processes, network and mounts: two containers
+    on one host are two machines.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            started = file.read().strip()
+        spaces = [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("pid", "net", "mnt")]
+    except OSError:
+        return ""
+    return " ".join((started, *spaces))
+
+
 def problem_of_folder(path: str) -> str | None:
     """Say why workers cannot run in a folder, as a clause; enters it to see."""
     try:

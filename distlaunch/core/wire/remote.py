@@ -137,6 +137,8 @@ class Surveyed(Record):
     hint: str | None
     shares_run_dir: bool
     """The job's folder, with the launcher's marker in it, is there as well."""
+    machine: str = ""
+    """Tells this machine, or container, from all others, whatever it is called; empty if it cannot be told."""
 
 
 class Reached(Record):
@@ -187,6 +189,8 @@ class Ending(Record):
 
     why: str
     """As a clause: ``the agent was told to end by signal 15``."""
+    unheard: bool = False
+    """It is because nothing was heard of the coordinator for too long."""
 
 
 class Signalled(Record):

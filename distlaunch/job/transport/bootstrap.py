@@ -15,6 +15,7 @@ from typing import Protocol
 
 from distlaunch.core.model.text import printable
 from distlaunch.core.wire.remote import GREETING
+from distlaunch.job.failures import STARTUP_HINT
 from distlaunch.job.transport.link import Link
 from distlaunch.job.transport.trouble import Trouble
 
@@ -169,7 +170,8 @@ def _skip_to_greeting(stream: Stream, word: str, until: float, where: str) -> No
             )
         left_s = until - time.monotonic()
         if left_s <= 0:
-            raise Trouble("agent", f"the agent has not started in time{quoted_lines(stream.last_words() or noise)}")
+            said = quoted_lines(stream.last_words() or noise)
+            raise Trouble("agent", f"the agent has not started in time{said}", hint=None if said else STARTUP_HINT)
         if not data:
             poll.poll(left_s * 1000 + 1)
 

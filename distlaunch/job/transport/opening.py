@@ -18,11 +18,17 @@ from distlaunch.resolve.options import TrainOptions
 
 
 def opener(
-    options: TrainOptions, environ: Mapping[str, str], leash: Leash, *, note: Callable[[str], None] = lambda _: None
+    options: TrainOptions,
+    environ: Mapping[str, str],
+    leash: Leash,
+    *,
+    note: Callable[[str], None] = lambda _: None,
+    logged_in: Callable[[Target], None] = lambda _: None,
 ) -> Open:
     """Make what opens links to the agents of a job's nodes; the agents' code is packed here, once.
 
-    ``note`` gets what the user should hear, from any thread: that host keys are not checked.
+    ``note`` gets what the user should hear, from any thread: that host keys are not checked. ``logged_in`` gets a node
+    whose agent is being started.
 
     What it starts of programs that carry bytes hangs on the leash.
     Raises ConfigError where ``--ssh-command`` is no command.
@@ -46,7 +52,9 @@ def opener(
         ).open
     else:
         check = HostKeyCheck(host_keys, unchecked)
-        by_ssh = Ssh(asked=asked, check=check, code=code, pythons=pythons, environ=environ, leash=leash).open
+        by_ssh = Ssh(
+            asked=asked, check=check, code=code, pythons=pythons, environ=environ, leash=leash, logged_in=logged_in
+        ).open
 
     def open_link(target: Target, within_s: float) -> Link:
         if target.here:

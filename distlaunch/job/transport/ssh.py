@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from distlaunch.core.model.text import printable
 from distlaunch.job.transport.bootstrap import remote_command, start_agent
@@ -38,8 +38,10 @@ class Ssh:
         pythons: Sequence[str],
         environ: Mapping[str, str],
         leash: Leash | None = None,
+        logged_in: Callable[[Target], None] = lambda _: None,
     ) -> None:
-        """Have all that is started hang on the leash."""
+        """Have all that is started hang on the leash. ``logged_in`` gets a node whose agent is being started."""
+        self._logged_in = logged_in
         self._asked = asked
         self._check = check
         self._code = code
@@ -61,6 +63,7 @@ class Ssh:
             )
             place.of(settings)
             connection = self._reach(settings, (), until, place)
+            self._logged_in(target)
             return self._start(connection, target.host, until)
         except Trouble as trouble:
             raise Unconnected(trouble.failure(target.host, address=place.address, user=place.user)) from trouble

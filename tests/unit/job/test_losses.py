@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.job import actions as p
+from distlaunch.job.actions import LossKind
 from distlaunch.job.diagnose.report import one_line, render_report
 from distlaunch.job.losses import Loss, diagnosis_of
 
@@ -67,6 +68,22 @@ def test_no_bounds_are_advised_where_there_can_be_none(make_nodes, may_have_boun
     [failed] = job.of(p.Failed)
     assert ("--num-nodes MIN:MAX" in failed.diagnosis.hint) == may_have_bounds
     assert "--max-restarts" in failed.diagnosis.hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "not_words"),
+    [
+        (LossKind.GONE, "may tell of a crash", "stood still"),
+        (LossKind.SILENT, "the node, its launcher or the network stood still", "MIN:MAX"),
+        (LossKind.UNHEARD, "this launcher, its machine or the network stood still", "crash"),
+        (LossKind.ODD, "something else than this release of distlaunch", "crash"),
+    ],
+)
+def test_the_hint_goes_by_how_a_node_was_lost(kind, words, not_words):
+    lost = Loss(member=0, host="n0", why="whatever it says", ranks=(0,), ended_s=1.0, kind=kind)
+    hint = diagnosis_of([lost], (), latest={}).hint
+    assert words in hint
+    assert not_words not in hint
 
 
 @pytest.mark.parametrize(

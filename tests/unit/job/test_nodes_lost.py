@@ -164,7 +164,7 @@ def test_a_loss_is_a_restart_which_waits_for_the_node(make_nodes):
     assert [node for node, _ in job.sent(r.Survey, actions)] == [0]
     job.survey_all()
     job.gather(1)
-    assert "node n1 is back" in job.said
+    assert "node n1 left (silent for 10 s) and is back" in job.said
     job.come_up()
     assert (job.attempt, job.policy.restarts, job.phase) == (1, 1, "running")
     for rank in job.ranks:

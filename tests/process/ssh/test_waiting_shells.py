@@ -1,0 +1,14 @@
+"""A login shell that waits before the agent can start: the job says which step was reached."""
+
+from __future__ import annotations
+
+
+def test_a_node_whose_login_shell_waits_is_said_to_be_logged_in(serve, distlaunch):
+    server = serve("ForceCommand sleep 1000")
+    (distlaunch.work / "t.py").write_text("")
+    words = ["--hosts", "node:1", "--ssh-config", str(server.config()), "--device", "cpu", "--join-timeout", "3"]
+    result = distlaunch.train(*words, "t.py")
+    assert result.returncode == 69
+    assert "logged in, but the agent has not started within 3 s" in result.stderr
+    assert "start-up file of the login shell" in result.stderr
+    assert "not reached" not in result.stderr

@@ -1,0 +1,43 @@
+"""Why nodes cannot take part, and how a job goes on without them."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.job.failures import ConnectFailure
+from distlaunch.job.membership import Member
+from distlaunch.job.shortfalls import why_not, without
+
+
+def failures(*hosts):
+    return [ConnectFailure(host=host, step="connect", text="connection refused") for host in hosts]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        (["n1"], "--exclude n1 goes on"),
+        (["n1", "login"], "--exclude n1,login goes on"),
+        ([f"n{number:02}" for number in range(1, 13)], "--exclude 'n[01-12]' goes on"),
+        (["fd00::1"], "--exclude '[fd00::1]' goes on"),
+    ],
+)
+def test_all_hosts_that_fail_are_in_the_hint_as_a_list(hosts, words):
+    assert words in without(failures(*hosts))
+
+
+def test_of_too_many_hosts_the_hint_says_how_many_more_there_are():
+    names = [f"{chr(97 + number % 26)}{chr(97 + number // 26)}-node" for number in range(300)]
+    hint = without(failures(*names))
+    listed, _, rest = hint.partition("--exclude ")[2].partition(" and ")
+    assert len(listed.split(",")) + int(rest.split()[0]) == 300
+    assert rest.split(" ", 1)[1].startswith("more of them goes on without")
+
+
+def test_a_node_that_was_logged_in_to_is_not_called_unreachable():
+    member = Member(0, "n1")
+    assert why_not(member, waited_s=12.0).text == "not reached within 12 s"
+    member.logged_in = True
+    found = why_not(member, waited_s=12.0)
+    assert (found.step, found.text) == ("agent", "logged in, but the agent has not started within 12 s")
+    assert "start-up file of the login shell" in found.hint
