@@ -224,10 +224,10 @@ class PeerRunner:
 
     def _own_fault(self) -> str:
         """Say that it was this launcher that stood still, and was taken for lost; empty if it did not."""
-        late_s = self._hearing.late_s
-        if late_s < self._settings.lost_after_s - m.LATE_S:
+        polled_s = self._hearing.polled_s
+        if polled_s < self._settings.lost_after_s - m.LATE_S:
             return ""
-        return f"this launcher stood still for {late_s:.0f} s, and was taken for lost"
+        return f"this launcher, its machine or the network stood still for {polled_s:.0f} s, and it was taken for lost"
 
     def _handle(self, message: p.ToPeer) -> None:
         own = self._own

@@ -235,7 +235,7 @@ def test_a_joined_launcher_that_stood_still_says_so_and_blames_nobody(team):
     stand_still(team, 1, "silent for")
     codes = team.codes()
     assert codes == {0: 69, 1: 69}
-    assert "this launcher stood still for" in team.said(1)
+    assert "this launcher, its machine or the network stood still for" in team.said(1)
     assert "the node, its launcher or the network stood still" in " ".join(team.said(0).split())
 
 

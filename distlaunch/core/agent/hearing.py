@@ -26,6 +26,7 @@ class Hearing:
         self._now = now
         self._heard = now()
         self._due = now()  # when we should have gone on
+        self._polled_at = now()
 
     def heard(self) -> None:
         """Take in that it has just said something, or could not."""
@@ -44,14 +45,15 @@ class Hearing:
         return self._heard + self._silence_s - self._now()
 
     @property
-    def late_s(self) -> float:
-        """Give, after a poll, how much later it ended than it should have: this process stood still."""
-        return max(0.0, self._now() - self._due)
+    def polled_s(self) -> float:
+        """Give, after a poll, how long it took: pings would have ended it, so all else may have stood still."""
+        return self._now() - self._polled_at
 
     def poll_ms(self, waits_s: Iterable[float]) -> float:
         """Give how long to poll, in ms, where these times may pass."""
         wait_s = max(0.0, min((*waits_s, LONGEST_POLL_S)))
-        self._due = self._now() + wait_s
+        self._polled_at = self._now()
+        self._due = self._polled_at + wait_s
         return wait_s * 1000 + 1
 
     def silent_s(self) -> float | None:
