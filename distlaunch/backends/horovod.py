@@ -35,7 +35,7 @@ class Horovod(Backend):
             package="horovod",
             at_least="0.21",
             variables="HOROVOD_WITH_GLOO=1 HOROVOD_WITH_PYTORCH=1",
-            see="compiling it beside a new torch takes more: README, Frameworks",
+            see="compiling it beside a new torch takes more: distlaunch help horovod",
         ),
     )
     store = True

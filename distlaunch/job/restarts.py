@@ -132,15 +132,15 @@ def _progress_hint(outcome: Outcome) -> str:
     if outcome.by_steps:
         return "progress is a higher step (heartbeat) than in any attempt before"
     return (
-        "without heartbeats (PROGRESS.md) only an attempt of --min-uptime counts as progress;\n"
-        "    DISTLAUNCH_MIN_UPTIME=0 has every failure tried again"
+        "without heartbeats (`distlaunch help progress`) only an attempt of --min-uptime counts as\n"
+        "    progress; --min-uptime 0 has every failure tried again"
     )
 
 
 def _retried_hint(retried_s: float) -> str:
     return (
-        f"the same failure was tried again: without heartbeats (PROGRESS.md), {retried_s:.1f} s of uptime counted as\n"
-        "    progress; heartbeats tell better, or a longer --min-uptime"
+        f"the same failure was tried again: without heartbeats (`distlaunch help progress`),\n"
+        f"    {retried_s:.1f} s of uptime counted as progress; use heartbeats, or a longer --min-uptime"
     )
 
 

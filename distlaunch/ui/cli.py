@@ -28,6 +28,7 @@ from distlaunch.ui.errors import EXIT_INTERRUPTED
 from distlaunch.ui.help import command_help, default_note
 from distlaunch.ui.option import Option
 from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
+from distlaunch.ui.pages import PAGES, show_page
 from distlaunch.ui.rendering import ALL_OPTIONS, TARGETS, options_of, refuse_foreign, render_file, split
 
 Train = Callable[[TrainOptions], int]
@@ -64,6 +65,9 @@ def run_app(
     """
     command: Any = typer.main.get_command(build_app(environ, train=train, plan=plan, render=render))
     words = list(argv) or ["--help"]
+    if words[0] == "help" and len(words) > 1 and words[1] in PAGES:
+        show_page(words[1])
+        return 0
     if words[0] == "help":
         words = [*_known(command, words[1:]), "--help"]
     _refuse_options_of_train(words[0])
@@ -95,7 +99,9 @@ def _known(command: Any, words: Sequence[str]) -> list[str]:
         if not there:
             break  # arguments of that command, as of one that somebody has begun to write
         if word not in there:
-            raise UsageError(f"there is no command {quoted(word)}", hint=instead_of([word], [*there]))
+            pages = [*PAGES] if not found else []
+            what = "command or page" if pages else "command"
+            raise UsageError(f"there is no {what} {quoted(word)}", hint=instead_of([word], [*there, *pages]))
         found.append(word)
         command = there[word]
     return found
@@ -317,10 +323,14 @@ def _add_backends(app: typer.Typer, environ: Mapping[str, str]) -> None:
 def _add_help(app: typer.Typer) -> None:
     """List the command ``help``: ``run_app`` answers it before typer sees it."""
 
-    @app.command("help", help="Show the help of a command.", context_settings=_settings())
+    @app.command(
+        "help",
+        help=f"Show the help of a command, or a page: {', '.join(PAGES)}.",
+        context_settings=_settings(),
+    )
     def run_help(
         words: list[str] = typer.Argument(  # noqa: B008 - typer reads it
-            None, metavar="[COMMAND]", help="Which command.", show_default=False
+            None, metavar="[COMMAND | PAGE]", help="Which command or page.", show_default=False
         ),
     ) -> None:
         del words

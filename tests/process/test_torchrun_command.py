@@ -346,7 +346,7 @@ def test_a_job_loads_neither_typer_nor_torch(distlaunch):
 )
 def test_a_signal_stops_the_job_in_order_and_who_presses_ctrl_c_hears_that_it_is_under_way(distlaunch, signum, said):
     (distlaunch.work / "train.py").write_text(
-        f"import signal, sys\nsignal.signal({signum:d}, lambda *_: sys.exit('saved'))\nprint('up')\nsignal.pause()\n"
+        f"import signal, sys\nsignal.signal({signum:d}, lambda *_: sys.exit(print('saved', file=sys.stderr)))\nprint('up')\nsignal.pause()\n"
     )
     running = distlaunch.start(["torchrun", "--nproc-per-node=2", "train.py"])
     running.wait_for(lambda: running.stdout == "up\n" * 2, "both workers")

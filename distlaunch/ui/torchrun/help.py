@@ -51,7 +51,7 @@ def help_text(columns: int, *, legacy: bool = False) -> str:
         wrapped("Of distlaunch's own options these work here, as variables (see distlaunch train --help):"),
         wrapped(", ".join(variables), 2),
         "",
-        wrapped("TORCHRUN.md in the package's folder lists all differences from torchrun."),
+        wrapped("distlaunch help from-torchrun lists all differences from torchrun."),
     ]
     return "\n".join(lines) + "\n"
 

@@ -194,6 +194,7 @@ def _spelling(sources: Mapping[str, str], *, assumed: bool) -> tuple[tuple[str, 
             words[option.name] = named[option.name]
         elif option.field in EXTRAS and option.variable is not None:
             words.update(dict.fromkeys(option.flags, option.variable))
+            words[f"{option.name} #"] = f"{option.variable}=#"
     return tuple(words.items())
 
 

@@ -12,8 +12,8 @@ from distlaunch.backends.elsewhere import installed_for
 from distlaunch.backends.requirements import check_installed, install_words, look_for
 from distlaunch.backends.tensorflow import TensorFlow
 from distlaunch.core.errors import ConfigError
+from distlaunch.ui.pages import page_text
 from tests import environments
-from tests.launcher import PROGRAMS
 
 LEGACY = {"TF_USE_LEGACY_KERAS": "1"}
 
@@ -82,8 +82,8 @@ def test_a_folder_beside_the_script_is_not_the_framework(tmp_path):
     check_installed("gossip", wanted, "py", [str(tmp_path)])
 
 
-def test_the_recipe_for_horovod_in_readme_is_the_one_that_the_tests_build_with():
-    readme = (PROGRAMS.parents[1] / "README.md").read_text()
+def test_the_recipe_for_horovod_on_its_page_is_the_one_that_the_tests_build_with():
+    readme = page_text("horovod")
     recipe = readme[readme.index("'setuptools<70'") :].partition("```")[0]
     words = {*recipe.replace("'", "").split()}
     assert words >= {f"{name}={value}" for name, value in environments.HOROVOD_BUILT_WITH.items()}

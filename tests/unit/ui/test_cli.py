@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from distlaunch.ui import quick
 from distlaunch.ui.cli import run_app
 from distlaunch.ui.option import Option
 from distlaunch.ui.options import GROUP_TITLES, PLAN_OPTIONS, TRAIN_OPTIONS
+from distlaunch.ui.pages import PAGES
 
 VALUES = {
     "text": ["x", "a b", "A=1", "\udcff", "-", ""],
@@ -205,9 +207,16 @@ def test_a_short_h_is_help_everywhere(words, capsys):
 
 
 def test_help_for_a_command_that_there_is_not_names_those_there_are():
-    with pytest.raises(UsageError, match="there is no command 'trian'") as caught:
+    with pytest.raises(UsageError, match="there is no command or page 'trian'") as caught:
         run_app(["help", "trian"], {})
     assert caught.value.hint == "did you mean train?"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_help_prints_a_page_that_comes_with_the_package(page, capsys):
+    assert run_app(["help", page], {}) == 0
+    assert capsys.readouterr().out.startswith("# ")
+    assert f'"{PAGES[page]}"' in (Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8")
 
 
 def test_version_is_printed(capsys):
