@@ -10,6 +10,8 @@ from contextlib import suppress
 
 _LONGEST = 1 << 16
 _STEP_S = 0.01
+WRITER_S = 5.0
+"""How long a FIFO may be without a program that has it open for writing."""
 
 
 def read_text(path: str) -> str | None:
@@ -33,25 +35,29 @@ def read_text(path: str) -> str | None:
 def read_bounded(path: str, *, most: int, patience_s: float) -> bytes:
     """Return what the user's file holds, which may also be a pipe (``<(command)``) that is still being written.
 
-    Raises OSError: EFBIG for more than ``most`` bytes, ETIMEDOUT if no end has come within ``patience_s`` seconds (a
-    FIFO that nobody writes to); and ValueError for a NUL in the name.
+    Raises OSError: EFBIG for more than ``most`` bytes, ETIMEDOUT if no end has come within ``patience_s`` seconds, or
+    if no program has opened a FIFO for writing within ``WRITER_S``; and ValueError for a NUL in the name.
     """
-    until_s = time.monotonic() + patience_s
+    began_s = time.monotonic()
+    until_s = began_s + patience_s
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # of a FIFO, the opening itself would wait
     try:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         data = bytearray()
         while len(data) <= most:
-            left_s = until_s - time.monotonic()
-            if left_s <= 0 or not poll.poll(left_s * 1000):
+            now_s = time.monotonic()
+            if now_s >= until_s:
                 raise OSError(errno.ETIMEDOUT, f"no end of it came within {patience_s:g} s")
+            is_ready = bool(poll.poll(min(until_s - now_s, WRITER_S) * 1000))
             with suppress(BlockingIOError):
                 chunk = os.read(fd, _LONGEST)
                 data += chunk
-                if not chunk:
-                    return bytes(data)
-                continue
+                if chunk or not is_ready:  # without an end that was seen: no program has a FIFO open for writing
+                    if not data and time.monotonic() >= began_s + WRITER_S:
+                        raise OSError(errno.ETIMEDOUT, f"no program writes to it (waited {WRITER_S:g} s)")
+                    continue
+                return bytes(data)
             time.sleep(_STEP_S)
         raise OSError(errno.EFBIG, f"it has more than {_size(most)}")
     finally:

@@ -1,0 +1,69 @@
+"""A file that a user names may be a pipe: it is read to its end, in bounds."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import threading
+
+import pytest
+
+from distlaunch.core.probe import files
+from distlaunch.core.probe.files import read_bounded
+
+
+@pytest.fixture
+def fifo(tmp_path):
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return str(path)
+
+
+def test_a_fifo_that_no_program_opens_is_given_up(fifo, monkeypatch):
+    monkeypatch.setattr(files, "WRITER_S", 0.2)
+    with pytest.raises(OSError, match="no program writes to it") as caught:
+        read_bounded(fifo, most=100, patience_s=60.0)
+    assert caught.value.errno == errno.ETIMEDOUT
+
+
+def test_a_fifo_whose_writer_takes_its_time_is_read_to_the_end(fifo, monkeypatch):
+    monkeypatch.setattr(files, "WRITER_S", 0.2)
+    opened = threading.Event()
+
+    def write() -> None:
+        with open(fifo, "w") as file:
+            opened.set()
+            threading.Event().wait(3 * files.WRITER_S)
+            file.write("n1\nn2\n")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    keeper = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # lets the writer open it before we look
+    opened.wait(20)
+    try:
+        assert read_bounded(fifo, most=100, patience_s=60.0) == b"n1\nn2\n"
+    finally:
+        os.close(keeper)
+        writer.join()
+
+
+def test_a_writer_that_never_ends_is_bounded_in_size_and_in_time(fifo):
+    with subprocess.Popen(["/bin/sh", "-c", f"exec yes >{fifo}"], stderr=subprocess.DEVNULL) as writer:
+        with pytest.raises(OSError, match="it has more than 1 MiB"):
+            read_bounded(fifo, most=1 << 20, patience_s=60.0)
+        assert writer.wait(20) != 0
+    with subprocess.Popen(["/bin/sh", "-c", f"exec sleep 600 >{fifo}"]) as writer:
+        with pytest.raises(OSError, match=r"no end of it came within 0\.3 s"):
+            read_bounded(fifo, most=100, patience_s=0.3)
+        writer.kill()
+
+
+def test_what_a_process_substitution_writes_is_read_whole():
+    reading, writing = os.pipe()
+    os.write(writing, b"n1\n")
+    os.close(writing)
+    try:
+        assert read_bounded(f"/dev/fd/{reading}", most=100, patience_s=60.0) == b"n1\n"
+    finally:
+        os.close(reading)
