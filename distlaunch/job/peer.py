@@ -6,7 +6,6 @@ If the coordinator is lost, the workers are stopped, and it is called again as l
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import socket
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from distlaunch.core.agent.hearing import Hearing
+from distlaunch.core.agent.private_files import make_private_dirs
 from distlaunch.core.agent.remote_agent import Clock
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, LaunchError, ProtocolError
 from distlaunch.core.model.record import Record
@@ -278,7 +278,7 @@ class PeerRunner:
                 self._noted.add(note)
                 self._sink.say(note, level="warning" if note in plan.warnings else "info")
         with suppress(OSError):  # told when there is output to file
-            os.makedirs(plan.layout.attempt_dir(plan.run_dir, plan.attempt), mode=0o700, exist_ok=True)
+            make_private_dirs(plan.layout.attempt_dir(plan.run_dir, plan.attempt))
         ranks = [worker.rank for worker in plan.workers]
         self._files.ranks = ranks
         self._count_from(min(ranks))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from distlaunch.core.agent.filing import LogFiles
+from distlaunch.core.agent.private_files import make_private_dir
 from distlaunch.core.model.layout import STDERR, STDOUT, TRAIN, Layout
 from distlaunch.job.desk import Desk
 from distlaunch.job.filters import LineFilter
@@ -93,7 +94,7 @@ class OutputFiles:
         self._logs.begin_attempt(attempt)
         for rank in self.ranks if self._layout.folder else ():
             with suppress(OSError):  # told when there is output to file
-                os.mkdir(self._layout.rank_dir(self._run_dir, attempt, rank), 0o700)
+                make_private_dir(self._layout.rank_dir(self._run_dir, attempt, rank))
                 for stream in (STDOUT, STDERR):  # there from the start, for whoever follows them
                     os.close(self._logs.open(rank, stream))
         for stream, lines in self._filters.items():

@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 
 from distlaunch.core.agent.filing import open_to_append
+from distlaunch.core.agent.private_files import open_private
 from distlaunch.core.errors import EXIT_HANG
 from distlaunch.core.model.layout import STDERR, STDOUT, Layout
 from distlaunch.core.model.plan import LaunchPlan
@@ -196,6 +197,6 @@ def _keep(action: a.KeepStacks, layout: Layout, run_dir: str) -> None:
 
 def _keep_error(path: str, text: str) -> None:
     with suppress(OSError):  # it is there already; or a full disk only costs the file
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW)
         with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)

@@ -9,12 +9,15 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
+from distlaunch.core.agent.private_files import make_private_dir, make_private_dirs, open_private
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.layout import EVENTS, EVENTS_OF_NODE, MARKER, REPORT, is_our_folder, is_ours
 from distlaunch.core.model.text import printable
 
 KEPT = 50
 LATEST = "latest"
+_SHARED_NAMES = 9
+"""So many names in a temporary directory are tried before one that nobody can guess."""
 _SAFE = "._-:+@=,"
 _RUN_ID_BYTES = 90
 _TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - tempfile has tried them, and the current directory
@@ -69,8 +72,8 @@ class RunDir:
         self._pruned = pruned
         how = _NEW if node is None else _NEW & ~os.O_EXCL
         events = EVENTS if node is None else EVENTS_OF_NODE.format(node=node)
-        self.events = os.open(os.path.join(path, events), how | os.O_APPEND, 0o600)
-        marker = os.open(os.path.join(path, MARKER), how, 0o600)
+        self.events = open_private(os.path.join(path, events), how | os.O_APPEND)
+        marker = open_private(os.path.join(path, MARKER), how)
         try:
             if not os.fstat(marker).st_size:
                 os.write(marker, os.fsencode(job_id))
@@ -93,7 +96,7 @@ class RunDir:
         """Keep the failure's report; nothing that a worker may have put in its place is followed or opened."""
         fresh = os.path.join(self.path, f"{REPORT}.new")
         with suppress(OSError):  # the console and the exit code still tell
-            with open(os.open(fresh, _NEW, 0o600), "w", encoding="utf-8", errors="backslashreplace") as file:
+            with open(open_private(fresh, _NEW), "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(printable(text, keep="\n"))
             os.replace(fresh, os.path.join(self.path, REPORT))
 
@@ -179,6 +182,8 @@ def make_run_dir(
     try:
         if base is not None:
             path = _make(base, name)
+            if log_dir is None:
+                _keep_others_out(base)
             return RunDir(path, base, job_id=job_id, temporary=False, pruned=log_dir is None, node=node)
     except OSError as exc:
         if log_dir is not None:
@@ -190,7 +195,8 @@ def make_run_dir(
     if temporary is not None:
         base = os.path.join(temporary, f"distlaunch-jobs-{os.getuid()}")
         try:
-            path = _make(base, name, shared_place=True)
+            base = _shared_base(base)
+            path = _make(base, name)
             return RunDir(
                 path,
                 base,
@@ -257,15 +263,38 @@ def _is_of(path: str, job_id: str) -> bool:
         return file.read(len(expected) + 1) == expected
 
 
-def _make(base: str, name: str, *, shared_place: bool = False) -> str:
-    os.makedirs(base, mode=0o700, exist_ok=True)
-    if shared_place and os.stat(base, follow_symlinks=False).st_uid != os.getuid():
-        raise PermissionError(13, "belongs to another user")
+def _keep_others_out(base: str) -> None:
+    """Take away what a umask of 0 once gave to others in our state directory."""
+    for folder in (os.path.dirname(base), base):
+        with suppress(OSError):
+            found = os.stat(folder, follow_symlinks=False)
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and found.st_mode & 0o022:
+                os.chmod(folder, 0o700)
+
+
+def _shared_base(first: str) -> str:
+    """Make sure of a folder of ours alone where every user may make some; another user may have taken the first name.
+
+    Raises OSError.
+    """
+    for base in (first, *(f"{first}-{number}" for number in range(2, _SHARED_NAMES + 1))):
+        with suppress(FileExistsError):
+            make_private_dir(base)
+        found = os.stat(base, follow_symlinks=False)
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            return base
+    base = f"{first}-{os.urandom(6).hex()}"
+    make_private_dir(base)
+    return base
+
+
+def _make(base: str, name: str) -> str:
+    make_private_dirs(base)
     number = 1
     while True:
         path = os.path.join(base, name if number == 1 else f"{name}-{number}")
         try:
-            os.mkdir(path, 0o700)
+            make_private_dir(path)
         except FileExistsError:
             number += 1
         else:

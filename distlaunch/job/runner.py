@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
+from distlaunch.core.agent.private_files import make_private_dir, open_private
 from distlaunch.core.agent.pseudo_terminal import in_foreground
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.layout import plan_path
@@ -365,8 +366,8 @@ class Runner:
     def _write_plan(self, plan: LaunchPlan) -> None:
         try:
             with suppress(FileExistsError):  # output may be filed by now, ours or another launcher's
-                os.mkdir(plan.layout.attempt_dir(plan.run_dir, plan.attempt), 0o700)
-            descriptor = os.open(plan_path(plan.run_dir, plan.attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                make_private_dir(plan.layout.attempt_dir(plan.run_dir, plan.attempt))
+            descriptor = open_private(plan_path(plan.run_dir, plan.attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.writelines(plan.json_chunks())
         except OSError as exc:

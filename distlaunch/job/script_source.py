@@ -10,6 +10,7 @@ import select
 import stat
 from collections.abc import Sequence
 
+from distlaunch.core.agent.private_files import open_private
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
@@ -105,7 +106,7 @@ def write_script(folder: str, name: str, text: bytes) -> str:
     """Write a script that was read into a new file of the run directory; return its path. Raises ConfigError."""
     path = os.path.join(folder, name)
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with os.fdopen(descriptor, "wb") as file:
             file.write(text)
     except OSError as exc:

@@ -124,6 +124,7 @@ def report_fault(error: BaseException) -> None:
     lines = [f"distlaunch: internal error: {printable(f'{name}: {first}' if first else name)}"]
     try:
         fd, path = tempfile.mkstemp(prefix="distlaunch-traceback-", suffix=".txt")
+        os.fchmod(fd, 0o600)  # whatever the umask
         with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as problem:

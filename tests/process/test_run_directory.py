@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import time
 
@@ -62,6 +63,53 @@ def test_everything_is_the_users_own(distlaunch):
         assert path.stat().st_uid == os.getuid()
         if path.is_dir():
             assert path.stat().st_mode & 0o777 == 0o700, path
+
+
+UMASK = """
+import os
+with open("checkpoint", "w"):
+    pass
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w"):
+    pass
+raise SystemExit(1)
+"""
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o177], ids=["000", "177"])
+@pytest.mark.parametrize("words", [["--preload", "json"], ["--hosts", "localhost:2"]], ids=["warm", "as a node"])
+def test_whatever_the_umask_only_the_user_can_enter_and_read_what_the_launcher_makes(distlaunch, umask, words):
+    shutil.rmtree(distlaunch.tmp_path / "state")
+    name = script(distlaunch, UMASK)
+    running = distlaunch.start(["train", "--num-procs", "2", *words, name], preexec_fn=lambda: os.umask(umask))
+    result = running.wait()
+    assert result.returncode == 1, result.stderr
+    state = distlaunch.tmp_path / "state"
+    made = {path for path in (state, *state.rglob("*")) if not path.is_symlink()}
+    theirs = {path for path in made if path.name.endswith(".error.json")}
+    modes = {path: path.stat().st_mode & 0o777 for path in made - theirs}
+    assert modes == {path: 0o700 if path.is_dir() else 0o600 for path in modes}
+    assert len(theirs) == 2
+    assert {path.stat().st_mode & 0o777 for path in (*theirs, distlaunch.work / "checkpoint")} == {0o666 & ~umask}
+    runtime = distlaunch.tmp_path / "run"
+    assert all(path.stat().st_mode & 0o077 == 0 for path in runtime.rglob("*"))
+
+
+def test_a_temporary_directory_that_another_user_has_taken_is_left_to_them(distlaunch):
+    """Without a home the logs go to the temporary directory, where names can be guessed."""
+    place = distlaunch.tmp_path / "tmp"
+    place.mkdir()
+    taken = [place / f"distlaunch-jobs-{os.getuid()}", place / f"distlaunch-jobs-{os.getuid()}-2"]
+    taken[0].symlink_to(distlaunch.work)
+    taken[1].mkdir(mode=0o777)
+    taken[1].chmod(0o777)
+    env = {"TMPDIR": str(place), "XDG_STATE_HOME": "/proc/nowhere"}
+    for _ in range(2):
+        result = distlaunch.train("--num-procs", "1", script(distlaunch, "pass"), env=env)
+        assert result.returncode == 0, result.stderr
+    jobs = place / f"distlaunch-jobs-{os.getuid()}-3"
+    assert len([path for path in jobs.iterdir() if not path.is_symlink()]) == 2
+    assert jobs.stat().st_mode & 0o777 == 0o700
+    assert not list(taken[1].iterdir())
 
 
 def test_each_event_is_a_line_of_json_with_time_and_type_in_order(distlaunch):

@@ -8,6 +8,7 @@ import resource
 import stat
 from collections.abc import Callable
 
+from distlaunch.core.agent.private_files import make_private_dirs, open_private
 from distlaunch.core.model.layout import STDERR, STDOUT, TRAIN, Layout
 
 RETRY_S = 5.0
@@ -21,7 +22,7 @@ _File = tuple[int, int]
 def open_to_append(path: str) -> int:
     """Open a log file, made if it is not there. Raises OSError if something else than a plain file is in its place."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path, flags, 0o600)
+    descriptor = open_private(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a worker has put a pipe or device there
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a plain file")
@@ -108,7 +109,7 @@ class LogFiles:
     def _opened(self, file: _File) -> int:
         if self._make_folders:
             for folder in (self._run_dir, self._layout.attempt_dir(self._run_dir, self._attempt)):
-                os.makedirs(folder, mode=0o700, exist_ok=True)
+                make_private_dirs(folder)
         self._leave(_most_open() - 1)
         try:
             return self.open(*file)

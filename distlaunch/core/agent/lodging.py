@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from distlaunch.core.agent.private_files import make_private_dir, make_private_dirs, open_private
 from distlaunch.core.agent.streams import BOOT
 from distlaunch.core.model.layout import MARKER
 from distlaunch.core.wire import messages as m
@@ -40,15 +41,16 @@ class Lodging:
     def run_dir(self) -> str:
         """Give the folder that stands for the job's, made if needed. Raises OSError."""
         folder = os.path.join(self._made(), "job")
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_private_dirs(folder)
         return folder
 
     @staticmethod
     def _extract(folder: str) -> None:
         get_data = __loader__.get_data  # type: ignore[name-defined]  # zipimport's, as we came from there
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_private_dirs(folder)
         for name in _BOOT_FILES:
-            with open(os.path.join(folder, name), "wb") as file:
+            path = os.path.join(folder, name)
+            with open(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC), "wb") as file:
                 file.write(get_data(os.path.join(BOOT, name)))
 
     def _made(self) -> str:
@@ -59,7 +61,7 @@ class Lodging:
         for base in self._bases():
             path = os.path.join(base, f"distlaunch-agent-{os.urandom(6).hex()}")
             try:
-                os.mkdir(path, 0o700)
+                make_private_dir(path)
                 if not os.path.isdir(BOOT):  # a full disk shows now, while there are other places
                     self._extract(os.path.join(path, "boot"))
             except OSError as exc:

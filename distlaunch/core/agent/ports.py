@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from distlaunch.core.agent.private_files import make_private_dir, open_private
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
 
@@ -120,7 +121,7 @@ def _lock_directory() -> str:
         base = "/tmp"  # noqa: S108 - what is made there is checked below
     directory = os.path.join(base, f"distlaunch-{os.getuid()}")
     with suppress(FileExistsError):
-        os.mkdir(directory, 0o700)
+        make_private_dir(directory)
     found = os.stat(directory, follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise PermissionError(errno.EPERM, "not ours alone")
@@ -132,7 +133,7 @@ def _lock(number: int, owner: str, pause: Callable[[float], None]) -> int | None
     try:
         directory = _lock_directory()
         path = os.path.join(directory, f"port-{number}")
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        lock = open_private(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:

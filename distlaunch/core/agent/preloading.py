@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from distlaunch.core.agent.bounded import FILES_S, within
+from distlaunch.core.agent.private_files import open_private
 from distlaunch.core.model.text import counted
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import spawning as w
@@ -34,7 +35,7 @@ class Preloading:
         """Make the order, and the descriptor that goes with it. Raises OSError."""
         self._modules, self._path, self._began = start.preload, start.preload_log, self._clock()
         try:
-            self._output = within(FILES_S, lambda: os.open(start.preload_log, _NEW, 0o600))
+            self._output = within(FILES_S, lambda: open_private(start.preload_log, _NEW))
         except OSError:  # no run directory any more: that is told by whoever writes the workers' logs
             self._path = ""
             self._output = os.memfd_create("preload")

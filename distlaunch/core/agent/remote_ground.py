@@ -11,6 +11,7 @@ from distlaunch.core.agent.bounded import FILES_S, within
 from distlaunch.core.agent.feed import Feed
 from distlaunch.core.agent.filing import LogFiles
 from distlaunch.core.agent.lodging import Lodging, settled
+from distlaunch.core.agent.private_files import make_private_dirs
 from distlaunch.core.agent.reach import Reaching
 from distlaunch.core.agent.streams import Ground
 from distlaunch.core.agent.surveying import Surveying
@@ -140,6 +141,6 @@ def _make_folders(start: m.Start) -> None:
     paths = [spec.error_file for spec in start.workers if spec.error_file is not None]
     for folder in dict.fromkeys(os.path.dirname(path) for path in (*paths, start.preload_log) if path):
         try:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+            make_private_dirs(folder)
         except OSError:
             continue

@@ -24,6 +24,7 @@ def make_folder(base: str | None) -> tuple[str, int]:
     ``base``: a folder with a short name, as a socket's path may have 107 bytes, and much of that is Ray's own.
     """
     folder = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
+    os.chmod(folder, 0o700)  # whatever the umask
     held = os.open(os.path.join(folder, _OWNER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(held, fcntl.LOCK_EX)
     _prune(os.path.dirname(folder))
