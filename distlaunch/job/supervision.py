@@ -298,9 +298,10 @@ class Supervision(ABC):
         return [record, say, *stop]
 
     def _kill_all(self, why: str) -> list[Action]:
-        """Have all that runs killed; where nothing runs any more (a disk keeps the last output), wait no longer."""
+        """Have all that runs killed. If all workers have ended, that is what they have left; output waits no longer."""
         self._watch.stop()
-        say = "killing all workers" if self.ended < self.up or not self.up else "not waiting for the last output"
+        runs = self.ended < self.up or not self.up
+        say = "killing all workers" if runs else "killing what workers have left, not waiting for the last output"
         return [Say(text=why + say, level="warning"), *self._stop_all(signal.SIGKILL, 0)]
 
     def _broken(self, text: str, say: str, *, without: int | None = None) -> list[Action]:

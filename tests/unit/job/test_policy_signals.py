@@ -90,6 +90,16 @@ def test_a_worker_that_only_lost_its_peers_in_the_stop_has_not_failed(make_job):
     assert job.of(p.Say)[-1].text == "stopped: 2 workers ended, none had to be killed"
 
 
+def test_a_schedulers_term_does_not_kill_the_program_of_a_failed_jobs_wrapper_that_saves(make_job):
+    job = make_job(repeated_term_kills=False).run()
+    job.exited(0, 1)
+    job.exited(1, -15, told=True)
+    assert job.phase == "stopping"
+    assert stops(job, job.signal(signal.SIGTERM)) == []
+    job.now += 2.0
+    assert kills(job, job.signal(signal.SIGINT))
+
+
 def test_quit_kills_at_once(make_job):
     job = make_job(nodes=2).run()
     assert kills(job, job.signal(signal.SIGQUIT))
