@@ -67,6 +67,11 @@ def ray() -> Path:
     return environment("ray", ["ray[client]==2.60.0"])
 
 
+def pyarrow() -> Path:
+    """Give the Python of an environment with pyarrow and pandas, which imports it."""
+    return environment("pyarrow", ["pyarrow==25.0.1", "pandas==3.1.1"])
+
+
 def tensorflow() -> Path:
     """Give the Python of an environment with TensorFlow and its own Keras 2."""
     return environment("tensorflow", ["tensorflow-cpu==2.21.0", "tf_keras==2.21.0"])
@@ -122,6 +127,7 @@ def _horovod_wheel() -> Path:
 
 
 FRAMEWORKS: Mapping[str, Callable[[], Path]] = {
+    "pyarrow": pyarrow,
     "ray": ray,
     "deepspeed": deepspeed,
     "tensorflow": tensorflow,

@@ -62,6 +62,11 @@ def deepspeed_python(pytestconfig: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="session")
+def pyarrow_python(pytestconfig: pytest.Config) -> str:
+    return _python("pyarrow", pytestconfig)
+
+
+@pytest.fixture(scope="session")
 def tensorflow_python(pytestconfig: pytest.Config) -> str:
     return _python("tensorflow", pytestconfig)
 

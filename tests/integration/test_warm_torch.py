@@ -108,3 +108,7 @@ def test_a_preload_that_starts_cuda_leads_to_a_cold_start(distlaunch, answer, wa
     assert result.returncode == 0, result.stderr
     assert ("has started CUDA" in result.stderr) is not warm
     assert (result.run_dir / "attempt-0" / "rank-0.log").read_text() == "None\n"
+    several = distlaunch.train("--num-procs", "1", "--preload", "json,starts_cuda,decimal", "train.py")
+    assert several.returncode == 0, several.stderr
+    assert COLD not in several.stderr
+    assert ("starts_cuda is left out" in several.stderr) is not warm

@@ -31,7 +31,7 @@ def cold_start(warm, job, modules: str, *, because: str, options: Sequence[str] 
 
 def test_a_preload_that_raises_is_named_with_the_last_line(warm, module, job):
     module("raises", "raise ValueError('first\\nlast line')")
-    cold_start(warm, job, "json,raises", because="importing raises failed: ValueError: last line")
+    cold_start(warm, job, "raises", because="importing raises failed: ValueError: last line")
 
 
 def test_a_module_missing_inside_is_named(warm, module, job):
@@ -109,12 +109,59 @@ def test_a_limit_of_open_files_that_a_setup_command_lowers_leads_to_a_cold_start
     cold_start(warm, job, "json", because="could not be set up", options=["--setup", "ulimit -n 20"])
 
 
-def test_the_module_that_left_the_thread_is_named_among_several(warm, module, job):
-    module(
-        "threaded",
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='late').start()",
+THREADED = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='late').start()"
+
+
+@pytest.mark.parametrize(
+    ("text", "because", "options"),
+    [
+        (THREADED, "importing spoils left a thread running (late)", ()),
+        ("import decimal\nraise ValueError('no')", "importing spoils failed: ValueError: no", ()),
+        ("import os; os._exit(3)", "the process that was importing spoils ended with 3", ()),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "the process that was importing spoils", ()),
+        ("import signal\nwhile True: signal.pause()", "importing spoils did not end within", ("--hang-timeout", "3")),
+        ("import os; os.closerange(3, 1024)", "has closed its files", ()),
+    ],
+    ids=["a thread", "an exception", "an exit", "a crash", "a hang", "closed files"],
+)
+def test_a_module_that_spoils_the_preload_is_named_and_the_others_are_kept(warm, module, job, text, because, options):
+    module("spoils", text)
+    module("late", "")
+    (job.work / "see.py").write_text(
+        "import sys\nprint(*(name in sys.modules for name in ('json', 'spoils', 'late')), flush=True)\n"
     )
-    cold_start(warm, job, "json,threaded,decimal", because="importing threaded left a thread running (late)")
+    result = warm(job.work / "see.py", modules="json,spoils,late", options=options).wait()
+    assert result.returncode == 0, result.stderr
+    assert COLD not in result.stderr
+    [said] = [line for line in result.stderr.splitlines() if "spoils is left out, and workers import it" in line]
+    assert because in said
+    for rank in (0, 1):
+        assert result.lines_of(rank) == ["True False True"]
+    [event] = result.of_type("preload")
+    assert (event["modules"], event["left_out"], event["problem"]) == (["json", "late"], ["spoils"], None)
+
+
+def test_each_module_that_spoils_the_preload_is_left_out_and_where_none_is_left_workers_start_cold(warm, module, job):
+    module("threaded", THREADED)
+    module("raises", "raise ValueError('no')")
+    result = warm("tells.py", modules="raises,json,threaded").wait()
+    assert result.returncode == 0, result.stderr
+    [event] = result.of_type("preload")
+    assert (event["modules"], event["left_out"]) == (["json"], ["raises", "threaded"])
+    said = cold_start(warm, job, "threaded,raises", because="importing threaded left a thread running (late)")
+    assert "raises is left out" in said
+
+
+def test_the_preload_process_lets_pyarrow_start_no_thread_and_workers_do_not_see_how(warm, module, job):
+    module("asks", "import os\nconf = os.environ['JE_ARROW_MALLOC_CONF']")
+    (job.work / "see.py").write_text(
+        "import os\nimport asks\nprint(asks.conf, os.environ.get('JE_ARROW_MALLOC_CONF'), flush=True)\n"
+    )
+    assert warm(job.work / "see.py", modules="asks").wait().lines_of(1) == ["background_thread:false None"]
+    given = warm(job.work / "see.py", modules="asks", options=["-x", "JE_ARROW_MALLOC_CONF=narenas:2"]).wait()
+    assert given.lines_of(1) == ["narenas:2,background_thread:false narenas:2"]
+    wanted = warm(job.work / "see.py", modules="asks", options=["-x", "JE_ARROW_MALLOC_CONF=background_thread:true"])
+    assert wanted.wait().lines_of(1) == ["background_thread:true background_thread:true"]
 
 
 def test_an_import_that_never_ends_is_given_up_under_a_hang_timeout(warm, module, job):

@@ -169,7 +169,7 @@ class Agent:
                 self._spawner = message.pid
             elif isinstance(message, w.Broken):
                 self._broken = message.text
-            elif isinstance(message, (w.StillPreloading, w.Preloaded, w.PreloadFailed)):
+            elif isinstance(message, (w.StillPreloading, w.ModuleLeftOut, w.Preloaded, w.PreloadFailed)):
                 self._preloading.take(message)
             else:
                 self._step(message)

@@ -28,12 +28,14 @@ class Preloading:
         self._clock = clock
         self._output = -1
         self._modules: tuple[str, ...] = ()
+        self._left_out: tuple[str, ...] = ()
         self._path = ""
         self._began = 0.0
 
     def begin(self, start: m.Start) -> tuple[w.Preload, int]:
         """Make the order, and the descriptor that goes with it. Raises OSError."""
         self._modules, self._path, self._began = start.preload, start.preload_log, self._clock()
+        self._left_out = ()
         try:
             self._output = within(FILES_S, lambda: open_private(start.preload_log, _NEW))
         except OSError:  # no run directory any more: that is told by whoever writes the workers' logs
@@ -44,16 +46,24 @@ class Preloading:
         order = w.Preload(modules=start.preload, argv=start.argv, env=env, bound_s=start.preload_bound_s)
         return order, os.dup(self._output)
 
-    def take(self, message: w.StillPreloading | w.Preloaded | w.PreloadFailed) -> None:
+    def take(self, message: w.StillPreloading | w.ModuleLeftOut | w.Preloaded | w.PreloadFailed) -> None:
         """Tell what came of it, with what was printed."""
         if isinstance(message, w.StillPreloading):
             what = f"still importing {message.module}" if message.module else "the workers' interpreter has not begun"
             self._remark(f"preload: {what}, after {message.elapsed_s:.0f} s", warning=True)
             return
+        if isinstance(message, w.ModuleLeftOut):
+            self._left_out += (message.module,)
+            self._modules = tuple(name for name in self._modules if name != message.module)
+            self._remark(
+                f"preload: {message.reason}; {message.module} is left out, and workers import it themselves",
+                warning=True,
+            )
+            return
         self._show_output()
         reason = message.reason if isinstance(message, w.PreloadFailed) else None
         elapsed_s = self._clock() - self._began
-        self._send(m.PreloadEnded(modules=self._modules, problem=reason, elapsed_s=elapsed_s))
+        self._send(m.PreloadEnded(modules=self._modules, problem=reason, elapsed_s=elapsed_s, left_out=self._left_out))
         if reason is not None:
             self._remark(f"preload: {reason}; workers start the cold way", warning=True)
 

@@ -189,6 +189,7 @@ class WorkerTable:
                 | w.Running()
                 | w.Broken()
                 | w.StillPreloading()
+                | w.ModuleLeftOut()
                 | w.Preloaded()
                 | w.PreloadFailed()
             ):

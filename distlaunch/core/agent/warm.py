@@ -23,6 +23,7 @@ from distlaunch.core.agent import tree
 from distlaunch.core.agent.streams import extra_numbers
 from distlaunch.core.agent.warm_order import Order
 from distlaunch.core.agent.warm_phase import ServerPhase
+from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import ended_how, printable, quoted
 from distlaunch.core.wire import spawning as w
 
@@ -40,6 +41,12 @@ _BY_HAND = "OMP_NUM_THREADS"
 _NO_DEATH = frozenset({signal.SIGCONT, signal.SIGSTOP, signal.SIGTSTP})
 _CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Has torch ask NVML, not the CUDA runtime, whether there is a GPU: once CUDA has started, no fork can use it."""
+
+_ARROW = "JE_ARROW_MALLOC_CONF"
+_NO_THREAD = "background_thread:false"
+"""Has pyarrow's allocator start no thread as it is imported, which pandas, scikit-learn, datasets,
+transformers.trainer and mlflow do. Pillow, OpenCV, SciPy, Numba, TensorFlow, wandb, Lightning, DeepSpeed
+and Ray leave no thread that survives a fork."""
 
 Fork = Callable[[w.Spawn, Sequence[int]], int]
 """Forks a child that becomes the program of an order; gives its pid. Raises OSError."""
@@ -67,6 +74,11 @@ class WarmStart:
         """Of the server, until it has been reaped."""
         self._paused = False
         self._socket: socket.socket | None = None
+        self._preload: w.Preload | None = None
+        """What was asked for, without the modules that were left out."""
+        self._setup: w.Setup | None = None
+        self._output = -1
+        """Where the server's output goes, kept for one that takes its place while modules are imported."""
         self._argv: tuple[str, ...] = ()
         self._exec_env: dict[str, str] = {}
         self._phase = ServerPhase(now=0.0, bound_s=None)
@@ -79,6 +91,11 @@ class WarmStart:
 
     def preload(self, preload: w.Preload, setup: w.Setup, output: int) -> None:
         """Start the server; what it prints goes to ``output``."""
+        self._preload, self._setup, self._output = preload, setup, os.dup(output)
+        self._start(preload, setup)
+
+    def _start(self, preload: w.Preload, setup: w.Setup) -> None:
+        output = self._output
         self._argv = preload.argv
         self._phase = ServerPhase(now=self._clock(), bound_s=preload.bound_s)
         *reserved, number = extra_numbers(setup.nofile)
@@ -87,6 +104,7 @@ class WarmStart:
             _CUDA_CHECK: "1",
             **setup.env,
             **preload.env,
+            _ARROW: _without_thread(setup.env.get(_ARROW, "")),
             "DISTLAUNCH_WARM_FD": str(number),
             "DISTLAUNCH_WARM_MODULES": ",".join(preload.modules),
             "DISTLAUNCH_WARM_RESERVED": ",".join(map(str, reserved)),
@@ -106,6 +124,26 @@ class WarmStart:
         finally:
             os.close(null)
             theirs.close()
+
+    def _leave_out(self, module: str, reason: str) -> None:
+        """Go on without a module that spoils the server: with a new server that imports the others.
+
+        Whatever that module has left in the process of the server goes with it.
+        """
+        preload, setup = self._preload, self._setup
+        rest = () if preload is None else tuple(name for name in preload.modules if name != module)
+        if preload is None or setup is None or not rest or len(rest) == len(preload.modules):
+            self._give_up(reason)
+            return
+        self._close()
+        self._report(w.ModuleLeftOut(module=module, reason=reason))
+        self._preload = replace(preload, modules=rest)
+        self._start(self._preload, setup)
+
+    def _let_go_of_output(self) -> None:
+        if self._output >= 0:
+            os.close(self._output)
+            self._output = -1
 
     def fileno(self) -> int:
         """Give the descriptor to poll for reading, or -1."""
@@ -127,12 +165,19 @@ class WarmStart:
         if self._socket is None:
             return
         if not self.pid:
-            self._give_up(f"{self._phase.who} {ended_how(os.waitstatus_to_exitcode(status))}")
+            self._lost_server(f"{self._phase.who} {ended_how(os.waitstatus_to_exitcode(status))}")
         elif self._sent:
             self._early[pid] = status
             for serial, order in list(self._sent.items()):
                 if order is not None and order.pid == pid:
                     self._lost(serial, order)
+
+    def _lost_server(self, reason: str) -> None:
+        """Take in that the server is of no use any more: the module that it was importing is the cause, if any is."""
+        if self._phase.name == "importing":
+            self._leave_out(self._phase.importing, reason)
+        else:
+            self._give_up(reason)
 
     def _lost(self, serial: int, order: Order) -> None:
         """Give up: the process for this order has ended before it ran anything, and did not say why."""
@@ -154,6 +199,7 @@ class WarmStart:
         self._waiting.clear()
         self._sent.clear()
         self._close()
+        self._let_go_of_output()
 
     def _close(self) -> None:
         if self._socket is not None:
@@ -165,6 +211,7 @@ class WarmStart:
     def _give_up(self, reason: str) -> None:
         """Say why, once, and start what waits the cold way."""
         self._close()
+        self._let_go_of_output()
         self._report(w.PreloadFailed(reason=reason))
         left = [order for order in (*self._sent.values(), *self._waiting) if order is not None]
         self._sent.clear()
@@ -209,7 +256,7 @@ class WarmStart:
             return
         now = self._clock()
         if (reason := self._phase.late(now, has_orders=bool(self._sent))) is not None:
-            self._give_up(reason)
+            self._lost_server(reason)
         elif (note := self._phase.note(now)) is not None:
             self._report(note)
 
@@ -228,7 +275,7 @@ class WarmStart:
             if facts is not None and facts[0] == "T":
                 break
             time.sleep(_STEP_S)
-        self._give_up(reason)
+        self._lost_server(reason)
 
     def _hear(self, line: str) -> None:
         word, _, rest = line.partition(" ")
@@ -239,9 +286,13 @@ class WarmStart:
             self._phase.name = "checking"
         elif word == "ready":
             self._phase.name = "ready"
+            self._let_go_of_output()
             self._report(w.Preloaded())
         elif word == "failed":
             self._give_up(printable(rest))
+        elif word == "spoiled" and self._phase.name in ("importing", "checking"):
+            module, _, why = rest.partition(" ")
+            self._leave_out(module, printable(why))
         elif word == "up" and number.isdecimal():
             self._is_up(int(number))
         elif word == "broken" and number.isdecimal():
@@ -251,7 +302,7 @@ class WarmStart:
                 self._forked(serial, pid)
         else:
             said = quoted(line[:_LINE_CHARS])
-            self._give_up(f"{self._phase.who} said {said}: a module has written to a descriptor of ours")
+            self._lost_server(f"{self._phase.who} said {said}: a module has written to a descriptor of ours")
 
     def _forked(self, serial: int, pid: int) -> None:
         order = self._sent.get(serial)
@@ -367,6 +418,13 @@ class WarmStart:
             self.read()
         if self._sent:
             self._give_up(f"{self._phase.who} does not answer")
+
+
+def _without_thread(settings: str) -> str:
+    """Add that there is to be no thread to settings of the user's, unless they say something of it."""
+    if not settings:
+        return _NO_THREAD
+    return settings if "background_thread:" in settings else f"{settings},{_NO_THREAD}"
 
 
 def _pairs(text: str) -> list[tuple[int, int]] | None:

@@ -252,11 +252,18 @@ class PreloadEnded(Record):
     modules: tuple[str, ...]
     problem: str | None
     elapsed_s: float
+    left_out: tuple[str, ...] = ()
+    """Modules that could not be preloaded, beside those that were."""
 
     @property
     def fields(self) -> dict[str, object]:
         """Give what the job's record keeps of it."""
-        return {"modules": list(self.modules), "problem": self.problem, "elapsed_s": round(self.elapsed_s, 3)}
+        return {
+            "modules": list(self.modules),
+            "left_out": list(self.left_out),
+            "problem": self.problem,
+            "elapsed_s": round(self.elapsed_s, 3),
+        }
 
 
 class Lingering(Record):

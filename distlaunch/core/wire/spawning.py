@@ -59,7 +59,8 @@ class Preload(Record):
     """Have a server import modules once and fork all further workers from it.
 
     ``Preloaded`` answers, or ``PreloadFailed``, which may also come later, at any time after ``Preloaded``: the server
-    has gone. While the imports take long, ``StillPreloading`` says so.
+    has gone. While the imports take long, ``StillPreloading`` says so; ``ModuleLeftOut`` tells of a module that cannot
+    be preloaded.
     One descriptor travels beside the frame: where the server writes. The environment is that of the last ``Setup``.
     """
 
@@ -170,6 +171,14 @@ class StillPreloading(Record):
     elapsed_s: float
 
 
+class ModuleLeftOut(Record):
+    """A module cannot be preloaded; workers import it themselves. The other modules are still preloaded."""
+
+    module: str
+    reason: str
+    """For the user."""
+
+
 class PreloadFailed(Record):
     """Workers are, from now on, started the cold way; ``reason`` says why, for the user."""
 
@@ -200,13 +209,13 @@ class Swept(Record):
 
 ToSpawner = Setup | Preload | Spawn | Signal | EndLeftovers | Sweep | Ending | Dismiss
 FromSpawner = (
-    Running | Spawned | SpawnFailed | Exited | Halted | StillPreloading | Preloaded | PreloadFailed | Broken
-    | Remaining | Swept
+    Running | Spawned | SpawnFailed | Exited | Halted | StillPreloading | ModuleLeftOut | Preloaded | PreloadFailed
+    | Broken | Remaining | Swept
 )  # fmt: skip
 TO_SPAWNER: tuple[type, ...] = (Setup, Preload, Spawn, Signal, EndLeftovers, Sweep, Ending, Dismiss)
 FROM_SPAWNER: tuple[type, ...] = (
-    Running, Spawned, SpawnFailed, Exited, Halted, StillPreloading, Preloaded, PreloadFailed, Broken,
-    Remaining, Swept,
+    Running, Spawned, SpawnFailed, Exited, Halted, StillPreloading, ModuleLeftOut, Preloaded, PreloadFailed,
+    Broken, Remaining, Swept,
 )  # fmt: skip
 PARTS: tuple[type, ...] = (Layout, LeftProcess, Leftovers)
 """What messages are made of."""

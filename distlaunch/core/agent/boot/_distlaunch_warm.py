@@ -16,6 +16,10 @@ from marshal import loads
 
 from _distlaunch_worker import Worker, rename, tell  # type: ignore[import-not-found]
 
+TYPE_CHECKING = False  # typing is not loaded: a script might see it
+if TYPE_CHECKING:
+    from typing import Any
+
 _NAME = "dl-warm"
 _MOST_AT_ONCE = 8
 """Workers that one intermediate process forks: none of them runs before it has ended."""
@@ -42,7 +46,7 @@ def serve(control: int) -> None:
     server = Server(control, comm, environ, reserved)
     problem = server.problem(names, threads)
     if problem:
-        _fail(control, problem)
+        _fail(control, *problem)
     server.settle_down()
     tell(control, "ready")
     worker = None
@@ -51,8 +55,9 @@ def serve(control: int) -> None:
     worker.become()
 
 
-def _fail(control: int, reason: str) -> None:
-    tell(control, "failed " + reason[:_REASON_CHARS])
+def _fail(control: int, reason: str, module: str = "") -> None:
+    """End this process; if one module is the cause, another process may import the others."""
+    tell(control, (f"spoiled {module} " if module else "failed ") + reason[:_REASON_CHARS])
     os._exit(1)
 
 
@@ -105,9 +110,12 @@ def _import(control: int, names: list[str]) -> "dict[str, str]":
         try:
             __import__(name)
         except BaseException as exc:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt: no worker's end
-            _fail(control, f"importing {name} failed: {_said(exc)}")
+            _fail(control, f"importing {name} failed: {_said(exc)}", name)
         for thread in os.listdir("/proc/self/task"):
             threads.setdefault(thread, name)
+        # ctypes is not loaded for this: whatever starts CUDA from Python has loaded it.
+        if "ctypes" in sys.modules and _device_has_started(sys.modules["ctypes"]):
+            _fail(control, f"importing {name} has started CUDA, which no forked process could use", name)
     if gc.get_threshold()[0] == 0:
         gc.set_threshold(*threshold)
     if first is not None:
@@ -123,6 +131,18 @@ def _said(exc: BaseException) -> str:
     except Exception:  # noqa: BLE001 - a module's own exception class
         lines = []
     return type(exc).__name__ + (": " + lines[-1] if lines else "")
+
+
+def _device_has_started(ctypes: "Any") -> bool:
+    with open("/proc/self/maps", errors="replace") as file:
+        if "/libcuda.so" not in file.read():
+            return False
+    try:
+        count = ctypes.c_int()
+        answer = ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count))
+    except (OSError, AttributeError):
+        return True
+    return answer not in {_NOT_INITIALISED, _STUB}
 
 
 # --- forking
@@ -157,8 +177,8 @@ class Server:
             fields = file.read().rpartition(b")")[2].split()
         self.env_start, self.env_end = int(fields[_ENV_START]), int(fields[_ENV_START + 1])
 
-    def problem(self, names: list[str], threads_by: "dict[str, str]") -> str | None:
-        """Tell why no worker can be forked from this process, if so."""
+    def problem(self, names: list[str], threads_by: "dict[str, str]") -> "tuple[str, str] | None":
+        """Tell why no worker can be forked from this process, if so, and by which module, if that is known."""
         with self.warnings.catch_warnings():
             self.warnings.simplefilter("ignore")  # Python's own about threads: we come to the same conclusion below
             pid = os.fork()  # some libraries end their threads before a fork, and start them again at need
@@ -167,26 +187,19 @@ class Server:
         self._wait(pid)
         threads = [thread for thread in os.listdir("/proc/self/task") if thread != str(os.getpid())]
         if threads:
+            # What another module has left is found by the process that takes this one's place.
+            first = next(name for name in names if name in {threads_by.get(thread, names[-1]) for thread in threads})
+            threads = [thread for thread in threads if threads_by.get(thread, names[-1]) == first]
             some = "a thread" if len(threads) == 1 else f"{len(threads)} threads"
             called = ", ".join(sorted(_names_of(threads)))
-            which = ", ".join(dict.fromkeys(threads_by.get(thread, names[-1]) for thread in threads))
-            return (
-                f"importing {which} left {some} running{called and f' ({called})'}, which no forked process would have"
+            reason = (
+                f"importing {first} left {some} running{called and f' ({called})'}, which no forked process would have"
             )
-        if self._device_has_started():
-            return f"importing {', '.join(names)} has started CUDA, which no forked process could use"
+            return reason, first
+        if _device_has_started(self.ctypes):
+            reason = f"importing {', '.join(names)} has started CUDA, which no forked process could use"
+            return reason, names[0] if len(names) == 1 else ""
         return None
-
-    def _device_has_started(self) -> bool:
-        with open("/proc/self/maps", errors="replace") as file:
-            if "/libcuda.so" not in file.read():
-                return False
-        try:
-            count = self.ctypes.c_int()
-            answer = self.ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(self.ctypes.byref(count))
-        except (OSError, AttributeError):
-            return True
-        return answer not in {_NOT_INITIALISED, _STUB}
 
     def settle_down(self) -> None:
         """Be ready to be copied: nothing unwritten in any buffer, and memory that the copies will share."""
