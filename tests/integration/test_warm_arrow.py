@@ -8,9 +8,9 @@ SEES = """
 import os, sys
 print(*(name in sys.modules for name in ("pandas", "pyarrow")), len(os.listdir("/proc/self/task")), flush=True)
 import pandas, pyarrow
-pyarrow.set_memory_pool(pyarrow.jemalloc_memory_pool())
-table = pyarrow.Table.from_pandas(pandas.DataFrame({"a": range(100_000)}))
-print(table.to_pandas()["a"].sum(), pyarrow.total_allocated_bytes() > 0, os.environ.get("JE_ARROW_MALLOC_CONF"))
+pool = pyarrow.jemalloc_memory_pool()
+numbers = pyarrow.array(range(100_000), memory_pool=pool)
+print(numbers.to_pandas().sum(), pool.bytes_allocated() > 0, os.environ.get("JE_ARROW_MALLOC_CONF"))
 """
 THREADS = (
     "import glob, pyarrow\n"

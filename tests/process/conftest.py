@@ -143,6 +143,8 @@ class Job:
         return [int(self.sign(name)) for name in names]
 
     def sign(self, name: str) -> str:
+        """Return what a sign says, as soon as it is up: another process puts it up, when it comes to that."""
+        until(lambda: self.has_sign(name), f"sign {name}; there are {self.signs()}")
         return (self.work / name).read_text()
 
     def has_sign(self, name: str) -> bool:

@@ -259,7 +259,7 @@ import os, signal, sys
 pid = os.fork()
 if pid == 0:
     os.close(1); os.close(2)
-    open({str(helper)!r}, "w").write(str(os.getpid()))
+    open({str(helper)!r}, "w").write(str(os.getpid()) + "\\n")
     signal.alarm(60)
     signal.pause()
 os.execv(sys.executable, [sys.executable, "-m", "distlaunch", *sys.argv[1:]])
@@ -270,6 +270,8 @@ os.execv(sys.executable, [sys.executable, "-m", "distlaunch", *sys.argv[1:]])
         env=env, cwd=job.work, capture_output=True, timeout=60,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
+    # The helper may run later than the whole job.
+    job.until(lambda: helper.exists() and helper.read_text().endswith("\n"), "the helper has told its pid")
     pid = int(helper.read_text())
     try:
         assert job.is_alive(pid)

@@ -122,7 +122,11 @@ def until_gone(pids) -> None:
 def test_a_pending_srun_ends_with_a_launcher_that_is_killed(distlaunch, batch):
     running = distlaunch.start(["train", "--procs-per-node", "1", "t.py"], env=batch | {"WAITS": "srun: retrying"})
     running.wait_stderr("srun: retrying")
-    [srun] = [pid for pid in filter(str.isdecimal, os.listdir("/proc")) if is_waiting(pid, batch["CALLS"])]
+    # It says so before it becomes the program that waits.
+    [srun] = running.wait_for(
+        lambda: [pid for pid in filter(str.isdecimal, os.listdir("/proc")) if is_waiting(pid, batch["CALLS"])],
+        "the srun that waits",
+    )
     running.process.kill()
     running.process.wait()
     until_gone([int(srun)])

@@ -16,7 +16,8 @@ CTRL_Z, CTRL_C = b"\x1a", b"\x03"
 DEBUGS = """
 import os, signal
 rank = os.environ["RANK"]
-open("pid-" + rank, "w").write(str(os.getpid()))
+open(".pid-" + rank, "w").write(str(os.getpid()))
+os.replace(".pid-" + rank, "pid-" + rank)  # whole, from when it is there
 if rank == "0":
     x = 3
     breakpoint()
