@@ -112,6 +112,18 @@ def test_a_message_with_a_byte_changed_does_no_harm(joiner, message, at, byte):
         peer.free()
 
 
+def test_a_coordinator_that_never_stops_sending_is_left(peering):
+    peer = peering(*[encode(r.Ping(serial=1)) * 1000] * 100, VERDICT)
+    assert peer.run() == 69
+    assert "does not speak as it should: more messages than were asked for, the last of them Ping" in peer.told.text
+
+
+def test_a_frame_of_many_megabytes_is_refused_by_its_beginning(peering):
+    peer = peering(struct.pack(">BII", VERSION, 32 << 20, 0) + b'{"t":"Ping","serial":1'.ljust(200), VERDICT)
+    assert peer.run() == 69
+    assert "does not speak as it should: Ping of 33554432+0 bytes is over the size allowed now" in peer.told.text
+
+
 def test_a_message_that_carries_a_command_is_none(peering):
     peer = peering(struct.pack(">BII", VERSION, len(FORGED), 0) + FORGED, VERDICT)
     assert peer.run() == 69
