@@ -36,10 +36,17 @@ class Signalled(Record):
     kill: bool = False
     node: int | None = None
     """Whose launcher, or agent, got it; None: this one."""
+    spawner: bool = False
+    """The workers' parent on that node got it."""
     reached: bool = False
     """The workers of that node have got it as well: Slurm sends it to all processes of a step, under linuxproc."""
     came: float | None = None
     """When it came, on the job's clock, if it was held back; None: just now."""
+
+    @property
+    def sender(self) -> tuple[int | None, bool]:
+        """Who tells of it: a launcher, an agent or a spawner."""
+        return self.node, self.spawner
 
 
 class Tick(Record):

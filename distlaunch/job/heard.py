@@ -53,7 +53,7 @@ class StopRequests:
 
 
 class _Count:
-    """How often each launcher or agent has told of one signal, and how often it was acted on."""
+    """How often each launcher, agent or spawner has told of one signal, and how often it was acted on."""
 
     __slots__ = ("acted", "at", "told")
 
@@ -61,7 +61,7 @@ class _Count:
         self.acted = 0
         self.at = 0.0
         """When it was acted on last, in seconds."""
-        self.told: dict[int | None, int] = {}
+        self.told: dict[tuple[int | None, bool], int] = {}
 
     def at_time(self, now: float) -> _Count:
         """Begin anew if what was counted is too old."""
@@ -69,9 +69,9 @@ class _Count:
             self.acted, self.told = 0, {}
         return self
 
-    def add(self, node: int | None) -> int:
-        self.told[node] = self.told.get(node, 0) + 1
-        return self.told[node]
+    def add(self, sender: tuple[int | None, bool]) -> int:
+        self.told[sender] = self.told.get(sender, 0) + 1
+        return self.told[sender]
 
     def act(self, now: float) -> None:
         self.acted, self.at = self.acted + 1, now
@@ -80,8 +80,8 @@ class _Count:
 class Signals:
     """Takes each signal for one, to however many of us it comes, and however far apart.
 
-    Whoever sends it sends it to all, or to one alone: the n-th of one launcher or agent counts unless the n-th of
-    another has; what a person typed to kill always does.
+    Whoever sends it sends it to all, or to one alone: the n-th of one launcher, agent or spawner counts unless the n-th
+    of another has; what a person typed to kill always does.
     ``holds``: where the scheduler signals workers as well, the first waits a moment for the word of an agent that it
     did, or for that of a second launcher, which shows it: so workers do not get it twice.
     """
@@ -94,23 +94,23 @@ class Signals:
     def take(self, event: Signalled, now: float) -> Signalled | None:
         """Give the event if it is to be acted on now."""
         count = self._counts.setdefault(event.signum, _Count()).at_time(now)
-        if not event.kill and count.told.get(event.node, 0) < count.acted:
-            count.add(event.node)
+        if not event.kill and count.told.get(event.sender, 0) < count.acted:
+            count.add(event.sender)
             return None
         held = self._held.get(event.signum)
         if self._holds and not event.reached and not event.kill and event.signum in _HELD:
             if held is None:
                 self._held[event.signum] = now + HOLD_S, event
                 return None
-            if held[1].node == event.node:
+            if held[1].sender == event.sender:
                 return None
             event = replace(event, reached=True)
         if held is not None:
             del self._held[event.signum]
             event = replace(event, came=held[0] - HOLD_S)
-            if held[1].node != event.node:
-                count.add(held[1].node)
-        count.add(event.node)
+            if held[1].sender != event.sender:
+                count.add(held[1].sender)
+        count.add(event.sender)
         count.act(now)
         return event
 
@@ -125,7 +125,7 @@ class Signals:
         for event in found:
             until, _ = self._held.pop(event.signum)
             count = self._counts[event.signum]
-            count.add(event.node)
+            count.add(event.sender)
             count.act(now)
             due.append(replace(event, came=until - HOLD_S))
         return due

@@ -6,6 +6,7 @@ filed, shown, or taken for what another node's workers did.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 
 from distlaunch.core.errors import ProtocolError
@@ -100,9 +101,10 @@ class Part:
                 self._counts(message.attempt, message.pids)
             case m.Alive():
                 self._counts(message.attempt, (*message.wrote, *(each.rank for each in message.heartbeats)))
+            case m.SpawnerSignalled():
+                self._check_signal(message.signum, FOR_THE_JOB)
             case r.Signalled():
-                if message.signum not in self._signals:
-                    raise ProtocolError(f"it tells of signal {str(message.signum)[:20]}, which is not for the job")
+                self._check_signal(message.signum, self._signals)
             case m.Stacks():
                 self._counts(message.attempt, (each.rank for each in message.stacks))
         return getattr(message, "attempt", self._attempt) >= self._attempt
@@ -116,6 +118,11 @@ class Part:
     def _check_attempt(self, attempt: int, newest: int) -> None:
         if not 0 <= attempt <= newest:
             raise ProtocolError(f"it tells of attempt {attempt}, of which it was told nothing")
+
+    @staticmethod
+    def _check_signal(signum: int, allowed: frozenset[signal.Signals]) -> None:
+        if signum not in allowed:
+            raise ProtocolError(f"it tells of signal {str(signum)[:20]}, which is not for the job")
 
     def _check_ranks(self, ranks: Iterable[int]) -> None:
         for rank in ranks:

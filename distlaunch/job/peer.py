@@ -23,9 +23,10 @@ from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 from distlaunch.job import signals
+from distlaunch.job.actions import Signalled
 from distlaunch.job.coordinator import Coordinator
 from distlaunch.job.error_file import ErrorFile
-from distlaunch.job.heard import Request, StopRequests
+from distlaunch.job.heard import Request, Signals, StopRequests
 from distlaunch.job.orders import PASSED_ON, Orders
 from distlaunch.job.own_node import OwnNode, Words
 from distlaunch.job.peer_settings import AGAIN_S, END_S, SIGNALS_LEAVE, Call, PeerSettings, Planner
@@ -65,6 +66,7 @@ class PeerRunner:
         self._sink = sink
         self._events = events
         self._signals = signal_pipe
+        self._heard = Signals(holds=False)
         self._clock = clock
         self._call = call
         self._count_from = count_from
@@ -203,7 +205,7 @@ class PeerRunner:
         for descriptor, _ in poll.poll(self._hearing.poll_ms(waits_s)):
             if descriptor == self._signals.fileno():
                 for signum in self._signals.read():
-                    self._on_signal(signum)
+                    self._take_signal(signum, spawner=False)
 
     def _hear(self) -> None:
         link = self._coordinator.link
@@ -308,6 +310,9 @@ class PeerRunner:
     # --- our own node
 
     def _tell(self, message: Words) -> None:
+        if isinstance(message, m.SpawnerSignalled):
+            self._take_signal(message.signum, spawner=True)
+            return
         self._send(message)
         self._note(message)
         if isinstance(message, m.Fault):
@@ -327,6 +332,12 @@ class PeerRunner:
                 pass
 
     # --- signals
+
+    def _take_signal(self, signum: int, *, spawner: bool) -> None:
+        """Act on a signal of this launcher or of its spawner: one that was sent to both is one."""
+        heard = self._heard.take(Signalled(signum=signum, spawner=spawner), time.monotonic())
+        if heard is not None:
+            self._on_signal(signum)
 
     def _on_signal(self, signum: int) -> None:
         if signum == signal.SIGTSTP:

@@ -131,6 +131,8 @@ class JobPolicy(Supervision):
                 return []
             case m.Prepared():
                 return self._prepared(node, message, now) if self._is_of(node, message.attempt) else []
+            case m.SpawnerSignalled():
+                return self.step(Signalled(signum=message.signum, node=node, spawner=True), now)
             case m.WorkerHalted():
                 return [Suspend()] if self.settings.terminal else []
             case m.Stacks():

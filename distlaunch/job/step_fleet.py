@@ -62,6 +62,8 @@ class StepFleet(Fleet):
 
     def _take(self, peer: Peer[r.FromRemote], message: r.FromRemote) -> None:
         node = peer.node
+        if isinstance(message, m.SpawnerSignalled) and self._srun.is_ending(self.targets[node].host):
+            return  # which its agent tells of as well
         if isinstance(message, r.Signalled) and peer.greeted:
             self._parts[node].check(message)
             if message.signum not in ENDING or not self._srun.is_ending(self.targets[node].host):

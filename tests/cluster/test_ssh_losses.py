@@ -115,6 +115,15 @@ def test_kill_9_of_the_launcher_and_an_agent_at_once(hosts):
     hosts.assert_clean()
 
 
+def test_term_at_a_spawner_ends_the_job_as_a_signal(hosts):
+    job = begun(hosts)
+    os.kill(job.find("n2", SPAWNER).pid, signal.SIGTERM)
+    result = job.running.wait()
+    assert result.returncode == 143, result.stderr
+    assert [event["signal"] for event in result.of_type("signal")] == ["SIGTERM"]
+    hosts.assert_clean()
+
+
 @pytest.mark.parametrize("order", [1, -1], ids=["in this order", "in the other"])
 @pytest.mark.parametrize("launcher", ["the launcher and one on each node", "two on each node"])
 def test_kill_9_of_any_two_of_ours(hosts, launcher, order):

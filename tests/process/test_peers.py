@@ -198,6 +198,14 @@ def test_a_killed_spawner_of_the_coordinator_ends_the_job_though_a_restart_is_le
     until(lambda: not any(is_alive(each["pid"]) for each in told), "all workers have ended")
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_term_at_the_spawner_of_a_launcher_ends_the_job(team, rank):
+    team.start_all()
+    worker = Path(f"/proc/{team.ready(0, 1)[rank]['pid']}/stat").read_text()
+    os.kill(int(worker.rpartition(")")[2].split()[1]), signal.SIGTERM)
+    assert team.codes() == {0: 143, 1: 143}
+
+
 def test_a_killed_coordinator_ends_the_job_where_no_restart_is_left(team):
     team.start_all(size=3)
     pids = [each["pid"] for each in team.ready(0, 1, 2)]

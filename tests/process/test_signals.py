@@ -385,3 +385,60 @@ def test_int_at_any_moment_of_a_jobs_start_ends_it_with_130_and_no_traceback(job
     launchers_own = [line for line in result.stderr.splitlines() if not line.startswith("[")]
     assert not any("Traceback" in line for line in launchers_own), result.stderr
     job.until(lambda: not distlaunch.survivors(), "all that was started has ended", within_s=10)
+
+
+# --- signals that reach the workers' parent
+
+
+@pytest.mark.parametrize("name", ["TERM", "HUP", "INT", "QUIT"])
+def test_a_worker_that_signals_its_parent_ends_the_job(job, distlaunch, name):
+    running = job.start("tells_parent.py", name, "1")
+    job.await_ready(running)
+    job.put_sign("tell")
+    result = running.wait()
+    assert result.returncode == 128 + getattr(signal, f"SIG{name}"), result.stderr
+    assert [event["signal"] for event in result.of_type("signal")] == [f"SIG{name}"]
+    distlaunch.assert_no_survivors()
+
+
+@pytest.mark.parametrize("name", ["USR1", "USR2"])
+def test_usr1_and_usr2_of_a_worker_at_its_parent_reach_all_workers(job, distlaunch, name):
+    running = job.start("tells_parent.py", name, "1")
+    job.await_ready(running)
+    job.put_sign("tell")
+    job.await_signs(running, f"got-{name}-0", f"got-{name}-1")
+    running.send_signal(signal.SIGTERM)
+    assert running.wait().returncode == 143
+    distlaunch.assert_no_survivors()
+
+
+def test_hup_at_the_workers_parent_is_ignored_under_nohup(job, distlaunch):
+    running = job.start("tells_parent.py", "HUP", "1", preexec=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    job.await_ready(running)
+    job.put_sign("tell")
+    spawner = job.spawner_of(running)
+    os.kill(spawner, signal.SIGUSR1)  # comes later, so HUP has been dealt with when it shows
+    job.await_signs(running, "got-USR1-0", "got-USR1-1")
+    running.send_signal(signal.SIGTERM)
+    result = running.wait()
+    assert result.returncode == 143
+    assert [event["signal"] for event in result.of_type("signal")] == ["SIGUSR1", "SIGTERM"]
+    distlaunch.assert_no_survivors()
+
+
+def test_term_at_all_processes_of_a_job_at_once_is_one_signal(job, distlaunch, saving):
+    """As systemd and Slurm send it: a second one would kill the workers before they have saved."""
+    running = saving("TERM")
+    workers = [int(job.sign(f"ready-{rank}")) for rank in (0, 1)]
+    for pid in (running.pid, job.watcher_of(running), job.spawner_of(running), *workers):
+        os.kill(pid, signal.SIGTERM)
+    job.await_signs(running, "got-TERM-0", "got-TERM-1")
+    running.wait_event("signal")
+    os.kill(job.spawner_of(running), signal.SIGUSR1)  # comes later, so TERM has been dealt with when it shows
+    running.wait_for(lambda: any(event.get("signal") == "SIGUSR1" for event in running.events), "USR1")
+    job.put_sign("go")
+    result = running.wait()
+    assert result.returncode == 143
+    assert exits(result) == {0: 0, 1: 0}
+    assert [event["signal"] for event in result.of_type("signal")] == ["SIGTERM", "SIGUSR1"]
+    distlaunch.assert_no_survivors()

@@ -167,6 +167,8 @@ class Agent:
         for message in messages:
             if isinstance(message, w.Running):
                 self._spawner = message.pid
+            elif isinstance(message, w.Signalled):
+                self._send(m.SpawnerSignalled(signum=message.signum))
             elif isinstance(message, w.Broken):
                 self._broken = message.text
             elif isinstance(message, (w.StillPreloading, w.ModuleLeftOut, w.Preloaded, w.PreloadFailed)):

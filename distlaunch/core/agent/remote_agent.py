@@ -35,6 +35,8 @@ _END_S = 10.0
 """How long the end of workers may take beyond their grace, before what is left is left to the spawner's KILL."""
 _FLUSH_S = 2.0
 _LAST_S = 0.2
+HOLD_S = 0.1
+"""How far apart a signal may reach spawner and agent that is sent to all processes of a node."""
 _TO_WORKERS = (signal.SIGUSR1, signal.SIGUSR2)
 _TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
@@ -104,6 +106,9 @@ class RemoteAgent:
         self._why = ""  # the coordinator is lost, or we are told to end
         self._is_unheard = False  # the former, by its silence
         self._has_left = False
+        self._held: list[tuple[float, m.SpawnerSignalled]] = []
+        """Signals that the spawner got, and when to tell of them. If this process got one too, the node is told to end
+        (it shuts down), and not the job."""
 
     # --- the loop
 
@@ -153,6 +158,7 @@ class RemoteAgent:
         poll.register(self._wake, select.POLLIN)
         due = self._ground.deadline()
         waits = [] if due is None else [due - time.monotonic()]
+        waits += [until - time.monotonic() for until, _ in self._held[:1]]
         if not self._clock.paused:
             waits.append(self._hearing.left_s)
             if (deadline := self._agent.deadline()) is not None:
@@ -166,6 +172,8 @@ class RemoteAgent:
 
     def _work(self) -> None:
         self._stream.flush()
+        while self._held and self._held[0][0] <= time.monotonic():
+            self._stream.send(self._held.pop(0)[1])
         self._ground.on_ready()
         self._agent.on_ready()
         if not self._clock.paused:
@@ -265,6 +273,9 @@ class RemoteAgent:
         self._agent.handle(self._ground.settled(start))
 
     def _from_agent(self, message: m.FromAgent) -> None:
+        if isinstance(message, m.SpawnerSignalled) and message.signum in _TO_END and not self._passes_signals:
+            self._held.append((time.monotonic() + HOLD_S, message))
+            return
         if isinstance(message, m.Gone):
             self._attempt = None
             self._feed.finish()

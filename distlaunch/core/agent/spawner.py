@@ -50,6 +50,7 @@ _WEDGED_STEP_S = 5.0
 _TO_WORKERS = (
     signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
 )  # fmt: skip
+_FOR_THE_JOB = frozenset(_TO_WORKERS) - {signal.SIGTSTP}
 
 
 def start_spawner(
@@ -126,12 +127,21 @@ def _title(job_id: str) -> str:
 
 
 def _ignore_signals() -> tuple[int, ...]:
-    """Make this process deaf to all but KILL; return those that we were started with ignored, as workers shall be."""
+    """Have no signal but KILL end this process; return those that we were started with ignored, as workers shall be.
+
+    Signals for the job wake it, and it tells of them; HUP does not if it was ignored at the start (nohup).
+    """
     # Of INT and QUIT a script's ``&`` makes deaf, too; but workers are to obey when we ask them.
     ignored = tuple(number for number in (signal.SIGHUP,) if signal.getsignal(number) == signal.SIG_IGN)
-    for number in (*_TO_WORKERS, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH):
+    for number in (signal.SIGTSTP, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH, *ignored):
         signal.signal(number, signal.SIG_IGN)
+    for number in _FOR_THE_JOB - set(ignored):
+        signal.signal(number, _nothing)
     return ignored
+
+
+def _nothing(*_: object) -> None:
+    """Have a signal do nothing but wake the loop, which is given its number."""
 
 
 def _close_inherited(*, keep: Collection[int]) -> None:
@@ -174,7 +184,7 @@ class Spawner:
             os.set_blocking(descriptor, False)
         self._ignored = _ignore_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # SIGCHLD must come, whatever our starter had blocked
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _nothing)
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
 
     def run(self) -> None:
@@ -341,9 +351,14 @@ class Spawner:
     # --- ends
 
     def _drain_wake(self) -> None:
+        """Take what has woken us. Signals for the job are told of, each once however often it came meanwhile."""
+        numbers = b""
         with suppress(BlockingIOError):
-            while os.read(self._wake, 4096):
-                pass
+            while woken := os.read(self._wake, 4096):
+                numbers += woken
+        for number in dict.fromkeys(numbers):
+            if number in _FOR_THE_JOB:
+                self._report(w.Signalled(signum=number))
 
     def _reap(self) -> None:
         """Reap every child that has ended, workers and adopted orphans alike, and report the workers."""

@@ -187,6 +187,7 @@ class WorkerTable:
                 | m.Input()
                 | m.Resize()
                 | w.Running()
+                | w.Signalled()
                 | w.Broken()
                 | w.StillPreloading()
                 | w.ModuleLeftOut()

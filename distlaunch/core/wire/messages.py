@@ -273,6 +273,12 @@ class Lingering(Record):
     processes: Leftovers
 
 
+class SpawnerSignalled(Record):
+    """The workers' parent on this node got a signal, which is for the job."""
+
+    signum: int
+
+
 class Gone(Record):
     """Of this attempt nothing is left on the node, but for pids that KILL did not end."""
 
@@ -293,11 +299,12 @@ class Fault(Record):
 ToAgent = Prepare | Start | Stop | Linger | Forward | Pause | CollectStacks | Input | Resize
 FromAgent = (
     Prepared | Started | WorkerExited | WorkerHalted | Alive | Stacks | Remark | PreloadEnded
-    | Lingering | Gone | Fault
+    | Lingering | SpawnerSignalled | Gone | Fault
 )  # fmt: skip
 TO_AGENT: tuple[type, ...] = (Prepare, Start, Stop, Linger, Forward, Pause, CollectStacks, Input, Resize)
 FROM_AGENT: tuple[type, ...] = (
-    Prepared, Started, WorkerExited, WorkerHalted, Alive, Stacks, Remark, PreloadEnded, Lingering, Gone, Fault,
+    Prepared, Started, WorkerExited, WorkerHalted, Alive, Stacks, Remark, PreloadEnded, Lingering,
+    SpawnerSignalled, Gone, Fault,
 )  # fmt: skip
 PARTS: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack, Layout, LeftProcess, Leftovers)
 """What messages are made of."""

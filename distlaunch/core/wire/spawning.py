@@ -185,6 +185,12 @@ class PreloadFailed(Record):
     reason: str
 
 
+class Signalled(Record):
+    """The spawner got a signal: of a worker that signals its parent, or of whoever signals all processes at once."""
+
+    signum: int
+
+
 class Broken(Record):
     """The spawner cannot go on, through a fault of ours; its end follows."""
 
@@ -210,12 +216,12 @@ class Swept(Record):
 ToSpawner = Setup | Preload | Spawn | Signal | EndLeftovers | Sweep | Ending | Dismiss
 FromSpawner = (
     Running | Spawned | SpawnFailed | Exited | Halted | StillPreloading | ModuleLeftOut | Preloaded | PreloadFailed
-    | Broken | Remaining | Swept
+    | Signalled | Broken | Remaining | Swept
 )  # fmt: skip
 TO_SPAWNER: tuple[type, ...] = (Setup, Preload, Spawn, Signal, EndLeftovers, Sweep, Ending, Dismiss)
 FROM_SPAWNER: tuple[type, ...] = (
     Running, Spawned, SpawnFailed, Exited, Halted, StillPreloading, ModuleLeftOut, Preloaded, PreloadFailed,
-    Broken, Remaining, Swept,
+    Signalled, Broken, Remaining, Swept,
 )  # fmt: skip
 PARTS: tuple[type, ...] = (Layout, LeftProcess, Leftovers)
 """What messages are made of."""

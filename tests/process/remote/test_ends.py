@@ -198,6 +198,24 @@ def test_a_killed_spawner_is_a_fault_and_leaves_nothing(agent, count_marked):
     assert agent.leave() == 0
 
 
+def test_a_signal_to_the_spawner_is_told_as_the_nodes(agent):
+    started(agent, OBEYS)
+    for signum in (signal.SIGTERM, signal.SIGUSR1):
+        os.kill(spawner_of(agent), signum)
+        agent.until(m.SpawnerSignalled, where=lambda one, signum=signum: one.signum == signum)
+    assert len(agent.of(m.SpawnerSignalled)) == 2
+    assert agent.leave() == 0
+
+
+def test_a_signal_to_all_processes_of_a_node_ends_the_node_and_not_the_job(agent):
+    started(agent, OBEYS)
+    os.kill(spawner_of(agent), signal.SIGTERM)
+    agent.process.send_signal(signal.SIGTERM)
+    assert agent.until_end() == 1
+    assert agent.of(r.Ending)[0].why == "the agent was told to end by signal 15"
+    assert agent.of(m.SpawnerSignalled) == []
+
+
 def test_any_two_of_ours_that_are_killed_leave_nothing(make_agent, count_marked):
     """The coordinator's end counts as one: it is the launcher on another machine."""
     agents = []

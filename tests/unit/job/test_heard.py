@@ -124,3 +124,20 @@ def test_a_job_that_the_scheduler_has_begun_anew_counts_on(make_job):
     job.begin()
     assert job.policy.attempt == 3
     assert [prepare.attempt for _, prepare in job.sent(m.Prepare, job.actions)] == [3]
+
+
+def test_a_signal_to_a_spawner_is_one_with_that_to_its_launcher_or_agent():
+    signals = Signals(holds=False)
+    at_spawner, at_agent = Signalled(signum=TERM, node=0, spawner=True), Signalled(signum=TERM, node=0)
+    assert signals.take(at_spawner, 1.0) == at_spawner
+    assert signals.take(Signalled(signum=TERM), 1.01) is None
+    assert signals.take(at_agent, 1.02) is None
+    assert signals.take(at_spawner, 3.0) == at_spawner
+
+
+def test_where_workers_are_signalled_as_well_a_spawners_word_shows_it():
+    signals = Signals(holds=True)
+    assert signals.take(Signalled(signum=TERM, node=0, spawner=True), 1.0) is None
+    acted = signals.take(Signalled(signum=TERM), 1.05)
+    assert acted is not None
+    assert acted.reached
