@@ -51,6 +51,7 @@ _TO_WORKERS = (
     signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
 )  # fmt: skip
 _FOR_THE_JOB = frozenset(_TO_WORKERS) - {signal.SIGTSTP}
+_ASKS_TO_END = (signal.SIGTERM, signal.SIGINT)
 
 
 def start_spawner(
@@ -167,6 +168,7 @@ class Spawner:
         self._orphan_grace_s = orphan_grace_s
         self._setup = w.Setup(env={}, cwd="/", cookie="", nofile=1024, signal_group=False)
         self._pids: dict[int, int] = {}  # pid -> rank, of workers not reaped yet
+        self._asked: set[int] = set()  # pids of workers that were asked to end
         self._terminals: set[int] = set()  # ranks
         self._paused = False  # the agent had all trees stopped: that one is now, is no news
         self._failed: dict[int, tuple[str, int]] = {}  # pid -> step and errno of what could not become a worker
@@ -381,6 +383,7 @@ class Spawner:
 
     def _ended(self, pid: int, status: int) -> None:
         rank = self._pids.pop(pid)
+        self._asked.discard(pid)
         returncode = os.waitstatus_to_exitcode(status)
         if returncode == NO_WORKER:
             self._read_failures()
@@ -431,6 +434,8 @@ class Spawner:
         for pid, rank in list(self._pids.items()):
             if rank not in ranks or (order.caught_only and not tree.catches(pid, order.signum)):
                 continue
+            if order.signum in _ASKS_TO_END and not order.caught_only:
+                self._asked.add(pid)
             if order.scope == w.SCOPE_PROCESS:
                 tree.send(pid, order.signum)
             elif order.scope == w.SCOPE_GROUP:
@@ -479,9 +484,11 @@ class Spawner:
         deadline = time.monotonic() + self._orphan_grace_s
         self._warm.stop()
         scope = w.SCOPE_GROUP if self._setup.signal_group else w.SCOPE_PROCESS
+        # A worker that was asked before the agent was killed may be saving: a second signal could end it.
+        unasked = tuple(rank for pid, rank in self._pids.items() if pid not in self._asked)
         ranks = tuple(self._pids.values())
-        for signum, to in ((signal.SIGTERM, scope), (signal.SIGCONT, w.SCOPE_TREE)):  # a paused job must obey, too
-            self._signal(w.Signal(ranks=ranks, signum=signum, scope=to, caught_only=False))
+        self._signal(w.Signal(ranks=unasked, signum=signal.SIGTERM, scope=scope, caught_only=False))
+        self._signal(w.Signal(ranks=ranks, signum=signal.SIGCONT, scope=w.SCOPE_TREE, caught_only=False))
         self._ends_leftovers = True
         while (left_s := deadline - time.monotonic()) > 0:
             self._trees.ask_to_end(leftovers := self._leftovers())
