@@ -6,6 +6,7 @@ If the coordinator is lost, the workers are stopped, and it is called again as l
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import socket
@@ -286,7 +287,8 @@ class PeerRunner:
         self._count_from(min(ranks))
         self._files.begin_attempt(plan.attempt)
         fields = {"attempt": plan.attempt, "ranks": ranks, "master_addr": told.master_addr}
-        self._events.write("attempt_started", {**fields, "master_port": told.master_port})
+        fields |= {"master_port": told.master_port, "host": os.uname().nodename}
+        self._events.write("attempt_started", fields)
         streams = Streams(terminal=None, stdin=False, travelled=False)
         self._running, self._asked = plan.attempt, False
         self._own.handle(start_of(plan, told.node_rank, plan.workers, streams, plan.shared_env))

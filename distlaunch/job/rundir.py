@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from distlaunch.core.agent.private_files import make_private_dir, make_private_dirs, open_private
@@ -16,6 +17,9 @@ from distlaunch.core.model.text import printable
 
 KEPT = 50
 LATEST = "latest"
+_SILENT_S = 30 * 86400.0
+"""A run of another host in which nothing has changed for so long does not go on."""
+_EVENT_BYTES = 1 << 16
 _SHARED_NAMES = 9
 """So many names in a temporary directory are tried before one that nobody can guess."""
 _SAFE = "._-:+@=,"
@@ -101,18 +105,20 @@ class RunDir:
             os.replace(fresh, os.path.join(self.path, REPORT))
 
     def prune(self) -> None:
-        """Remove the oldest runs beyond the newest 50 from the default place: our own files, and folders then empty.
+        """Remove all runs but the newest 50 from the default place: our own files, and folders then empty.
 
-        What lacks our marker, still runs, or was put there by others, stays; a --log-dir is its owner's to tidy.
+        The time of a run is that of its last event. A run that goes on, and whatever has no marker of ours or was put
+        there by others, stays; a --log-dir is its owner's to tidy.
         """
         if not self._pruned:
             return
         try:
-            runs = [(entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in _runs(self._base)]
+            runs = [(_last_event(entry), entry.path) for entry in _runs(self._base)]
         except OSError:
             return
         for _, path in sorted(runs, reverse=True)[KEPT:]:
-            if path != self.path and not any(map(_in_use, _events_in(path))):
+            events = _events_in(path)
+            if path != self.path and not any(map(_in_use, events)) and not _may_run_elsewhere(path, events):
                 _remove(path)
 
     def close(self) -> None:
@@ -128,6 +134,53 @@ def _runs(base: str) -> list[os.DirEntry[str]]:
         for entry in os.scandir(base)
         if entry.is_dir(follow_symlinks=False) and os.path.isfile(os.path.join(entry.path, MARKER))
     ]
+
+
+def _last_event(run: os.DirEntry[str]) -> float:
+    """Return when the last event of a run was filed; of one without events, when its folder changed."""
+    times = [_modified(events) for events in _events_in(run.path)]
+    return max(times, default=0.0) or run.stat(follow_symlinks=False).st_mtime
+
+
+def _modified(path: str) -> float:
+    try:
+        return os.stat(path, follow_symlinks=False).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _may_run_elsewhere(run: str, events: Sequence[str]) -> bool:
+    """Return whether a run that shares our home may go on on another host, whose locks need not be seen from here.
+
+    It has not filed its end, it does not say that it is this host's, and something in it has changed not long ago.
+    """
+    if not any(map(_is_open_elsewhere, events)):
+        return False
+    paths = (os.path.join(folder, name) for folder, _, names in os.walk(run) for name in names)
+    return max(map(_modified, paths), default=0.0) > time.time() - _SILENT_S
+
+
+def _is_open_elsewhere(events: str) -> bool:
+    """Return whether a launcher of another host, or of one that is not known, has not filed its end."""
+    try:
+        descriptor = os.open(events, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        size = os.fstat(descriptor).st_size
+        first = os.pread(descriptor, _EVENT_BYTES, 0).partition(b"\n")[0]
+        last = os.pread(descriptor, _EVENT_BYTES, max(0, size - _EVENT_BYTES))
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    if not size or b'"type": "job_ended"' in last:
+        return False
+    try:
+        record = json.loads(first)
+    except ValueError:
+        return True
+    return not isinstance(record, dict) or record.get("host") != os.uname().nodename
 
 
 def _remove(run: str) -> None:

@@ -179,7 +179,7 @@ class Runner:
         if self._policy.settings.gathering is None:
             self._say_notes(plan)
         fields = {"job_id": plan.job_id, "world_size": plan.world_size, "backend": plan.backend}
-        self._events.write("job_started", fields)
+        self._events.write("job_started", {**fields, "host": os.uname().nodename})
         self._transport.start()
         self._keyboard.take()
         self._feed(a.Begin())

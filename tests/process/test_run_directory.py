@@ -66,11 +66,14 @@ def test_everything_is_the_users_own(distlaunch):
 
 
 UMASK = """
-import os
+import os, time
 with open("checkpoint", "w"):
     pass
 with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w"):
     pass
+folder = os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])
+while not all(os.path.exists(f"{folder}/rank-{rank}.error.json") for rank in (0, 1)):
+    time.sleep(0.01)
 raise SystemExit(1)
 """
 
@@ -197,9 +200,43 @@ def old_runs(jobs, count: int) -> None:
     for number in range(count):
         directory = jobs / f"old-{number:02}"
         (directory / "attempt-0").mkdir(parents=True)
-        for name in (".distlaunch-run", "events.jsonl", "plan-0.json", "attempt-0/rank-0.log"):
+        for name in (".distlaunch-run", "plan-0.json", "attempt-0/rank-0.log"):
             (directory / name).touch()
-        os.utime(directory, (1_000_000 + number, 1_000_000 + number))
+        (directory / "events.jsonl").write_text('{"time": 1.0, "type": "job_ended", "exit_code": 0}\n')
+        last_event(directory, 1_000_000 + number)
+
+
+def last_event(directory, when: float) -> None:
+    """Have the last event of a job filed then; its folder was made before that of any other."""
+    os.utime(directory / "events.jsonl", (when, when))
+    os.utime(directory, (1, 1))
+
+
+def test_runs_are_kept_by_the_time_of_their_last_event(distlaunch):
+    """A job of days that ends after 50 short ones is the newest."""
+    old_runs(distlaunch.jobs, 60)
+    last_event(distlaunch.jobs / "old-00", 2_000_000)
+    assert distlaunch.train("--num-procs", "1", script(distlaunch, "pass")).returncode == 0
+    left = {path.name for path in distlaunch.jobs.glob("old-*")}
+    assert left == {"old-00", *(f"old-{number:02}" for number in range(12, 60))}
+
+
+@pytest.mark.parametrize("event", [{"host": "elsewhere"}, {}], ids=["another host", "a host that is not told"])
+def test_a_job_of_another_host_that_has_filed_no_end_is_not_pruned_while_it_writes(distlaunch, event):
+    """With a shared home, the locks of other hosts may not be seen."""
+    old_runs(distlaunch.jobs, 60)
+    for name in ("old-00", "old-01", "old-02"):
+        (distlaunch.jobs / name / "events.jsonl").write_text(
+            json.dumps({"time": 1.0, "type": "job_started", **event}) + "\n"
+        )
+        last_event(distlaunch.jobs / name, 1_000_000)
+    for path in (distlaunch.jobs / "old-01").rglob("*"):
+        os.utime(path, (1_000_000, 1_000_000))  # nothing has changed for years
+    ours = {"time": 1.0, "type": "job_started", "host": os.uname().nodename}
+    (distlaunch.jobs / "old-02" / "events.jsonl").write_text(json.dumps(ours) + "\n")
+    last_event(distlaunch.jobs / "old-02", 1_000_000)
+    assert distlaunch.train("--num-procs", "1", script(distlaunch, "pass")).returncode == 0
+    assert [(distlaunch.jobs / name).exists() for name in ("old-00", "old-01", "old-02")] == [True, False, False]
 
 
 def test_the_newest_50_runs_are_kept_and_what_is_no_run_stays(distlaunch):
@@ -209,7 +246,7 @@ def test_the_newest_50_runs_are_kept_and_what_is_no_run_stays(distlaunch):
     os.utime(distlaunch.jobs / "notes", (1, 1))
     (distlaunch.jobs / "old-00" / ".distlaunch-run").unlink()  # another tool's folder that has an events.jsonl
     (distlaunch.jobs / "old-01" / "attempt-0" / "model.pt").touch()  # what a worker keeps in its run directory
-    os.utime(distlaunch.jobs / "old-01", (1_000_001, 1_000_001))
+    last_event(distlaunch.jobs / "old-01", 1_000_001)
     result = distlaunch.train("--num-procs", "1", script(distlaunch, "pass"))
     assert result.returncode == 0
     left = {path.name for path in distlaunch.jobs.iterdir() if not path.is_symlink()}
@@ -232,7 +269,7 @@ def test_a_job_that_still_runs_is_never_pruned(distlaunch):
     first = distlaunch.start(["train", "--num-procs", "1", "--job-id", "running", name])
     first.wait_stdout("up")
     old_runs(distlaunch.jobs, 60)
-    os.utime(distlaunch.jobs / "running", (1, 1))
+    last_event(distlaunch.jobs / "running", 1)
     (distlaunch.work / "quick.py").write_text("pass")
     assert distlaunch.train("--num-procs", "1", "--job-id", "second", "quick.py").returncode == 0
     assert not (distlaunch.jobs / "old-00").exists(), "the second job has pruned"
@@ -251,7 +288,7 @@ def test_a_launcher_that_was_killed_leaves_a_directory_that_can_be_pruned(distla
     while distlaunch.survivors():
         time.sleep(0.01)
     old_runs(distlaunch.jobs, 60)
-    os.utime(distlaunch.jobs / "killed", (1, 1))
+    last_event(distlaunch.jobs / "killed", 1)
     (distlaunch.work / "quick.py").write_text("pass")
     assert distlaunch.train("--num-procs", "1", "quick.py").returncode == 0
     assert not (distlaunch.jobs / "killed").exists()
