@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -186,3 +187,52 @@ def test_jsonl_puts_everything_on_stdout(start):
     assert err == b""
     kinds = [(record.get("type"), record.get("text")) for record in map(json.loads, out.splitlines())]
     assert kinds == [("output", "err"), ("message", "ours"), (None, None)]
+
+
+LOST = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as in a collective of native code
+rank = int(os.environ["RANK"])
+def train():
+    open(f"ready-{rank}", "w").close()
+    if rank == 3:
+        while not all(os.path.exists(f"ready-{each}") for each in range(8)):
+            time.sleep(0.01)
+        print("rank 3 reads bad data", flush=True)
+        raise ValueError("bad sample 17")
+    while not os.path.exists("failed"):
+        time.sleep(0.01)
+    time.sleep(rank * 0.15)  # longer than equal lines are held to be folded at once
+    print(f"last step of rank {rank}", flush=True)
+    raise RuntimeError(f"[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:{41000 + rank}")
+try:
+    train()
+except ValueError:
+    open("failed", "w").close()
+    raise
+"""
+
+
+@pytest.mark.parametrize("format_", ["plain", "jsonl"])
+def test_tracebacks_of_ranks_that_lost_a_peer_become_one_line_with_a_count(distlaunch, format_):
+    script = distlaunch.work / "lost.py"
+    script.write_text(LOST)
+    result = distlaunch.train("--num-procs", "8", "--failure-grace", "20", "--format", format_, script)
+    assert result.returncode == 1
+    told = r"^\[([\d,-]+)\] \.\.\. (\d+) lines(?: from (\d+) ranks)?, as of rank (\d) above, but for numbers$"
+    found = re.findall(told, result.stderr, re.MULTILINE)
+    shown = (result.stdout if format_ == "jsonl" else result.stderr).count("Connection closed by peer [127.0.0.1]:4100")
+    if format_ == "jsonl":
+        assert not found
+        assert shown >= 7
+        return
+    # The report at the end names one of them once more.
+    assert shown <= 3
+    assert sum(int(count or 1) for _, _, count, _ in found) >= 5
+    assert max(int(count or 1) for _, _, count, _ in found) >= 2
+    assert result.stderr.count("ValueError: bad sample 17") >= 1
+    for rank in (0, 1, 2, 4, 5, 6, 7):
+        lines = result.lines_of(rank)
+        assert lines[0] == f"last step of rank {rank}"
+        assert lines[-1].endswith(f":{41000 + rank}")
+        assert f"[{rank}] last step of rank {rank}" in result.stdout.splitlines()

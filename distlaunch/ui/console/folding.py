@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from distlaunch.ui.console.blocks import HOLD_S, BlockFolder, Emit
+from distlaunch.ui.console.repeats import alike, without_rank
 
 LINE_COST = 48
 """What a pending line costs beside its bytes: object header and list slot, roughly."""
@@ -24,13 +25,18 @@ _CAPACITY = (1 << 20, 8 << 20)
 
 
 class _Group:
-    __slots__ = ("born", "ranks", "seq", "text")
+    __slots__ = ("born", "key", "others", "ranks", "seq", "text", "weight")
 
-    def __init__(self, seq: int, text: bytes, rank: int, born: float) -> None:
+    def __init__(self, seq: int, key: bytes, text: bytes, rank: int, born: float) -> None:
         self.seq = seq
+        self.key = key
+        """What the lines of all ranks have in common; see ``repeats.alike``."""
         self.text = text
         self.ranks = {rank}
         self.born = born
+        self.weight = len(text) + LINE_COST
+        self.others: dict[int, bytes] = {}
+        """The lines of ranks that wrote them a little differently."""
 
 
 class Folder:
@@ -98,19 +104,22 @@ class Folder:
     def _add_lines(self, rank: int, lines: list[bytes], now: float) -> None:
         last = self._last.get(rank, -1)
         for text in lines:
-            known = self._by_text.get(text)
+            key = alike(text)
+            known = self._by_text.get(key)
             if known is None:
-                known = self._by_text[text] = []
+                known = self._by_text[key] = []
             for group in known:
                 if group.seq > last:
                     group.ranks.add(rank)
+                    if group.text != text:
+                        group.others[rank] = text
                     break
             else:
-                group = _Group(self._seq, text, rank, now)
+                group = _Group(self._seq, key, text, rank, now)
                 self._seq += 1
                 known.append(group)
                 self._groups.append(group)
-                self._weight += len(text) + LINE_COST
+                self._weight += group.weight
             last = group.seq
             if len(group.ranks) >= len(self._alive) and group.ranks >= self._alive:
                 self._emit_through(last)
@@ -124,14 +133,15 @@ class Folder:
         group = self._groups.popleft()
         self._forget(group)
         ranks = group.ranks
-        self._emit(next(iter(ranks)) if len(ranks) == 1 else frozenset(ranks), [group.text])
+        text = without_rank(group.text) if group.others else group.text
+        self._emit(next(iter(ranks)) if len(ranks) == 1 else frozenset(ranks), [text])
 
     def _forget(self, group: _Group) -> None:
-        same = self._by_text[group.text]
+        same = self._by_text[group.key]
         del same[0]
         if not same:
-            del self._by_text[group.text]
-        self._weight -= len(group.text) + LINE_COST
+            del self._by_text[group.key]
+        self._weight -= group.weight
 
     def _move_to_blocks(self) -> None:
         """Undo the grouping, so that the blocks hold every rank's lines in step."""
@@ -143,5 +153,5 @@ class Folder:
         self._by_text.clear()
         self._weight = 0
         for rank, groups in pending.items():
-            texts = [group.text for group in groups]
+            texts = [group.others.get(rank, group.text) for group in groups]
             self._blocks.add(rank, texts, sum(map(len, texts)) + LINE_COST * len(texts), groups[0].born)

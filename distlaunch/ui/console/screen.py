@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from distlaunch.ui.console.folding import Folder
 from distlaunch.ui.console.lines import Lines, Source
 from distlaunch.ui.console.ranks import Prefixes
+from distlaunch.ui.console.repeats import Repeats
 from distlaunch.ui.console.writer import Writer
 
 
@@ -21,17 +22,22 @@ class Screen(Lines):
         super().__init__(writer)
         self._prefix = prefixes
         known = frozenset(ranks)
-        self._folder = Folder(known, self._emit) if len(known) > 1 else None
+        several = len(known) > 1
+        self._repeats = Repeats(self._emit) if several else None
+        self._folder = Folder(known, self._compare) if several else None
+        self._now = 0.0
         self._open: Source | None = None
         self._out: list[bytes] = []
 
     def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
         """Take a chunk; see ``job.sink.Sink``."""
+        self._now = now
         super().output(rank, stream, data, now)
         self._send()
 
     def rank_ended(self, rank: int, now: float) -> None:
         """Finish the lines of this rank; what is held for folding is held no longer than before."""
+        self._now = now
         super().rank_ended(rank, now)
         if self._folder is not None:
             self._folder.ended(rank)
@@ -39,10 +45,12 @@ class Screen(Lines):
 
     def flush_due(self, now: float) -> float | None:
         """Show what has been held long enough; return when the next is due."""
+        self._now = now
         partial = super().flush_due(now)
         folded = self._folder.flush_due(now) if self._folder is not None else None
+        repeated = self._repeats.flush_due(now) if self._repeats is not None else None
         self._send()
-        return min((due for due in (folded, partial) if due is not None), default=None)
+        return min((due for due in (folded, repeated, partial) if due is not None), default=None)
 
     def interject(self, lines: bytes) -> None:
         """Show lines of our own, after all whole lines that came before them, even on a stopped terminal."""
@@ -53,6 +61,7 @@ class Screen(Lines):
 
     def finish(self, now: float) -> None:
         """Show everything that is held."""
+        self._now = now
         super().finish(now)
         self._flush_folder()
         self._end_open()
@@ -77,6 +86,11 @@ class Screen(Lines):
         self._end_open()
         prefix = self._prefix(rank)
         self._out.append(prefix + block.replace(b"\n", b"\n" + prefix) + b"\n")
+
+    def _compare(self, who: int | frozenset[int], lines: list[bytes]) -> None:
+        """Take lines that nothing holds for folding any more."""
+        if self._repeats is not None:
+            self._repeats.add(who, lines, self._now)
 
     def _emit(self, who: int | frozenset[int], lines: list[bytes]) -> None:
         self._end_open()
@@ -135,10 +149,14 @@ class Screen(Lines):
         """Show what is held of one rank for folding."""
         if self._folder is not None:
             self._folder.release(rank)
+        if self._repeats is not None:
+            self._repeats.release(rank, self._now)
 
     def _flush_folder(self) -> None:
         if self._folder is not None:
             self._folder.flush()
+        if self._repeats is not None:
+            self._repeats.flush(self._now)
 
     def _insert(self, data: bytes) -> None:
         """Put bytes behind all whole lines that came before, and behind no unfinished one."""
