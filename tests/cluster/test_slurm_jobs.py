@@ -109,6 +109,29 @@ def test_what_workers_leave_on_slurms_nodes_is_waited_for_and_then_ended(slurm):
     assert (slurm.work / "got-TERM-1").exists()
 
 
+def test_the_programs_of_wrappers_save_on_slurms_nodes(slurm):
+    place = slurm.work / "wrapped"
+    place.mkdir()
+    words = f"{shlex.quote(sys.executable)} -m distlaunch train --procs-per-node 1 --grace 60 {SHORT}"
+    script = f"""
+exec 2>&1
+cd {place}
+XDG_STATE_HOME={slurm.work}/state PYTHONPATH={ROOT} {words} {PROGRAMS}/wraps.py {PROGRAMS}/waits.py --save TERM &
+signs() {{ while [ ! -e "$1-0" ] || [ ! -e "$1-1" ]; do kill -0 $! || exit 1; sleep 0.05; done; }}
+signs ready
+kill -TERM $!
+signs got-TERM
+touch go
+wait $!
+echo "ended with $?"
+"""
+    told = slurm.salloc(script, "-N2", "-w", "n2,n3")
+    assert "stopped: 2 workers ended, none had to be killed" in told
+    assert "ended with 143" in told
+    assert (place / "saved-0").exists()
+    assert (place / "saved-1").exists()
+
+
 def test_each_worker_gets_each_signal_of_slurm_once(slurm):
     cancelled, warned = Job(slurm, "-N2 -w n1,n2"), Job(slurm, "-N2 -w n3,n4", words="leaves")
     cancelled.up(2)
