@@ -58,7 +58,7 @@ def test_workers_go_on_ignoring_what_the_launcher_was_started_with_ignored(job):
     assert int(status_of_worker(result)["SigIgn"], 16) == 1 << (signal.SIGHUP - 1)
 
 
-def test_a_worker_has_the_descriptors_0_to_2_and_that_for_progress_and_no_other(job):
+def test_a_worker_has_the_descriptors_0_to_2_and_those_for_progress_and_its_stacks_and_no_other(job):
     end, other = os.pipe()
     try:
         job.run("tells.py", procs=3, pass_fds=[other])
@@ -67,7 +67,8 @@ def test_a_worker_has_the_descriptors_0_to_2_and_that_for_progress_and_no_other(
         os.close(other)
     for rank in range(3):
         descriptors = told(job, rank)["descriptors"]
-        assert set(descriptors) == {"0", "1", "2", "100"}
+        assert set(descriptors) == {"0", "1", "2", "100", "101"}
+        assert descriptors["101"].startswith("/memfd:stacks")
         assert descriptors["0"] == "/dev/null"
         assert descriptors["1"].startswith("pipe:")
         assert descriptors["1"] != descriptors["2"]
