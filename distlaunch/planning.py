@@ -251,13 +251,14 @@ def make_plan(
     found = kind.env_files(environ, cwd)
     options = replace(options, env_file=(*found, *options.env_file)) if found else options
     backend, told = configured_backend(kind, options, environ, cwd)
+    typed = options
     options = backend.sized(options)
     facts = read_facts(options, environ, of_backend=found)
     lost: tuple[str, ...] = ()
     if facts.outer is not None:
         from distlaunch.resolve.outer import check_options
 
-        check_options(options, backend, environ, facts.outer)
+        check_options(typed, backend, environ, facts.outer)
     else:
         location = location or backend.location(options, facts.hostname)
     if location is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.model.plan import LaunchPlan, Outer
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Topology
@@ -74,6 +74,9 @@ def _lines(values: tuple[Origin, ...]) -> Iterator[str]:
 def _values(
     options: TrainOptions, facts: Facts, topology: Topology, plan: LaunchPlan, location: Location | None
 ) -> Iterator[Origin]:
+    if facts.outer is not None:
+        yield from _of_outer(facts.outer, facts, plan)
+        return
     allocation = None if location is None else location.allocation
     yield _source(options, location)
     if location is None or allocation is None:
@@ -95,6 +98,17 @@ def _values(
     if options.job_id is None:
         told = allocation is not None and plan.job_id == allocation.job_id
         yield _value("job-id", plan.job_id, allocation.source if told and allocation else "made for this job")
+
+
+def _of_outer(outer: Outer, facts: Facts, plan: LaunchPlan) -> Iterator[Origin]:
+    """Say what the launcher has decided that started this launcher as its worker."""
+    started = f"it started this launcher as rank {outer.rank} of {outer.world_size}"
+    yield _value("source", outer.launcher, started)
+    yield _value("workers", "1", f"one of the {outer.world_size} of {outer.launcher}")
+    for value, name in (("master", "MASTER_ADDR"), ("master port", "MASTER_PORT")):
+        if name in facts.environ:
+            yield _value(value, facts.environ[name], name)
+    yield _value("job-id", plan.job_id, "made for this launcher's files")
 
 
 def _is_told_below(origin: Origin) -> bool:

@@ -14,7 +14,7 @@ from distlaunch.core.errors import UsageError
 from distlaunch.core.model.layout import Layout
 from distlaunch.core.model.plan import LaunchPlan, Outer
 from distlaunch.core.model.record import replace
-from distlaunch.core.model.text import printable
+from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.model.variables import BACKEND_OPTIONS, OF_OUTER_LAUNCHERS
 from distlaunch.core.probe.ancestors import Ancestor
@@ -153,14 +153,16 @@ def check_options(options: TrainOptions, backend: PlannedBackend, environ: Mappi
     for field in _CONTRADICT:
         if getattr(options, field) != _HARMLESS.get(field) and (said := options.who_set(field)) is not None:
             value: object = getattr(options, field)
-            shown = "" if isinstance(value, bool) else f" {printable(_written(value))}"
+            shown = said if isinstance(value, bool) else f"{said} {printable(_written(value))}"
+            if field == "hosts" and "hosts" not in options.given:  # as drop-ins write a number of workers
+                shown = f"{counted(int(str(value).rpartition(':')[2]), 'worker')}"
             raise UsageError(
-                f"{said}{shown}: {started}, which runs one worker",
+                f"{shown}: {started}, and it runs one worker as {who} has planned it",
                 hint=f"give it to {who}, or leave it out{way_out}",
             )
     if isinstance(options, TorchrunOptions) and options.workers != 1:
         raise UsageError(
-            f"--nproc-per-node {options.workers}: {started}, which runs one worker",
+            f"--nproc-per-node {options.workers}: {started}, and it runs one worker as {who} has planned it",
             hint=f"give it to {who}, or leave it out",
         )
     needed = _BACKEND_NEEDS.get(backend.name)

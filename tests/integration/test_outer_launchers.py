@@ -102,11 +102,13 @@ def test_torchrun_restarts_the_job_and_the_launchers_follow(outer_run, distlaunc
         (["train", "--num-gpus", "4"], "--num-gpus 4: torchrun started this launcher as rank"),
         (["train", "--max-restarts", "2"], "--max-restarts 2: torchrun started this launcher as rank"),
         (["torchrun", "--nproc-per-node", "2"], "--nproc-per-node 2: torchrun started this launcher as rank"),
+        (["accelerate", "launch", "--num_processes", "2"], "2 workers: torchrun started this launcher as rank"),
+        (["train", "--backend", "tensorflow"], "--backend tensorflow: torchrun started this launcher as rank"),
         (["train", "--backend", "horovod"], "--backend horovod: torchrun started this launcher as rank"),
     ],
 )
 def test_options_that_contradict_the_outer_launcher_are_an_error(outer_run, distlaunch, words, told_of):
-    distlaunch.pretend("horovod")
+    distlaunch.pretend("horovod", "tensorflow", "accelerate")
     done = outer_run(*torchrun(*INNER, *words, "tell.py", "inner"))
     assert done.returncode == 1
     assert told_of in done.stderr
@@ -163,6 +165,14 @@ def test_plan_shows_the_one_worker_by_its_outer_rank(outer_run, distlaunch):
         (worker,) = node["workers"]
         assert (worker["rank"], worker["local_rank"]) == (rank, rank)
         assert "RANK" not in worker["env"], "what workers inherit is not shown"
+
+
+def test_explain_says_what_the_outer_launcher_has_decided(outer_run):
+    done = outer_run(*torchrun(*INNER, "plan", "--explain", "tell.py"))
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "torchrun (it started this launcher as rank 1 of 2)" in said
+    assert "1 (one of the 2 of torchrun)" in said
 
 
 def test_source_flags_runs_a_job_of_its_own_in_a_worker(outer_run, distlaunch):
