@@ -90,8 +90,9 @@ class Writer:
         """Bytes that could not be shown: the descriptor failed, or ``finish`` gave up on it."""
         self.on_room: Callable[[], None] | None = None
         """Called from the writer's thread when a full buffer has drained to half."""
+        self._is_pipe = False
         try:
-            os.fstat(fd)
+            self._is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
         except OSError:
             self._dead = True
 
@@ -155,12 +156,24 @@ class Writer:
 
     def _unread(self) -> int:
         """Return how many bytes a pipe holds for its reader; 0 if the descriptor is no pipe."""
+        if not self._is_pipe:
+            return 0
         try:
-            if not stat.S_ISFIFO(os.fstat(self._fd).st_mode):
-                return 0
             return int.from_bytes(fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)), sys.byteorder)
         except OSError:
             return 0
+
+    def _piece(self) -> int:
+        """Return how much to write at once; to a pipe what it takes now, so that the rest can be dropped."""
+        if self._closing or self._is_slow:
+            return _WRITE_SLOW
+        if not self._is_pipe:
+            return _WRITE
+        try:
+            size = fcntl.fcntl(self._fd, fcntl.F_GETPIPE_SZ)
+        except OSError:
+            return _WRITE
+        return max(_WRITE_SLOW, min(_WRITE, size - self._unread()))
 
     def _drop_queued(self) -> None:
         """Drop the lines of workers that are not under way; the rest of those that are follows at a line's end."""
@@ -263,7 +276,7 @@ class Writer:
         while view:
             began = monotonic()
             try:
-                done = os.write(self._fd, view[: _WRITE_SLOW if self._closing or self._is_slow else _WRITE])
+                done = os.write(self._fd, view[: self._piece()])
             except BlockingIOError:
                 self._poll()  # somebody else who shares the description has set O_NONBLOCK
                 continue
