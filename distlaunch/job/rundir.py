@@ -7,8 +7,8 @@ import json
 import os
 import stat
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 from distlaunch.core.agent.private_files import make_private_dir, make_private_dirs, open_private
 from distlaunch.core.errors import ConfigError
@@ -237,7 +237,8 @@ def make_run_dir(
             path = _make(base, name)
             if log_dir is None:
                 _keep_others_out(base)
-            return RunDir(path, base, job_id=job_id, temporary=False, pruned=log_dir is None, node=node)
+            with _removed_if_it_fails(path):
+                return RunDir(path, base, job_id=job_id, temporary=False, pruned=log_dir is None, node=node)
     except OSError as exc:
         if log_dir is not None:
             raise ConfigError(
@@ -250,19 +251,30 @@ def make_run_dir(
         try:
             base = _shared_base(base)
             path = _make(base, name)
-            return RunDir(
-                path,
-                base,
-                job_id=job_id,
-                temporary=True,
-                pruned=True,
-                node=node,
-                instead_of=problems[0] if problems else None,
-            )
+            with _removed_if_it_fails(path):
+                return RunDir(
+                    path,
+                    base,
+                    job_id=job_id,
+                    temporary=True,
+                    pruned=True,
+                    node=node,
+                    instead_of=problems[0] if problems else None,
+                )
         except OSError as exc:
             unusable = [f"{printable(base)}: {os.strerror(exc.errno or 0)}"]
     why = "; ".join([*problems, *unusable])
     raise ConfigError(f"there is no place for log files: {why}", hint="name one with --log-dir")
+
+
+@contextmanager
+def _removed_if_it_fails(path: str) -> Iterator[None]:
+    """Remove a new run directory again if nothing can be written to it."""
+    try:
+        yield
+    except OSError:
+        _remove(path)
+        raise
 
 
 def _temporary_directory(environ: Mapping[str, str]) -> tuple[str | None, list[str]]:

@@ -161,3 +161,13 @@ def test_where_the_default_directory_cannot_be_written_a_temporary_one_is_used_a
     assert str(log.parents[1]) in line
     assert log.parents[1].stat().st_mode & 0o777 == 0o700
     assert log.read_bytes().splitlines() == numbered(1, 10, 10)
+
+
+def test_a_start_on_a_full_disk_leaves_no_run_directory(distlaunch, tmp_path):
+    disk = tmp_path / "disk"
+    fill = 'cat /dev/zero > "$0/rest" 2>/dev/null; "$@"; code=$?; ls "$0"; exit $code'
+    words = ["--num-procs", "1", "--log-dir", disk, "--no-python", "/bin/true"]
+    result = in_a_small_disk(distlaunch, disk, "sh", "-c", fill, disk, *TRAIN, *words)
+    assert result.returncode == 2, result.stderr
+    assert "No space left on device" in result.stderr
+    assert result.stdout.split() == ["filler", "rest"]

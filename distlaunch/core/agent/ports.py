@@ -25,6 +25,7 @@ from distlaunch.core.model.text import printable
 
 _TIME_WAIT, _LISTEN = "06", "0A"  # as /proc/net/tcp has states
 _BACKLOG = 4096
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TURN_S, _STEP_S = 1.0, 0.001
 """How long a job that takes a lock is waited for, which takes it microseconds; then, it was stopped."""
 
@@ -64,10 +65,11 @@ class HeldPort:
 
     def release(self) -> None:
         """Give the port back."""
-        self._held.close()
         if self._lock is not None:
+            _remove_lock(self._lock, self.number)
             os.close(self._lock)
             self._lock = None
+        self._held.close()
 
 
 def hold_port(number: int, *, owner: str, pause: Callable[[float], None] = time.sleep) -> HeldPort:
@@ -80,6 +82,7 @@ def hold_port(number: int, *, owner: str, pause: Callable[[float], None] = time.
         return HeldPort(_bind(number), lock)
     except OSError as exc:
         if lock is not None:
+            _remove_lock(lock, number)
             os.close(lock)
         raise _refused(number, exc) from exc
 
@@ -133,7 +136,7 @@ def _lock(number: int, owner: str, pause: Callable[[float], None]) -> int | None
     try:
         directory = _lock_directory()
         path = os.path.join(directory, f"port-{number}")
-        lock = open_private(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        lock = open_private(path, _LOCK_FLAGS)
     except OSError:
         return None
     try:
@@ -144,8 +147,13 @@ def _lock(number: int, owner: str, pause: Callable[[float], None]) -> int | None
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise _held(number, os.read(lock, 200)) from None
+            if not _is_at(path, lock):  # its job has given the port back since, and removed the file
+                os.close(lock)
+                lock = open_private(path, _LOCK_FLAGS)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(lock, 0)
             os.write(lock, f"{owner} (pid {os.getpid()})".encode())
+            _remove_stale(directory, but=path)
     except ConfigError:
         os.close(lock)
         raise
@@ -153,6 +161,37 @@ def _lock(number: int, owner: str, pause: Callable[[float], None]) -> int | None
         os.close(lock)
         return None
     return lock
+
+
+def _is_at(path: str, lock: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(lock))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_lock(lock: int, number: int) -> None:
+    """Remove the file of a port that is given back. It is locked still, so it is nobody else's."""
+    with suppress(OSError):
+        path = os.path.join(_lock_directory(), f"port-{number}")
+        if _is_at(path, lock):
+            os.unlink(path)
+
+
+def _remove_stale(directory: str, *, but: str) -> None:
+    """Remove the files of jobs that were killed: nobody has them locked."""
+    for name in os.listdir(directory):
+        path = os.path.join(directory, name)
+        if path == but or not (name.startswith("port-") and name[5:].isdecimal()):
+            continue
+        with suppress(OSError):
+            lock = os.open(path, _LOCK_FLAGS & ~os.O_CREAT)
+            try:
+                if stat.S_ISREG(os.fstat(lock).st_mode):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(path)
+            finally:
+                os.close(lock)
 
 
 @contextmanager

@@ -136,7 +136,7 @@ def taking(number, tmp_path):
     """Be a job that has locked a port and not yet written its name: gives the lock, and what others wait for."""
     hold_port(number, owner="one-before").release()
     [folder] = tmp_path.iterdir()
-    turn, lock = os.open(folder, os.O_RDONLY), os.open(folder / f"port-{number}", os.O_RDWR | os.O_TRUNC)
+    turn, lock = os.open(folder, os.O_RDONLY), os.open(folder / f"port-{number}", os.O_RDWR | os.O_CREAT)
     try:
         for descriptor in (turn, lock):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -259,8 +259,8 @@ def test_the_folder_of_the_locks_is_private(tmp_path):
     port = hold_port(free_port(), owner="job")
     [directory] = tmp_path.iterdir()
     [lock] = directory.iterdir()
-    port.release()
     assert (directory.stat().st_mode & 0o777, lock.stat().st_mode & 0o777) == (0o700, 0o600)
+    port.release()
 
 
 def test_torchs_store_of_rank_0_takes_the_shared_port(held):
@@ -284,3 +284,25 @@ def test_where_no_port_is_free_none_is_named(monkeypatch):
     with pytest.raises(ConfigError, match="no free port can be held: all are in use") as caught:
         hold_port(0, owner="job")
     assert "--master-port" not in caught.value.hint
+
+
+def test_a_port_that_is_given_back_or_refused_leaves_no_file(tmp_path):
+    first, second = hold_port(free_port(), owner="a"), hold_port(free_port(), owner="b")
+    [folder] = tmp_path.iterdir()
+    assert {path.name for path in folder.iterdir()} == {f"port-{first.number}", f"port-{second.number}"}
+    first.release()
+    assert [path.name for path in folder.iterdir()] == [f"port-{second.number}"]
+    second.release()
+    with server(socket.AF_INET6, "::", free_port(), reuse=False) as foreign, pytest.raises(ConfigError):
+        hold_port(foreign.getsockname()[1], owner="c")
+    assert list(folder.iterdir()) == []
+
+
+def test_the_file_of_a_job_that_was_killed_is_removed_by_the_next(tmp_path):
+    held = hold_port(free_port(), owner="a")
+    [folder] = tmp_path.iterdir()
+    (folder / "port-1").write_text("killed (pid 1)")
+    (folder / "something else").write_text("not ours to remove")
+    hold_port(free_port(), owner="b").release()
+    assert {path.name for path in folder.iterdir()} == {f"port-{held.number}", "something else"}
+    held.release()
