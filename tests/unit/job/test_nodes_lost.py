@@ -11,6 +11,7 @@ from distlaunch.core.wire import remote as r
 from distlaunch.job import actions as p
 from distlaunch.job.attempt import CAUSE_S
 from distlaunch.job.gathering import LOOK_AGAIN_S
+from distlaunch.job.hangs import SAMPLES
 from distlaunch.job.membership import AFTER_S
 from distlaunch.resolve.members import NodesDiffer
 from tests.unit.job.fleets import exited
@@ -365,6 +366,10 @@ def test_the_stacks_of_a_lost_node_are_not_awaited(make_nodes):
     stack = m.Stack(rank=0, pid=1, state="S", text="")
     job.say(0, m.Stacks(attempt=0, serial=1, stacks=(stack,)))
     assert job.entries("hang") == []
-    actions = job.lost(1)
-    assert any(isinstance(action, p.KeepStacks) for action in actions)
+    job.lost(1)
+    for serial in range(2, SAMPLES + 1):
+        job.pass_time(5.0)
+        assert [node for node, _ in job.sent(m.CollectStacks)][2:] == [0] * (serial - 1)
+        job.say(0, m.Stacks(attempt=0, serial=serial, stacks=(stack,)))
+    assert len(job.entries("hang")) == 1
     assert job.phase == "stopping"
