@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _DESCRIPTORS_PER_WORKER = 9  # at most, while one is being started; then 4, or 5 while stacks are taken
 _DESCRIPTORS_OF_OUR_OWN = 64
 _JOB_ID_BYTES = 100
+_MOST_OF_SCRIPT = 1 << 20
 _DATA = (".json", ".yaml", ".yml")
 """How files end that are no scripts; Python runs some of them, to no effect: all of JSON is an expression."""
 
@@ -284,6 +286,8 @@ def make_plan(
     plan = build_plan(options, facts, topology, backend, job_id=job_id, run_dir=run_dir, local=local)
     if local:
         check_total(plan.shared_env, plan.argv, os.sysconf("SC_ARG_MAX"))
+    if local and (notes := _notes_on_script(backend, options, facts, plan)):
+        plan = replace(plan, notes=(*plan.notes, *notes))
     check_files(backend, plan.shared_env, plan.workdir, local=local, unasked=told)
     told += tuple(f"the workers get the variables of {printable(path)}" for path in found)
     if told:
@@ -331,6 +335,22 @@ def make_plan(
         explanation=explanation,
         source=source,
     )
+
+
+def _notes_on_script(backend: Backend, options: TrainOptions, facts: Facts, plan: LaunchPlan) -> Sequence[str]:
+    """Give what the backend has to say of the script, if that is a plain file that can be read here."""
+    name = options.script
+    if name is None or options.module or options.no_python or type(backend).notes_on_script is Backend.notes_on_script:
+        return ()
+    for path in script_places(name, facts.cwd, plan.workdir):
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                continue
+            with open(path, encoding="utf-8", errors="replace") as file:
+                return backend.notes_on_script(printable(name), file.read(_MOST_OF_SCRIPT))
+        except OSError:
+            continue
+    return ()
 
 
 def _check_script(options: TrainOptions, kind: type[Backend]) -> None:

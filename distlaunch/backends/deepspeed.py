@@ -143,9 +143,9 @@ class DeepSpeed(TorchBackend):
         names = [f"-o {name}" for name in ("config", "precision", *_SETTINGS) if name in self.chosen]
         if topology.device != "cpu" or topology.world_size == 1 or own_script or not names:
             return ()
-        workers = f"your {topology.world_size} workers" if topology.world_size else "several workers"
-        why = "on CPUs Accelerate and Transformers, for which that is, come to DeepSpeed with one worker alone"
-        return (f"{' and '.join(names)}: {why}, and {workers} will fail (not so those of a script of DeepSpeed's own)",)
+        chosen = " and ".join(names)
+        note = f"on CPUs Accelerate and Transformers, which read {chosen}, use DeepSpeed with one worker only"
+        return (f"{note}; a script that calls DeepSpeed itself has its own configuration",)
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Give the number of nodes, and if anything of ZeRO is chosen what Accelerate and Transformers read of it."""

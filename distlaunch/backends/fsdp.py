@@ -7,6 +7,7 @@ sharding strategy.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from distlaunch.backends.base import BackendOption, Requirement, Value
@@ -16,6 +17,15 @@ from distlaunch.core.model.topology import Topology
 
 _STRATEGIES = {"full": "FULL_SHARD", "grad": "SHARD_GRAD_OP", "hybrid": "HYBRID_SHARD"}
 _FLAGS = {"cpu-offload": "FSDP_OFFLOAD_PARAMS", "activation-checkpointing": "FSDP_ACTIVATION_CHECKPOINTING"}
+
+
+_CALLS_DDP = re.compile(
+    r"^[^#\n]*\b(?:DistributedDataParallel|DDP)\s*\(|^[^#\n]*\bimport\s.*\bDistributedDataParallel\s+as\b", re.MULTILINE
+)
+_SHARDS = re.compile(
+    r"\b(?:fully_shard|FullyShardedDataParallel|FSDP|toolkit|accelerate|transformers|Fabric)\b|lightning"
+)
+"""A script with any of these may be sharded."""
 
 
 class Fsdp(TorchBackend):
@@ -75,6 +85,15 @@ class Fsdp(TorchBackend):
         if topology.device != "cpu":
             return ()
         return ("on CPUs the toolkit shards; Accelerate and Transformers do so on GPUs alone, and train with DDP here",)
+
+    def notes_on_script(self, name: str, text: str) -> Sequence[str]:
+        """Say that a script which wraps its model in DDP itself is not sharded."""
+        if _CALLS_DDP.search(text) is None or _SHARDS.search(text) is not None:
+            return ()
+        note = (
+            f"{name} calls DistributedDataParallel itself, so it trains with DDP: --backend fsdp does not change that"
+        )
+        return (f"{note} (distlaunch.toolkit.wrap shards, and so do Accelerate, Transformers and fully_shard)",)
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Give what Accelerate and Transformers read. Raises ConfigError for hybrid sharding over unequal nodes."""

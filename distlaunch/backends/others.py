@@ -271,7 +271,8 @@ _ATTRIBUTES: Mapping[str, _Check] = {
 }  # fmt: skip
 _METHODS: Mapping[str, _Check] = {
     "__init__": _anything, "sized": _sized, "location": _anything, "needed": _requirements, "agreed": _anything,
-    "notes_on": _texts, "check": _anything, "check_files": _anything, "check_meeting": _anything,
+    "notes_on": _texts, "notes_on_script": _texts,
+    "check": _anything, "check_files": _anything, "check_meeting": _anything,
     "script_words": _arguments, "worker_words": _arguments,
     "job_variables": _variables, "default_variables": _variables, "unwanted": _texts, "node_variables": _own_variables,
     "worker_variables": _own_variables, "repeated": _variables, "cluster_variables": _variables,

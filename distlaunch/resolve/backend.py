@@ -48,6 +48,11 @@ class PlannedBackend:
         del topology
         return ()
 
+    def notes_on_script(self, name: str, text: str) -> Sequence[str]:
+        """Say what the user should know of the choices made, given the text of the script."""
+        del name, text
+        return ()
+
     def check(self, topology: Topology) -> None:
         """Raise ConfigError where these nodes and workers cannot have what was chosen."""
         del topology

@@ -94,8 +94,9 @@ def test_options_that_make_no_sense_are_refused(words, said):
 def test_that_accelerate_leaves_deepspeed_alone_on_cpus_is_said_where_it_matters():
     cpus = Topology(nodes=(Node(host="a", slots=2),), device="cpu")
     [said] = configured("zero=2").notes_on(cpus)
-    assert said.startswith("-o zero: on CPUs Accelerate and Transformers")
-    assert "your 2 workers will fail" in said
+    assert said.startswith("on CPUs Accelerate and Transformers, which read -o zero, ")
+    assert "use DeepSpeed with one worker only" in said
+    assert "fail" not in said, "it depends on the script, which nobody has read"
     assert configured("local-rank").notes_on(cpus) == ()
     assert configured("zero=2").notes_on(Topology(nodes=(Node(host="a", slots=1),), device="cpu")) == ()
     assert configured("config=d", "pass-config=deepspeed").notes_on(cpus) == ()

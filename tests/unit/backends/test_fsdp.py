@@ -93,3 +93,23 @@ def test_chosen_sharding_leaves_no_room_for_another_mesh():
     assert mesh <= set(chosen("sharding=hybrid").unwanted())
     assert "ACCELERATE_USE_PARALLELISM_CONFIG" in chosen("sharding=full").unwanted()
     assert not any("PARALLELISM" in name for name in chosen("precision=bf16").unwanted())
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("model = DistributedDataParallel(model)\n", True),
+        ("from torch.nn.parallel import DistributedDataParallel as DDP\nmodel = DDP(model)\n", True),
+        ("model = torch.nn.parallel.DistributedDataParallel(\n    model)\n", True),
+        ("# DDP(model)\n", False),
+        ("print('no model')\n", False),
+        ("model = fully_shard(model) if big else DDP(model)\n", False),
+        ("from distlaunch import toolkit\nmodel = toolkit.wrap(model)\n", False),
+        ("from accelerate import Accelerator\nDDP(model)\n", False),
+    ],
+)
+def test_a_script_that_calls_ddp_itself_is_told_that_it_trains_with_ddp(text, told):
+    notes = Fsdp({}, {}).notes_on_script("train.py", text)
+    assert [
+        note.startswith("train.py calls DistributedDataParallel itself, so it trains with DDP") for note in notes
+    ] == [True] * told
