@@ -150,6 +150,7 @@ def policy_settings(
         or any(word.startswith("--local-rank=${") for word in options.script_args[:1]),
         master_port=plan.wanted_port,
         worker_ports=plan.worker_ports,
+        meets_at_port=backend.meets_at_port,
         max_restarts=options.max_restarts,
         restart_window_s=options.restart_window,
         min_uptime_s=options.min_uptime,

@@ -23,6 +23,8 @@ class TorchBackend(Backend):
     left to torch (2,000 since 2.7), unless an option says it.
     """
 
+    meets_at_port = True
+
     def __init__(self, chosen: Mapping[str, Value], texts: Mapping[str, str]) -> None:
         super().__init__(chosen, texts)
         self._above_zero("collective-timeout")

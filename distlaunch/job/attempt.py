@@ -55,6 +55,8 @@ class Attempt:
         """Of those, who owe an answer: Prepared, then Reached, then Gone."""
         self.ports: dict[int, tuple[int, ...]] = {}
         """By member: what it holds for its workers."""
+        self.port_used: bool | None = None
+        """Any process has used rank 0's port; None if that is not known."""
         self.up = 0
         """Workers that have been started."""
         self.ended = 0
@@ -158,6 +160,8 @@ class Attempt:
 
     def gone(self, member: int, message: m.Gone) -> None:
         """Take in that a member has nothing left, and what it had to end for that."""
+        if message.port_used is not None:
+            self.port_used = message.port_used
         self.left += message.left
         self.owing.discard(member)
         if message.ended.count:

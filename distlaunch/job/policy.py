@@ -352,7 +352,7 @@ class JobPolicy(Supervision):
             return self._stopped(self.told)
         self._nodes_lost += len(run.losses)
         if run.went_well:
-            return [*self._succeeded(), *self._end(0)]
+            return [*self._apart(), *self._succeeded(), *self._end(0)]
         verdict = run.judge(
             settings,
             self.progress,
@@ -376,6 +376,20 @@ class JobPolicy(Supervision):
             report = verdict.report(final=True, why_final=settings.dialect.spelt(why), restarts=self.restarts)
             return [report, *self._end(verdict.exit_code if signum is None else 128 + signum)]
         return self._restart(verdict, now)
+
+    def _apart(self) -> list[Action]:
+        """Say that the workers of a job of some length have never met, if that is so."""
+        run, settings = self._run, self.settings
+        lived_s = max((end.uptime_s for end in run.finished), default=0.0)
+        if not settings.meets_at_port or run.port_used is not False or run.cast.world_size < 2:
+            return []
+        if lived_s < settings.min_uptime_s:  # nothing that trains
+            return []
+        text = (
+            f"nothing has used MASTER_PORT: {counted(run.cast.world_size, 'worker')} have never met, so each may have"
+            " trained alone (on CPUs Lightning and Accelerate do that unless they are told otherwise)"
+        )
+        return [Say(text=text, level="warning")]
 
     def _succeeded(self) -> list[Action]:
         """Say that a job succeeded only after something had gone wrong; a smooth success is silent."""

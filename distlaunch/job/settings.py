@@ -89,6 +89,8 @@ class PolicySettings(Record):
     master_port: int = 0
     worker_ports: int = 0
     """How many ports its node holds for each worker."""
+    meets_at_port: bool = False
+    """Workers that train together always use ``master_port``."""
     max_restarts: int = 0
     restart_window_s: float | None = None
     min_uptime_s: float = 10.0

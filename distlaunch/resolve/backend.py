@@ -23,6 +23,8 @@ class PlannedBackend:
     """Workers find each other by a store of ours on the master's port, as Horovod's do."""
     worker_ports: ClassVar[int] = 0
     """How many ports its node holds for each worker, to listen on; see ``cluster_variables``."""
+    meets_at_port: ClassVar[bool] = False
+    """Workers that train together always use MASTER_PORT."""
     shared_memory: ClassVar[tuple[str, ...]] = ()
     """Names of the files that each worker may leave in /dev/shm: its node removes them after every attempt.
 

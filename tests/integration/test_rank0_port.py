@@ -70,7 +70,7 @@ def test_torchs_store_gets_the_port_after_others_have_tried_it(clean_env, kind, 
             assert not listens(port)
             preparing._close_listener()
             assert not listens(port), "it is held, though nobody listens"
-            preparing.share()
+            preparing.share(0.0)
             for rank in ranks:
                 rank.stdin.write(f"{host} {port}\n")
             assert [rank.stdout.readline() for rank in ranks] == [f"{port}\n"] * 2
@@ -109,3 +109,31 @@ def test_a_script_that_gives_every_worker_rank_0_is_told_so(distlaunch):
     text = " ".join(result.stderr.split())
     assert "hint: port " in text
     assert "rank 1 tried to, as the script gives every worker rank 0; use RANK" in text
+
+
+MEETS = """
+import os, time
+import torch.distributed as dist
+
+if MEET:
+    dist.init_process_group("gloo")
+    dist.barrier()
+    dist.destroy_process_group()
+time.sleep(1.5)
+"""
+ALONE = "nothing has used MASTER_PORT: 2 workers have never met"
+
+
+@pytest.mark.parametrize("way", [["--num-procs", "2"], ["--discover", "echo localhost:2", "--num-nodes", "1:2"]])
+@pytest.mark.parametrize("meet", [True, False])
+def test_workers_that_never_meet_are_told_of_once(distlaunch, way, meet):
+    (distlaunch.work / "t.py").write_text(MEETS.replace("MEET", str(meet)))
+    result = distlaunch.train(*way, "--min-uptime", "1", "t.py", timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count(ALONE) == (0 if meet else 1)
+
+
+def test_workers_that_never_meet_are_not_told_of_in_a_job_that_trains_nothing(distlaunch):
+    (distlaunch.work / "t.py").write_text(MEETS.replace("MEET", "False"))
+    result = distlaunch.train("--num-procs", "2", "--min-uptime", "1000", "t.py", timeout=120)
+    assert (result.returncode, ALONE in result.stderr) == (0, False)

@@ -33,6 +33,7 @@ from distlaunch.core.agent.watcher import CLEANERS_S
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.layout import STDERR
 from distlaunch.core.model.never import assert_never
+from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import ended_how
 from distlaunch.core.probe.refusal import explain_refusal
 from distlaunch.core.wire import messages as m
@@ -114,13 +115,15 @@ class Agent:
 
     def deadline(self) -> float | None:
         """Give when ``tick`` is due, on the agent's clock."""
-        return self._table.deadline()
+        times = [time for time in (self._table.deadline(), self._preparing.deadline()) if time is not None]
+        return min(times, default=None)
 
     def tick(self) -> None:
         """Do what has come due."""
         deadline = self._table.deadline()
         if deadline is not None and self._clock() >= deadline:
             self._step(t.Tick())
+        self._preparing.tick(self._clock())
 
     def on_ready(self) -> None:
         """Take what the spawner and the output thread have to say."""
@@ -267,7 +270,7 @@ class Agent:
             if message.store:
                 self._preparing.serve_store(message.env.get("MASTER_ADDR", ""))
             else:
-                self._preparing.share()
+                self._preparing.share(self._clock())
         except OSError as exc:
             self._send(m.Fault(text=f"the store of the workers cannot be served: {exc.strerror}"))
             return
@@ -322,12 +325,14 @@ class Agent:
                     self._up.update(action.pids)
                 case _:
                     self._tell_started()
-                    if isinstance(action, m.Gone):
+                    told = action
+                    if isinstance(told, m.Gone):
+                        told = replace(told, port_used=self._preparing.was_port_used())
                         self._close_terminal()
                         self._leavings.expect(())  # the spawner has removed them
                         self._preparing.release()
                         self._stacks.clear()
-                    self._send(action)
+                    self._send(told)
 
     # --- hands
 

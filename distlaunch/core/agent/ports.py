@@ -22,12 +22,46 @@ from contextlib import contextmanager, suppress
 from distlaunch.core.agent.private_files import make_private_dir, open_private
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
+from distlaunch.core.probe.files import read_text
 
-_TIME_WAIT, _LISTEN = "06", "0A"  # as /proc/net/tcp has states
+_TIME_WAIT, _LISTEN, _ESTABLISHED = "06", "0A", "01"  # as /proc/net/tcp has states
 _BACKLOG = 4096
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TURN_S, _STEP_S = 1.0, 0.001
 """How long a job that takes a lock is waited for, which takes it microseconds; then, it was stopped."""
+
+
+_FIRST_LOOK_S = 0.5
+
+
+class PortUse:
+    """Whether any process has used a port, by looking at the kernel's tables at growing intervals.
+
+    A store of torch's listens for as long as its process group exists, so few looks suffice. Times are the caller's.
+    """
+
+    def __init__(self, number: int, now: float) -> None:
+        self._number = number
+        self._step_s = _FIRST_LOOK_S
+        self._due = now + _FIRST_LOOK_S
+        self.is_used = False
+
+    def deadline(self) -> float | None:
+        """Return when the next look is due; None once the port was seen in use."""
+        return None if self.is_used else self._due
+
+    def tick(self, now: float) -> None:
+        """Look if it is due."""
+        if not self.is_used and now >= self._due:
+            self._step_s *= 2
+            self._due = now + self._step_s
+            states = {state for state, _ in _sockets(self._number)}
+            self.is_used = not states.isdisjoint((_LISTEN, _ESTABLISHED))
+
+    def finish(self) -> bool:
+        """Look once more, now that the workers have ended: closed connections remain visible for a minute."""
+        self.is_used = self.is_used or bool(_sockets(self._number, either_end=True))
+        return self.is_used
 
 
 class HeldPort:
@@ -235,16 +269,18 @@ def _refused(number: int, exc: OSError) -> ConfigError:
     return ConfigError(f"port {number} cannot be held: {os.strerror(exc.errno or 0)}", hint=hint)
 
 
-def _sockets(number: int) -> list[tuple[str, str]]:
-    """List (state, inode) of the sockets of a local port that the kernel shows; a bound, silent one it does not."""
+def _sockets(number: int, *, either_end: bool = False) -> list[tuple[str, str]]:
+    """List (state, inode) of the sockets of a local port that the kernel shows; a bound, silent one it does not.
+
+    ``either_end``: also those that are, or were, connected to such a port.
+    """
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table, encoding="ascii") as file:
-                rows = [line.split() for line in file.readlines()[1:]]
-        except OSError:
-            continue
-        found += [(row[3], row[9]) for row in rows if int(row[1].rpartition(":")[2], 16) == number]
+        rows = [line.split() for line in (read_text(table) or "").splitlines()[1:]]
+        ends = (1, 2) if either_end else (1,)
+        found += [
+            (row[3], row[9]) for row in rows if any(int(row[end].rpartition(":")[2], 16) == number for end in ends)
+        ]
     return found
 
 

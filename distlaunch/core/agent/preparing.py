@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from distlaunch.core.agent.ports import HeldPort, hold_port
+from distlaunch.core.agent.ports import HeldPort, PortUse, hold_port
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.wire import messages as m
@@ -54,6 +54,8 @@ class Preparing:
         self._post = post
         self._listener: socket.socket | None = None
         self._store: Store | None = None
+        self._use: PortUse | None = None
+        """Of rank 0's port, while the workers of an attempt run."""
         self._word = b""
         self._newest: m.Prepare | None = None
         """Others are of attempts that came to nothing: a wait for their sake may end later."""
@@ -136,12 +138,26 @@ class Preparing:
 
     # --- the end
 
-    def share(self) -> None:
+    def share(self, now: float) -> None:
         """Let rank 0 have the port from now on, and whoever they are for the further ones."""
         self._close_listener()
         if self._port is not None:
             self._port.share()
+            self._use = PortUse(self._port.number, now)
         self._share_further()
+
+    def deadline(self) -> float | None:
+        """Return when ``tick`` is due."""
+        return None if self._use is None else self._use.deadline()
+
+    def tick(self, now: float) -> None:
+        """Look whether rank 0's port is used."""
+        if self._use is not None:
+            self._use.tick(now)
+
+    def was_port_used(self) -> bool | None:
+        """Return whether the ended workers have used rank 0's port; None if it was not theirs, or not held here."""
+        return None if self._use is None else self._use.finish()
 
     def _share_further(self) -> None:
         for port in self._further:
@@ -168,6 +184,7 @@ class Preparing:
 
     def release(self) -> None:
         """Give all ports back."""
+        self._use = None
         self._close_listener()
         while self._further:
             self._further.pop().release()

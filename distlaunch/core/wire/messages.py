@@ -288,6 +288,8 @@ class Gone(Record):
     """Processes of ended workers that the node had to end, by TERM or KILL."""
     killed: Leftovers = Leftovers()
     """Those of them that needed KILL."""
+    port_used: bool | None = None
+    """Any process has used rank 0's port; None if it was not held for the workers on this node."""
 
 
 class Fault(Record):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.core.agent import ports
-from distlaunch.core.agent.ports import HeldPort, hold_port
+from distlaunch.core.agent.ports import HeldPort, PortUse, hold_port
 from distlaunch.core.errors import ConfigError
 
 ADDRESSES = [
@@ -306,3 +306,36 @@ def test_the_file_of_a_job_that_was_killed_is_removed_by_the_next(tmp_path):
     hold_port(free_port(), owner="b").release()
     assert {path.name for path in folder.iterdir()} == {f"port-{held.number}", "something else"}
     held.release()
+
+
+def test_a_port_counts_as_used_once_somebody_listens_on_it_or_has_been_connected_to_it():
+    held = hold_port(0, owner="job")
+    try:
+        use = PortUse(held.number, now=0.0)
+        use.tick(0.4)
+        assert use.deadline() == 0.5
+        use.tick(0.5)
+        assert (use.is_used, use.deadline()) == (False, 1.5)
+        assert not use.finish(), "a port that is held alone is not used"
+        with held.listener():
+            use.tick(1.5)
+            assert (use.is_used, use.deadline()) == (True, None)
+        use.tick(9.0)
+        assert use.finish()
+    finally:
+        held.release()
+
+
+def test_a_connection_that_was_closed_before_a_look_counts_as_use():
+    held = hold_port(0, owner="job")
+    try:
+        use = PortUse(held.number, now=0.0)
+        with held.listener() as listening:
+            listening.setblocking(True)
+            with socket.create_connection(("127.0.0.1", held.number)):
+                listening.accept()[0].close()
+        use.tick(0.5)
+        assert not use.is_used, "what other nodes have tried before the start is no use"
+        assert use.finish()
+    finally:
+        held.release()

@@ -53,7 +53,7 @@ def test_further_ports_are_held_until_the_workers_start_and_theirs_then(node, po
     assert len(answer.ports) == 3
     assert len(set(ports)) == (3 if port is None else 4)
     assert not any(is_free(each, reuse=reuse) for each in ports for reuse in (False, True))
-    node.preparing.share()
+    node.preparing.share(0.0)
     assert [is_free(each, reuse=False) for each in ports] == [False] * len(ports)
     assert [is_free(each, reuse=True) for each in ports] == [True] * len(ports)
     node.preparing.release()
