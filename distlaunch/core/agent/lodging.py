@@ -59,19 +59,24 @@ class Lodging:
         self._unlock()
         problem = OSError("there is no place for temporary files")
         for base in self._bases():
-            path = os.path.join(base, f"distlaunch-agent-{os.urandom(6).hex()}")
+            path = os.path.join(base, f"{_name_of_boot()}{os.urandom(6).hex()}")
+            lock = -1
             try:
-                make_private_dir(path)
+                new = os.path.join(base, f".distlaunch-{os.urandom(6).hex()}")
+                make_private_dir(new)
+                lock = lock_folder(new)  # before it has the name by which others find it
+                os.rename(new, path)
                 if not os.path.isdir(BOOT):  # a full disk shows now, while there are other places
                     self._extract(os.path.join(path, "boot"))
             except OSError as exc:
                 problem = exc
+                remove_tree(new)
                 remove_tree(path)
+                if lock >= 0:
+                    os.close(lock)
                 continue
-            self.path = path
-            with suppress(OSError):  # systemd-tmpfiles leaves alone what somebody has locked
-                self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self.path, self._lock = path, lock
+            _remove_stale(base)
             return path
         raise problem
 
@@ -91,6 +96,49 @@ class Lodging:
         if self.path:
             remove_tree(self.path)
             self.path = ""
+
+
+def lock_folder(path: str) -> int:
+    """Lock a folder, shared; return the descriptor, or -1 if that cannot be.
+
+    systemd-tmpfiles and agents that start later leave alone what somebody has locked.
+    """
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return -1
+    with suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return lock
+
+
+def _name_of_boot() -> str:
+    """Return how the folders of agents begin that this kernel has run: its locks tell whether they are in use."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"distlaunch-agent-{file.read()[:8]}-"
+    except OSError:
+        return "distlaunch-agent-"
+
+
+def _remove_stale(base: str) -> None:
+    """Remove the folders of agents that were killed together with their spawner: ours, of this boot, and unlocked."""
+    begin = _name_of_boot()
+    if begin.endswith("agent-"):
+        return
+    with suppress(OSError):
+        for name in os.listdir(base):
+            if not name.startswith(begin):
+                continue
+            path = os.path.join(base, name)
+            with suppress(OSError):
+                lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    if os.fstat(lock).st_uid == os.getuid():
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        remove_tree(path)
+                finally:
+                    os.close(lock)
 
 
 def remove_tree(path: str) -> None:

@@ -168,6 +168,7 @@ class Spawner:
         self._orphan_grace_s = orphan_grace_s
         self._setup = w.Setup(env={}, cwd="/", cookie="", nofile=1024, signal_group=False)
         self._pids: dict[int, int] = {}  # pid -> rank, of workers not reaped yet
+        self._lodging_lock = -1
         self._asked: set[int] = set()  # pids of workers that were asked to end
         self._terminals: set[int] = set()  # ranks
         self._paused = False  # the agent had all trees stopped: that one is now, is no news
@@ -301,6 +302,10 @@ class Spawner:
         self._trees = WorkerTrees(setup.cookie)
         self._ends_leftovers = self._sweeps_when_gone = False
         self._leavings.expect(setup.shared_memory)
+        if setup.lodging and self._lodging_lock < 0:  # it stays if the agent is killed, until the workers have ended
+            from distlaunch.core.agent.lodging import lock_folder
+
+            self._lodging_lock = lock_folder(setup.lodging)
         if setup.orphan_grace_s is not None:
             self._orphan_grace_s = setup.orphan_grace_s
         if setup.job_id != self._job_id:

@@ -122,3 +122,18 @@ def test_a_run_directory_is_known_by_its_marker(tmp_path):
     assert not has_run_dir(str(tmp_path))
     (tmp_path / MARKER).touch()
     assert has_run_dir(str(tmp_path))
+
+
+def test_folders_of_agents_that_were_killed_are_removed_by_the_next(tmp_path):
+    killed, living = (Lodging({}, elsewhere=[str(tmp_path)]) for _ in range(2))
+    for each in (killed, living):
+        each.run_dir()
+    killed._unlock()  # as the kernel does
+    (tmp_path / "distlaunch-agent-00000000-of-another-boot").mkdir()
+    later = Lodging({}, elsewhere=[str(tmp_path)])
+    later.run_dir()
+    assert not os.path.exists(killed.path)
+    left = {living.path, later.path, str(tmp_path / "distlaunch-agent-00000000-of-another-boot")}
+    assert {str(path) for path in tmp_path.iterdir()} == left
+    living.remove()
+    later.remove()
