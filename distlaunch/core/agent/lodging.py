@@ -60,9 +60,9 @@ class Lodging:
         problem = OSError("there is no place for temporary files")
         for base in self._bases():
             path = os.path.join(base, f"{_name_of_boot()}{os.urandom(6).hex()}")
+            new = os.path.join(base, f".distlaunch-{os.urandom(6).hex()}")
             lock = -1
             try:
-                new = os.path.join(base, f".distlaunch-{os.urandom(6).hex()}")
                 make_private_dir(new)
                 lock = lock_folder(new)  # before it has the name by which others find it
                 os.rename(new, path)
