@@ -140,7 +140,7 @@ def test_a_feed_tells_what_was_taken_and_ends_when_all_was():
     sent: list = []
     feed = Feed(sent.append)
     feed.take(b"for nobody")
-    assert sent == [r.Fed(size=0, closed=True)]
+    assert sent == [r.Fed(size=0, closed=True, unread=10)]
     sent.clear()
     end = feed.open()
     feed.take(b"x" * 100_000)
@@ -156,8 +156,10 @@ def test_a_feed_tells_what_was_taken_and_ends_when_all_was():
     assert data == b"x" * 100_000
     assert sum(each.size for each in sent) == 100_000
     assert feed.descriptors() == {}
+    feed.finish()
     os.close(end)
     assert not any(isinstance(each, m.Fault) for each in sent)
+    assert sum(each.unread for each in sent) == 10  # what was given before there was a worker
 
 
 def test_a_feed_whose_reader_is_gone_drops_what_waits():

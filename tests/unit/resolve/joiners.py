@@ -65,7 +65,8 @@ def from_source(make_facts):
 
 def slurm(**more) -> Allocation:
     hosts = tuple(Host(name=name, slots=more.pop("slots", None)) for name in ("a", "b"))
-    return Allocation(**{"source": "slurm", "hosts": hosts, "part": "node", "node_rank": 0, "job_id": "1234", **more})
+    values = {"source": "slurm", "hosts": hosts, "part": "node", "node_rank": 0, "job_id": "1234", "number": 1234}
+    return Allocation(**{**values, **more})
 
 
 def tasks(node_rank: int, local_rank: int) -> Allocation:

@@ -48,7 +48,8 @@ def test_one_port_cannot_be_the_launchers_and_rank_0s(by_hand):
 
 
 def test_a_slurm_jobs_number_gives_a_series_of_ports(from_source):
-    first, other = (from_source(slurm(job_id=number)).rendezvous for number in ("1234", "1235.0"))
+    jobs = (slurm(), slurm(job_id="1235.0", number=1235))
+    first, other = (from_source(each).rendezvous for each in jobs)
     assert (first.host, first.job_key) == ("a", "1234")
     assert len(set(first.ports) | set(other.ports)) == len(first.ports) + len(other.ports) == 8
     assert all(20000 <= port < 30004 for port in (*first.ports, *other.ports))
