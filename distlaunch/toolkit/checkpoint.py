@@ -180,10 +180,14 @@ class Checkpoint:
         where, trained, rank, world_size = self._store.where(name), self._trained, self._group.rank, self._group.size
         was = int(manifest["world_size"])
         metadata = self._group.agree(where, lambda: self._store.reader(name).read_metadata())
-        state = self._group.agree(where, lambda: trained.template(metadata, manifest.get("optimizers")))
+        groups = self._group.agree(where, lambda: trained.groups_template(metadata))
+        if groups:
+            self._group.agree(where, lambda: self._read(name, groups))
+        said = self._group.agree(where, lambda: trained.match_groups(groups, metadata, manifest.get("optimizers")))
+        state = self._group.agree(where, lambda: trained.template(metadata))
         own = self._group.agree(where, lambda: trained.own_template(metadata, rank, was))
         self._group.agree(where, lambda: self._read(name, own))
-        said = self._group.agree(where, lambda: trained.take_own(own, rank, was, world_size))
+        said += self._group.agree(where, lambda: trained.take_own(own, rank, was, world_size))
         self._group.agree(where, lambda: self._read(name, state))
         self._group.agree(where, lambda: trained.take(state, metadata))
         if was != world_size:

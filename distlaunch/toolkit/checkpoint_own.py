@@ -26,6 +26,8 @@ class Taken:
 
     model: dict[str, Any]
     optimizer: dict[str, Any] | None
+    classes: list[str]
+    """Of each parameter group's optimizer."""
     parts: dict[str, tuple[Any, dict[str, torch.Tensor]]]
     """Each without its sharded tensors, and these."""
     own: dict[str, Any]
@@ -47,6 +49,8 @@ class Taken:
         state: dict[str, Any] = {f"worker-{rank}": torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)}
         if sharded := {name: tensors for name, (_, tensors) in self.parts.items() if tensors}:
             state["parts"] = sharded
+        if rank == 0 and self.classes:
+            state["classes"] = self.classes
         if rank == 0 or not self.for_all:
             state["model"] = self.model
             if self.optimizer is not None:

@@ -25,15 +25,13 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint_own import Taken, digests, unshared
 from distlaunch.toolkit.checkpoint_parts import joined, split
 from distlaunch.toolkit.checkpoint_random import set_random_states
-from distlaunch.toolkit.optimizer_state import load_optimizer_state
+from distlaunch.toolkit.optimizer_state import differing_classes, load_optimizer_state, match_groups
 from distlaunch.toolkit.sharded_tensors import is_sharded
 
 Nested = dict[str, Any]
 SHOWN = 5
 """How many differences an error shows."""
 _NAMES = {"params", "param_names"}
-_OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr"}
-"""What torch's schedulers put into an optimizer's groups."""
 
 
 class Stateful(Protocol):
@@ -60,6 +58,8 @@ class Trained:
         self._random: Nested | None = None
         self._own_entries: Nested = {}
         """Of the model, as this worker had them."""
+        self._groups: dict[int, int] = {}
+        """The number in the checkpoint of each parameter group here."""
         _check(model, self.optimizers)
 
     @property
@@ -74,6 +74,7 @@ class Trained:
         return Taken(
             model=model,
             optimizer=optimizer if self.optimizers else None,
+            classes=self._classes(),
             parts={name: split(part.state_dict()) for name, part in self.parts.items()},
             own=own,
             digests=digests(own),
@@ -110,22 +111,67 @@ class Trained:
         """Give the model's sharded parameters, one of each shape."""
         return {parameter.shape: parameter for parameter in self.model.parameters() if is_sharded(parameter)}
 
-    def template(self, metadata: Metadata, kinds: Sequence[str] | None) -> Nested:
+    def groups_template(self, metadata: Metadata) -> Nested:
+        """Return the entries that tell which parameter groups there are: they are read before all others.
+
+        Raises ConfigError if the checkpoint is of another model.
+        """
+        if differing := differing_parameters(self._canonical()[0], metadata):
+            raise ConfigError(f"is of another model: {listing(differing, 'parameter')}")
+        return {
+            key: None
+            for key, path in metadata.planner_data.items()
+            if path == ("classes",) or (path[:2] == ("optimizer", "param_groups") and path[3] == "params")
+        }
+
+    def match_groups(self, read: Nested, metadata: Metadata, kinds: Sequence[str] | None) -> list[str]:
+        """Find the parameter groups of the checkpoint by the names of their parameters.
+
+        ``read``: by ``groups_template``. ``kinds``: the classes of the checkpoint's optimizers. Returns what cannot be
+        compared, in words. Raises ConfigError where the groups, or the classes of their optimizers, are others.
+        """
+        paths: Mapping[str, tuple[Any, ...]] = metadata.planner_data
+        there = {paths[key][2]: names for key, names in read.items() if paths[key] != ("classes",)}
+        self._groups = {}
+        if not there:  # of a training without an optimizer
+            return []
+        here = [group["params"] for group in self._canonical()[1]["param_groups"]]
+        numbers = sorted(there)
+        found, differing = match_groups(here, [there[number] for number in numbers])
+        classes = read["classes"] if "classes" in read else _classes_of(kinds, len(numbers))
+        unknown = classes is None and kinds is not None
+        if not differing and classes is not None:
+            differing = differing_classes(self._classes(), classes, here, found)
+        elif not differing and kinds is not None and sorted(kinds) != sorted(self.kinds):
+            differing = [f"it was {', '.join(kinds)}, and is {', '.join(self.kinds)} here"]
+        if differing:
+            raise ConfigError(f"is of another optimizer: {listing(differing, 'entry')}")
+        self._groups = {number: numbers[other] for number, other in found.items()}
+        return ["does not say which optimizer had which parameter group: not compared"] if unknown else []
+
+    def _classes(self) -> list[str]:
+        """Name the class of each parameter group's optimizer."""
+        return [type(each).__name__ for each in self.optimizers for _ in each.param_groups]
+
+    def template(self, metadata: Metadata) -> Nested:
         """Give the entries of model and optimizer to be read, by flat names; tensors of the model are the live ones.
 
         What an optimizer had in its parameter's shape and type of numbers is read in the type of the parameter here. A
         count of steps is none of that, whatever its shape: bf16 has no 301.
 
-        ``kinds``: of the checkpoint. Raises ConfigError if the checkpoint is of something else.
+        ``match_groups`` comes before it. Raises ConfigError if the checkpoint is of another optimizer.
         """
         model, optimizer = self._canonical()
         there = metadata.state_dict_metadata
         paths: Mapping[str, tuple[Any, ...]] = metadata.planner_data
-        if differing := differing_parameters(model, metadata):
-            raise ConfigError(f"is of another model: {listing(differing, 'parameter')}")
         parameters = self._parameters(optimizer)
-        if differing := self._differing(optimizer["param_groups"], parameters, paths, kinds):
+        if differing := [
+            f"{path[2]}.{path[3]} is only in the checkpoint"
+            for path in paths.values()
+            if path[:2] == ("optimizer", "state") and path[2] not in parameters
+        ]:
             raise ConfigError(f"is of another optimizer: {listing(differing, 'entry')}")
+        here = {other: optimizer["param_groups"][number].keys() - _NAMES for number, other in self._groups.items()}
         flat: Nested = {}
         for key, path in paths.items():
             entry = there[key]
@@ -136,7 +182,7 @@ class Trained:
                 parameter, was = parameters[path[2]], _type(there.get(f"model.{path[2]}"))
                 converted = path[3] != "step" and _size(entry) == parameter.size() and _type(entry) == was
                 flat[key] = _empty(entry, parameter, parameter.dtype if converted else None)
-            elif path[0] == "optimizer" and path[3] in optimizer["param_groups"][path[2]].keys() - _NAMES:
+            elif path[0] == "optimizer" and path[3] in here[path[2]]:
                 flat[key] = _empty(entry, None)
         return flat
 
@@ -159,34 +205,6 @@ class Trained:
             for group, named in zip(groups, optimizer["param_groups"], strict=True)
             for name, parameter in zip(named["params"], group["params"], strict=True)
         }
-
-    def _differing(
-        self,
-        groups: Sequence[Nested],
-        parameters: Mapping[str, Any],
-        paths: Mapping[str, tuple[Any, ...]],
-        kinds: Sequence[str] | None,
-    ) -> list[str]:
-        """List what only one side has. Where the class is the same, a newer torch may have more settings."""
-        there: dict[int, set[str]] = {}
-        states: list[str] = []
-        for path in paths.values():
-            if path[:2] == ("optimizer", "param_groups"):
-                there.setdefault(path[2], set()).add(path[3])
-            elif path[:2] == ("optimizer", "state") and path[2] not in parameters:
-                states.append(f"{path[2]}.{path[3]} is only in the checkpoint")
-        if not there:  # of a training without an optimizer
-            return []
-        if len(there) != len(groups):
-            return [f"there are {len(groups)} parameter groups here and {len(there)} in the checkpoint"]
-        if kinds is None or kinds == self.kinds:
-            return states
-        settings = []
-        here: set[str] = set().union(*groups) - _NAMES - _OF_SCHEDULERS
-        known: set[str] = set().union(*there.values()) - _NAMES - _OF_SCHEDULERS
-        settings += [f"{name} is only here" for name in sorted(here - known)]
-        settings += [f"{name} is only in the checkpoint" for name in sorted(known - here)]
-        return [f"it was {', '.join(kinds)}, and is {', '.join(self.kinds)} here", *settings] if settings else states
 
     def take_own(self, read: Nested, rank: int, was: int, world_size: int) -> list[str]:
         """Put this worker's own parts where they belong, but for random states; say what only one side has.
@@ -234,7 +252,8 @@ class Trained:
         if not found:
             return
         names = {id(parameter): name for name, parameter in self._parameters(optimizer).items()}
-        groups = iter(found["param_groups"])
+        settings_there = found.get("param_groups", [])
+        groups = (dict(enumerate(settings_there)).get(self._groups[number]) or {} for number in sorted(self._groups))
         for each in self.optimizers:
             whole = each.state_dict()
             numbers = [number for group in whole["param_groups"] for number in group["params"]]
@@ -257,7 +276,10 @@ class Trained:
 def _unstepped(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
     """Keep torch from stepping optimizers that have no state yet, which changes them (and rank 0's alone under DDP)."""
     fresh = [
-        (optimizer.state, optimizer.param_groups[0]["params"][0]) for optimizer in optimizers if not optimizer.state
+        (optimizer.state, first)
+        for optimizer in optimizers
+        if not optimizer.state
+        and (first := next((each for group in optimizer.param_groups for each in group["params"]), None)) is not None
     ]
     for state, parameter in fresh:
         state[parameter] = {}
@@ -292,6 +314,15 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
         raise ConfigError(
             f"Checkpoint: the buffer {saved[0]} is an expanded view, into which nothing can be loaded: .clone() it"
         )
+
+
+def _classes_of(kinds: Sequence[str] | None, groups: int) -> Sequence[str] | None:
+    """Derive the class of each group's optimizer, as older checkpoints do not say it; None where it is not certain."""
+    if kinds is None:
+        return None
+    if len(set(kinds)) == 1:
+        return [kinds[0]] * groups
+    return kinds if len(kinds) == groups else None
 
 
 def _empty(entry: object, parameter: torch.Tensor | None, dtype: torch.dtype | None = None) -> torch.Tensor | None:

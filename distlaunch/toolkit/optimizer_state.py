@@ -1,10 +1,67 @@
-"""Layer toolkit: optimizers' states as they were: torch gives all that it loads the parameter's type of numbers."""
+"""Layer toolkit: which group of an optimizer is which one of a checkpoint, and optimizers' states as they were.
+
+Groups have no names. A group is the one of the checkpoint that has the same parameters, whatever the order of groups
+and of optimizers is.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+
+_SHOWN = 3
+
+
+def match_groups(here: Sequence[Collection[str]], there: Sequence[Collection[str]]) -> tuple[dict[int, int], list[str]]:
+    """Find for each group here the number of the group of the checkpoint that has the same parameters.
+
+    Both list the names of each group's parameters. Returns the numbers there by the numbers here, and the differences
+    in words: the numbers are complete only if there are no differences.
+    """
+    free = dict(enumerate(map(frozenset, there)))
+    found: dict[int, int] = {}
+    for number, names in enumerate(map(frozenset, here)):
+        same = next((other for other, others in free.items() if others == names), None)
+        if same is not None:
+            found[number] = same
+            del free[same]
+    all_here, all_there = frozenset().union(*here), frozenset().union(*there)
+    differing = [f"{name} is only here" for name in sorted(all_here - all_there)]
+    differing += [f"{name} is only in the checkpoint" for name in sorted(all_there - all_here)]
+    if not differing:
+        moved: set[str] = set()
+        for number, names in enumerate(map(frozenset, here)):
+            if number not in found:
+                nearest = max(free.values(), key=lambda others: len(others & names), default=frozenset())
+                moved |= names ^ nearest
+        differing = [f"{name} is in another parameter group here" for name in sorted(moved)]
+    if not differing and len(here) != len(there):
+        differing = [f"there are {len(here)} parameter groups here and {len(there)} in the checkpoint"]
+    return found, differing
+
+
+def differing_classes(
+    here: Sequence[str], there: Sequence[str], names: Sequence[Collection[str]], found: dict[int, int]
+) -> list[str]:
+    """Describe the groups whose optimizer is of another class than in the checkpoint.
+
+    ``here``, ``there``: the class of each group's optimizer. ``names``: of the parameters of each group here.
+    ``found``: what ``match_groups`` has returned.
+    """
+    return [
+        f"{_some(names[number])}: the optimizer was {there[other]}, and is {here[number]} here"
+        for number, other in found.items()
+        if here[number] != there[other]
+    ]
+
+
+def _some(names: Collection[str]) -> str:
+    if not names:
+        return "a parameter group without parameters"
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(list(names)[:_SHOWN]) + more
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, whole: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 from distlaunch.core.errors import ConfigError  # noqa: E402
 from distlaunch.toolkit.batches import StatefulBatchSampler  # noqa: E402
 from distlaunch.toolkit.checkpoint import Checkpoint  # noqa: E402
+from distlaunch.toolkit.checkpoint_state import Trained  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -189,12 +190,104 @@ def test_a_fused_optimizer_has_its_counts_of_steps_as_it_needs_them(tmp_path):
     step(other, again)
 
 
-def test_adamw_takes_what_adam_has_left(tmp_path):
-    model, optimizer = made()
+def groups_of(model, numbers, rates):
+    """Give a group for each tuple of numbers of parameters."""
+    parameters = list(model.parameters())
+    return [{"params": [parameters[n] for n in each], "lr": lr} for each, lr in zip(numbers, rates, strict=True)]
+
+
+def rates(model, optimizers):
+    """Give the learning rate of each parameter by its name."""
+    of = {id(each): group["lr"] for one in optimizers for group in one.param_groups for each in group["params"]}
+    return {name: of[id(parameter)] for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_groups_in_another_order_keep_the_settings_and_states_of_their_parameters(tmp_path, older, monkeypatch):
+    if older:  # a checkpoint that does not say the class of each group's optimizer
+        monkeypatch.setattr(Trained, "_classes", lambda self: [])
+    model, _ = made()
+    optimizer = torch.optim.Adam(groups_of(model, [(0, 2), (1, 3)], [0.1, 0.2]))
     step(model, optimizer)
     saved(tmp_path, model, optimizer)
-    other, again = made(torch.optim.AdamW)
+    monkeypatch.undo()
+    other, _ = made()
+    again = torch.optim.Adam(groups_of(other, [(3, 1), (2, 0)], [0.5, 0.6]))
     assert resumed(tmp_path, other, again) == 1
+    assert rates(other, [again]) == rates(model, [optimizer]) == dict(zip(NAMES, (0.1, 0.2, 0.1, 0.2), strict=True))
+    for old, new in zip(model.parameters(), other.parameters(), strict=True):
+        assert same(again.state[new], optimizer.state[old])
+
+
+NAMES = ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_optimizers_in_another_order_keep_the_settings_and_states_of_their_parameters(tmp_path, older, monkeypatch):
+    if older:
+        monkeypatch.setattr(Trained, "_classes", lambda self: [])
+    model, _ = made()
+    optimizers = [torch.optim.Adam(model[0].parameters(), lr=0.1), torch.optim.SGD(model[1].parameters(), lr=0.2)]
+    model(torch.ones(2, 3)).sum().backward()
+    for each in optimizers:
+        each.step()
+    saved(tmp_path, model, optimizers)
+    monkeypatch.undo()
+    other, _ = made()
+    again = [torch.optim.SGD(other[1].parameters(), lr=0.5), torch.optim.Adam(other[0].parameters(), lr=0.6)]
+    assert resumed(tmp_path, other, again) == 1
+    assert rates(other, again) == dict(zip(NAMES, (0.1, 0.1, 0.2, 0.2), strict=True))
+    assert same(again[1].state_dict(), optimizers[0].state_dict())
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([(0, 1, 2), (3,)], r"1 entry differs: 1\.weight is in another parameter group here"),
+        ([(0,), (1, 2, 3)], r"1 entry differs: 0\.bias is in another parameter group here"),
+        ([(0, 1, 2, 3)], r"1\.bias is in another parameter group here; 1\.weight is in another parameter group here"),
+        ([(0,), (1,), (2, 3)], r"0\.bias is in another parameter group here|0\.weight is in another"),
+        ([(0, 1), (2,)], r"1\.bias is only in the checkpoint"),
+        ([(0, 1), (2, 3), ()], r"there are 3 parameter groups here and 2 in the checkpoint"),
+    ],
+)
+def test_other_sets_of_parameters_are_refused_by_name_and_nothing_is_changed(tmp_path, numbers, text):
+    model, _ = made()
+    optimizer = torch.optim.Adam(groups_of(model, [(0, 1), (2, 3)], [0.1, 0.2]))
+    step(model, optimizer)
+    saved(tmp_path, model, optimizer)
+    other, _ = made()
+    again = torch.optim.Adam(groups_of(other, numbers, [0.5] * len(numbers)))
+    before = everything(other, again)
+    with pytest.raises(ConfigError, match=f"is of another optimizer: .*{text}"):
+        resumed(tmp_path, other, again)
+    assert same(everything(other, again), before)
+
+
+def test_a_parameter_whose_optimizer_is_of_another_class_is_named(tmp_path):
+    model, _ = made()
+    kinds = torch.optim.Adam, torch.optim.AdamW
+    saved(tmp_path, model, [kind(part.parameters()) for kind, part in zip(kinds, model, strict=True)])
+    other, _ = made()
+    swapped = [kind(part.parameters()) for kind, part in zip(kinds[::-1], other, strict=True)]
+    text = r"2 entries differ: 0\.weight, 0\.bias: the optimizer was Adam, and is AdamW here; 1\.weight, 1\.bias"
+    with pytest.raises(ConfigError, match=text):
+        resumed(tmp_path, other, swapped)
+
+
+def test_an_optimizer_whose_first_group_is_empty_is_saved_and_resumed(tmp_path):
+    model, _ = made()
+    optimizer = torch.optim.Adam(groups_of(model, [(), (0, 1, 2, 3)], [0.1, 0.2]))
+    saved(tmp_path, model, optimizer)
+    assert not optimizer.state
+    step(model, optimizer)
+    saved(tmp_path / "more", model, optimizer)
+    other, _ = made()
+    again = torch.optim.Adam(groups_of(other, [(0, 1, 2, 3), ()], [0.5, 0.6]))
+    assert resumed(tmp_path, other, again) == 1
+    assert resumed(tmp_path / "more", other, again) == 1
+    assert [group["lr"] for group in again.param_groups] == [0.2, 0.1]
+    assert len(again.state) == 4
 
 
 class Counting(nn.Linear):
