@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -22,7 +22,7 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import counted
 from distlaunch.toolkit.checkpoint_arguments import above_0, not_shared, several, steps_after
 from distlaunch.toolkit.checkpoint_asking import Asking
-from distlaunch.toolkit.checkpoint_group import end_groups, new_groups, text_of
+from distlaunch.toolkit.checkpoint_group import Call, LostError, end_groups, new_groups, text_of
 from distlaunch.toolkit.checkpoint_signals import Requests
 from distlaunch.toolkit.checkpoint_state import Nested, Stateful, Trained, stateful_part
 from distlaunch.toolkit.checkpoint_store import CheckpointError, Store, describe, some, steps_of, store_for
@@ -30,6 +30,7 @@ from distlaunch.toolkit.checkpoint_writing import Writing
 from distlaunch.toolkit.meeting import end_after, end_process_group, end_without
 
 log = logging.getLogger("distlaunch.checkpoint")
+_NOTHING_ASKED = 0, 0, 0, 0
 _TOO_LATE = "it came after the last step, and nothing has been saved for it"
 
 
@@ -107,7 +108,12 @@ class Checkpoint:
         read, or if there are some and none is whole.
         """
         self._see_that_it_is_open("resume")
-        self.wait()
+        with self._naming_loss(call := ("resume", -1 if steps is None else steps)):
+            self.wait()
+            self._group.compare(call, _NOTHING_ASKED)
+            return self._resume(steps)
+
+    def _resume(self, steps: int | None) -> int:
         all_names = self._writing.names
         names = [name for name in all_names if steps is None or steps_of(name) == steps]
         if steps is not None and not names:
@@ -233,11 +239,12 @@ class Checkpoint:
             self._sampler.advance(batches)
         due = self._every is not None and steps // self._every > before // self._every
         stop = False
-        if due or self._group.size == 1 or self._asking.is_due(steps):
-            asked, stop = self._ask(steps)
-            due = due or asked or stop
-        if due:
-            self._save(steps, background=self._background, stop=stop)
+        with self._naming_loss(("step", steps - 1)):
+            if due or self._group.size == 1 or self._asking.is_due(steps):
+                asked, stop = self._ask(steps)
+                due = due or asked or stop
+            if due:
+                self._save(steps, background=self._background, stop=stop)
         return due
 
     def save(self, step: int, *, background: bool = False) -> None:
@@ -247,9 +254,11 @@ class Checkpoint:
         """
         self._see_that_it_is_open("save")
         self._reached, self._only_resumed = steps_after(step, self._reached), False
-        if self._reached == self._writing.saved_steps and self._resumed:
-            self._say(f"step {self._reached - 1} is saved already, in {self._store.where(self._writing.names[0])}")
-        self._save(self._reached, background=background, stop=False)
+        with self._naming_loss(call := ("save", self._reached - 1)):
+            self._group.compare(call, _NOTHING_ASKED)
+            if self._reached == self._writing.saved_steps and self._resumed:
+                self._say(f"step {self._reached - 1} is saved already, in {self._store.where(self._writing.names[0])}")
+            self._save(self._reached, background=background, stop=False)
 
     def wait(self) -> None:
         """Wait until what has been begun is whole. Raises CheckpointError if it could not be written."""
@@ -266,17 +275,28 @@ class Checkpoint:
             self._asking.step_us(steps, now),
         ]
         try:
-            asked, stop, failing, step_us = self._group.largest(mine)
-        except RuntimeError as error:
+            asked, stop, failing, step_us = self._group.compare(("step", steps - 1), mine)
+        except LostError as error:
             if not self._requests.stop:
                 raise
-            self._stop(f"not saved, as this worker cannot agree with the others any more: {str(error)[:200]}")
+            self._stop(f"not saved, as this worker cannot agree with the others any more: {error}")
         self._asking.answered(steps, now, step_us)
         if failing:
             self.wait()
         if asked:
             self._requests.saved()
         return bool(asked), bool(stop)
+
+    @contextmanager
+    def _naming_loss(self, call: Call) -> Iterator[None]:
+        """Raise CheckpointError where another worker is lost: it names this rank and the checkpoint that is kept."""
+        try:
+            yield
+        except LostError as error:
+            method, step = call
+            told = f"{method}({step if step >= 0 else ''}): another worker has ended, or does not answer ({error})"
+            kept = self._writing.told(told, self._writing.names)
+            raise CheckpointError(f"checkpoints in {self._store.root}: rank {self._group.rank}: {kept}") from error
 
     def _save(self, steps: int, *, background: bool, stop: bool) -> None:
         names = self._writing.names
@@ -362,6 +382,8 @@ class Checkpoint:
             self.wait()
         finally:
             stop = self._end()
+            if sys.exc_info()[0] is None:  # others may be in calls that wait for this worker
+                self._group.close()
             end_groups(self._group, self._writing.group)
         if stop:
             self._stop(_TOO_LATE)

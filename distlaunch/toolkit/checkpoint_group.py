@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import TypeVar, cast
 
 import torch
@@ -13,10 +14,17 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_store import CheckpointError, describe
-from distlaunch.toolkit.meeting import meet
+from distlaunch.toolkit.checkpoint_store import CheckpointError, describe, some
+from distlaunch.toolkit.meeting import END_S, meet
 
 T = TypeVar("T")
+Call = tuple[str, int]
+"""The method of Checkpoint that a worker has called, and a step: ``("save", 5)``; -1 is none."""
+_METHODS = "", "step", "save", "resume", "close"
+
+
+class LostError(RuntimeError):
+    """Gloo has failed: another worker has ended or cannot be reached, or does not answer in time."""
 
 
 class Group:
@@ -30,21 +38,55 @@ class Group:
         """None: one worker, which has nobody to ask."""
         self.rank = 0 if handle is None else dist.get_rank(handle)
         self.size = 1 if handle is None else dist.get_world_size(handle)
+        self._has_answer = False
+        """Whether another worker has closed, and this one knows it."""
+        self.closing: dist.Work | None = None
+        """The collective that ``close`` has begun."""
 
-    def largest(self, numbers: Sequence[int]) -> list[int]:
-        """Give the largest of all workers' numbers, place by place."""
+    def compare(self, call: Call, numbers: Sequence[int]) -> list[int]:
+        """Return the largest of all workers' numbers, place by place, if all of them have made the same call.
+
+        It is the first collective of each call, and the same one for all of them, so that different calls meet here.
+        ``numbers`` are four. Raises ConfigError on all workers if they have made different calls.
+        """
         if self.handle is None:
             return list(numbers)
-        tensor = torch.tensor(numbers, dtype=torch.int64)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.handle)
-        return [int(number) for number in tensor.tolist()]
+        tensor = self._request(call, numbers)
+        with _lost():
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.handle)
+        found = [int(number) for number in tensor.tolist()]
+        calls = [(_METHODS[found[2 * n]], found[2 * n + 1] - 1) for n in range(self.size)]
+        self._has_answer = any(method == "close" for method, _ in calls)
+        if different := _different(calls):
+            raise ConfigError(f"Checkpoint: {different}; all have to make the same ones")
+        return found[2 * self.size :]
+
+    def close(self) -> None:
+        """Answer the first collective of a worker that makes another call after this one has closed. Returns at once.
+
+        A worker whose call has met another's ``close`` does not do so: its own would meet nothing.
+        """
+        if self.handle is not None and not self._has_answer:
+            tensor = self._request(("close", -1), (0, 0, 0, 0))
+            with suppress(RuntimeError):
+                self.closing = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.handle, async_op=True)
+
+    def _request(self, call: Call, numbers: Sequence[int]) -> torch.Tensor:
+        """Return two numbers for each worker, of which only this one's are set, and then ``numbers``."""
+        tensor = torch.zeros(2 * self.size + len(numbers), dtype=torch.int64)
+        method, step = call
+        mine = [_METHODS.index(method), step + 1]
+        tensor[2 * self.rank : 2 * self.rank + 2] = torch.tensor(mine)
+        tensor[2 * self.size :] = torch.tensor(numbers)
+        return tensor
 
     def all(self, value: T) -> list[T]:
         """Give each worker's value, by rank."""
         if self.handle is None:
             return [value]
         values: list[T | None] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.handle)
+        with _lost():
+            dist.all_gather_object(values, value, group=self.handle)
         return cast("list[T]", values)
 
     def first(self, value: T) -> T:
@@ -52,7 +94,8 @@ class Group:
         if self.handle is None:
             return value
         values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.handle)
+        with _lost():
+            dist.broadcast_object_list(values, src=0, group=self.handle)
         return values[0]
 
     def agree(self, where: str, work: Callable[[], T]) -> T:
@@ -79,6 +122,26 @@ class Group:
         return cast("T", result)
 
 
+@contextmanager
+def _lost() -> Iterator[None]:
+    """Raise LostError for gloo's error."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostError(str(error)[:200]) from error
+
+
+def _different(calls: Sequence[Call]) -> str:
+    """Describe the calls of all workers if they are not the same: ``rank 0: save(5); rank 1: step(9)``."""
+    ranks: dict[str, list[str]] = {}
+    for rank, (method, step) in enumerate(calls):
+        ranks.setdefault(f"{method}({step if step >= 0 else ''})", []).append(str(rank))
+    if len(ranks) == 1:
+        return ""
+    told = [f"{'rank' if len(those) == 1 else 'ranks'} {some(those)}: {call}" for call, those in ranks.items()]
+    return "the workers have made different calls: " + "; ".join(told)
+
+
 def text_of(error: BaseException) -> str:
     """Describe an error; torch keeps only the text of many."""
     return str(error) if isinstance(error, OSError) and str(error) else describe(error)
@@ -94,6 +157,9 @@ def end_groups(*groups: Group) -> None:
         group.handle = None
     if handles and meet("checkpoint"):
         with suppress(RuntimeError, ValueError):  # the whole process group is gone
+            for group in groups:
+                if group.closing is not None:
+                    group.closing.wait(timedelta(seconds=END_S))
             for handle in handles:
                 dist.destroy_process_group(handle)
 

@@ -18,6 +18,7 @@ PROGRAM = ROOT / "tests" / "programs" / "frameworks" / "checkpointed.py"
 BLOCK = ROOT / "tests" / "programs" / "toolkit" / "block.py"
 SHARDED_PARTS = BLOCK.with_name("sharded_parts.py")
 EACH_WORKERS = BLOCK.with_name("each_workers.py")
+DIFFERENT_CALLS = BLOCK.with_name("different_calls.py")
 PART_FAILS = BLOCK.with_name("part_fails_on_one.py")
 pytestmark = pytest.mark.timeout(300)
 
@@ -169,6 +170,30 @@ def test_a_part_that_fails_on_one_worker_alone_fails_the_resume_on_all(distlaunc
     error = "rank 1: ValueError: nothing is left of it"
     told = found(r"rank (\d): (.*)", result.stdout)
     assert sorted(told) == [(rank, f"{tmp_path}/c/step-000000001: {error}") for rank in "01"]
+
+
+@pytest.mark.parametrize("backend", ["pytorch-ddp", "fsdp"])
+def test_workers_that_make_different_calls_all_get_an_error_with_both_and_nothing_is_saved(
+    distlaunch, tmp_path, backend
+):
+    job = ("--num-procs", "2", "--backend", backend, DIFFERENT_CALLS, tmp_path / "c")
+    result = distlaunch.train(*job, timeout=200)
+    for what, calls in (
+        ("steps", "rank 0: save(5); rank 1: save(9)"),
+        ("methods", "rank 0: save(20); rank 1: step(20)"),
+        ("resumes", "rank 0: resume(3); rank 1: resume()"),
+        ("left", "rank 0: save(30); rank 1: close()"),
+    ):
+        error = (
+            f"ConfigError: Checkpoint: the workers have made different calls: {calls}; all have to make the same ones"
+        )
+        assert f"rank 0 {what}: {error}" in result.stdout
+        assert f"rank 1 {what}: {'no error' if what == 'left' else error}" in result.stdout
+    lost = f"checkpoints in {tmp_path}/c: rank 0: save(40): another worker has ended, or does not answer ("
+    (gone,) = found("rank 0 gone: CheckpointError: (.*)", result.stdout)
+    assert gone.startswith(lost)
+    assert gone.endswith("; step-000000003 is whole and kept")
+    assert names(tmp_path / "c") == ["step-000000003"]
 
 
 @pytest.mark.parametrize("backend", ["pytorch-ddp", "fsdp"])
