@@ -189,7 +189,8 @@ class Checkpoint:
         groups = self._group.agree(where, lambda: trained.groups_template(metadata))
         if groups:
             self._group.agree(where, lambda: self._read(name, groups))
-        said = self._group.agree(where, lambda: trained.match_groups(groups, metadata, manifest.get("optimizers")))
+        said = self._group.agree(where, lambda: trained.check_model(groups, metadata))
+        said += self._group.agree(where, lambda: trained.match_groups(groups, metadata, manifest.get("optimizers")))
         state = self._group.agree(where, lambda: trained.template(metadata))
         own = self._group.agree(where, lambda: trained.own_template(metadata, rank, was))
         self._group.agree(where, lambda: self._read(name, own))

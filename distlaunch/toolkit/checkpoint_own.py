@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -28,6 +28,8 @@ class Taken:
     optimizer: dict[str, Any] | None
     classes: list[str]
     """Of each parameter group's optimizer."""
+    tied: list[list[str]]
+    """The names of parameters that are one."""
     parts: dict[str, tuple[Any, dict[str, torch.Tensor]]]
     """Each without its sharded tensors, and these."""
     own: dict[str, Any]
@@ -49,6 +51,8 @@ class Taken:
         state: dict[str, Any] = {f"worker-{rank}": torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)}
         if sharded := {name: tensors for name, (_, tensors) in self.parts.items() if tensors}:
             state["parts"] = sharded
+        if rank == 0:
+            state["tied"] = self.tied
         if rank == 0 and self.classes:
             state["classes"] = self.classes
         if rank == 0 or not self.for_all:
@@ -59,13 +63,23 @@ class Taken:
 
 
 def unshared(model: nn.Module, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what may differ between workers: extra states, and buffers that DDP does not broadcast."""
-    shared = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    """Return what may differ between workers: extra states, buffers that DDP does not broadcast, ignored parameters."""
+    ignored = getattr(model, "parameters_to_ignore", ()) if isinstance(model, DistributedDataParallel) else ()
+    shared = [
+        name
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad or name.removeprefix("module.") not in ignored
+    ]
     if isinstance(model, DistributedDataParallel) and model.broadcast_buffers:
         buffers = model.module.named_buffers(remove_duplicate=False)
         shared += [f"module.{name}" for name, _ in buffers if name not in model.parameters_to_ignore]
-    canonical = {name for each in shared for name in _get_fqns(model, each)}
-    return {name: value for name, value in entries.items() if name not in canonical}
+    of_all = canonical(model, shared)
+    return {name: value for name, value in entries.items() if name not in of_all}
+
+
+def canonical(model: nn.Module, names: Iterable[str]) -> set[str]:
+    """Return the names of parameters and buffers that wrappers, as DDP, do not change."""
+    return {name for each in names for name in _get_fqns(model, each)}
 
 
 def digests(entries: Mapping[str, Any]) -> Digests:

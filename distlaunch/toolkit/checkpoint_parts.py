@@ -7,12 +7,13 @@ worker's own bytes, but an entry of the checkpoint, as the model's are, which an
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.sharded_tensors import is_sharded, sharded_like
 
 Path = tuple[Any, ...]
@@ -26,6 +27,61 @@ class Elsewhere:
     """
 
     place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Holds a structure without tensors, so that torch writes it as one entry, exactly as it is.
+
+    Of dictionaries torch would make an entry of each value, with ``str`` of its key, and none of an empty one. It is
+    pickled by the names of module, class and field.
+    """
+
+    value: Any
+
+
+def kept(value: Any, name: str) -> Any:
+    """Return what torch writes and reads as it is; ``name``: of the value, for errors.
+
+    Raises ConfigError for a structure that has tensors, and that torch would change.
+    """
+    if isinstance(value, torch.Tensor) or not _has_mapping(value):
+        return value
+    tensors = False
+
+    def see(_: Path, each: Any) -> Any:
+        nonlocal tensors
+        tensors = tensors or isinstance(each, torch.Tensor)
+        return each
+
+    changed(value, see)
+    if not tensors:
+        return Whole(copy.deepcopy(value))
+    _refuse_changed(value, name)
+    return value
+
+
+def _has_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, list) and any(map(_has_mapping, value)))
+
+
+def _refuse_changed(value: Any, name: str) -> None:
+    if isinstance(value, Mapping):
+        if not value:
+            raise ConfigError(f"{name} is an empty dictionary among tensors: it would be lost: leave it out")
+        for key, each in value.items():
+            if not isinstance(key, str):
+                kind = type(key).__name__
+                raise ConfigError(f"{name} has the key {key!r} ({kind}) among tensors: it would be a str: make it one")
+            _refuse_changed(each, f"{name}.{key}")
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            _refuse_changed(each, f"{name}.{number}")
+
+
+def unwrapped(state: Any) -> Any:
+    """Return a state in which each ``Whole`` is what it holds."""
+    return changed(state, lambda _, value: value.value if isinstance(value, Whole) else value)
 
 
 def split(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:

@@ -22,9 +22,10 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_st
 from torch.nn.parallel import DistributedDataParallel
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.toolkit.checkpoint_own import Taken, digests, unshared
-from distlaunch.toolkit.checkpoint_parts import joined, split
+from distlaunch.toolkit.checkpoint_own import Taken, canonical, digests, unshared
+from distlaunch.toolkit.checkpoint_parts import joined, kept, split, unwrapped
 from distlaunch.toolkit.checkpoint_random import set_random_states
+from distlaunch.toolkit.checkpoint_store import some
 from distlaunch.toolkit.optimizer_state import differing_classes, load_optimizer_state, match_groups
 from distlaunch.toolkit.sharded_tensors import is_sharded
 
@@ -70,11 +71,18 @@ class Trained:
     def taken(self, *, alone: bool) -> Taken:
         """Read what this worker adds to a checkpoint, but for its random states; tensors are the live ones."""
         model, optimizer = self._canonical()
+        if not alone:
+            _refuse_owned(self.model)
         own = {} if alone else unshared(self.model, model)
+        for group in optimizer["param_groups"]:
+            group.update({key: kept(value, f"the optimizer's {key}") for key, value in group.items()})
+        for name, state in optimizer["state"].items():
+            optimizer["state"][name] = {key: kept(value, f"{name}.{key}") for key, value in state.items()}
         return Taken(
-            model=model,
+            model={name: kept(value, name) for name, value in model.items()},
             optimizer=optimizer if self.optimizers else None,
             classes=self._classes(),
+            tied=tied(self.model),
             parts={name: split(part.state_dict()) for name, part in self.parts.items()},
             own=own,
             digests=digests(own),
@@ -118,11 +126,40 @@ class Trained:
         """
         if differing := differing_parameters(self._canonical()[0], metadata):
             raise ConfigError(f"is of another model: {listing(differing, 'parameter')}")
-        return {
+        found: Nested = {
             key: None
             for key, path in metadata.planner_data.items()
-            if path == ("classes",) or (path[:2] == ("optimizer", "param_groups") and path[3] == "params")
+            if path in (("classes",), ("tied",)) or (path[:2] == ("optimizer", "param_groups") and path[3] == "params")
         }
+        for each, buffer in self.model.named_buffers(remove_duplicate=False):
+            for key in (f"model.{name}" for name in canonical(self.model, [each])):
+                entry = metadata.state_dict_metadata.get(key)
+                if isinstance(entry, TensorStorageMetadata) and entry.properties.dtype != buffer.dtype:
+                    found[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
+        return found
+
+    def check_model(self, read: Nested, metadata: Metadata) -> list[str]:
+        """Compare what ``groups_template`` has read with the model; return what cannot be compared, in words.
+
+        Raises ConfigError if a value does not fit the type of its buffer, and if parameters are one here that were
+        several.
+        """
+        for each, buffer in self.model.named_buffers(remove_duplicate=False):
+            for name in canonical(self.model, [each]):
+                value = read.get(f"model.{name}")
+                if isinstance(value, torch.Tensor) and not _fits(value, buffer.dtype):
+                    here, was = (str(dtype).removeprefix("torch.") for dtype in (buffer.dtype, value.dtype))
+                    raise ConfigError(f"has values in the buffer {name} ({was}) that do not fit its type here, {here}")
+        here_tied = tied(self.model)
+        if ("tied",) not in metadata.planner_data.values():
+            known = {name for names in here_tied for name in names if f"model.{name}" in metadata.state_dict_metadata}
+            few = ", ".join(sorted(known)[:SHOWN])
+            return [f"does not say whether these were one parameter, as they are here: {few}"] if known else []
+        there = [set(names) for names in read["tied"]]
+        if new := [names for names in here_tied if not any(set(names) <= those for those in there)]:
+            differing = [f"{' and '.join(names)} are one here, and were not in the checkpoint" for names in new]
+            raise ConfigError(f"is of another model: {listing(differing, 'parameter')}")
+        return []
 
     def match_groups(self, read: Nested, metadata: Metadata, kinds: Sequence[str] | None) -> list[str]:
         """Find the parameter groups of the checkpoint by the names of their parameters.
@@ -131,7 +168,7 @@ class Trained:
         compared, in words. Raises ConfigError where the groups, or the classes of their optimizers, are others.
         """
         paths: Mapping[str, tuple[Any, ...]] = metadata.planner_data
-        there = {paths[key][2]: names for key, names in read.items() if paths[key] != ("classes",)}
+        there = {paths[key][2]: names for key, names in read.items() if paths[key][0] == "optimizer"}
         self._groups = {}
         if not there:  # of a training without an optimizer
             return []
@@ -240,7 +277,7 @@ class Trained:
 
     def take(self, read: Nested, metadata: Metadata) -> None:
         """Put what was read by ``template`` where it belongs; tensors of the model are there already."""
-        nested = unflatten_state_dict(read, {key: metadata.planner_data[key] for key in read})
+        nested = unwrapped(unflatten_state_dict(read, {key: metadata.planner_data[key] for key in read}))
         model, optimizer = self._canonical()
         entries, self._own_entries = self._own_entries, {}
         own = {
@@ -298,6 +335,15 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
             raise ConfigError(
                 f"Checkpoint: optimizer is a {type(optimizer).__name__}, and has to be torch's, or several"
             )
+    if not any(True for _ in model.parameters()) and not model.state_dict():
+        raise ConfigError(f"Checkpoint: the model ({type(model).__name__}) has no parameters: there is nothing to save")
+    for name, buffer in model.named_buffers():
+        if (buffer.layout != torch.strided or buffer.is_quantized) and name in model.state_dict():
+            kind = "quantized" if buffer.is_quantized else str(buffer.layout).removeprefix("torch.")
+            raise ConfigError(
+                f"Checkpoint: the buffer {name} is {kind}, and can be neither saved nor loaded: keep it dense, or "
+                "register it with persistent=False"
+            )
     known = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
         if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
@@ -308,7 +354,8 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
     overlapping = [
         name
         for name, buffer in model.named_buffers()
-        if any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
+        if buffer.layout == torch.strided
+        and any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
     ]
     if overlapping and (saved := [name for name in overlapping if name in model.state_dict()]):
         raise ConfigError(
@@ -323,6 +370,35 @@ def _classes_of(kinds: Sequence[str] | None, groups: int) -> Sequence[str] | Non
     if len(set(kinds)) == 1:
         return [kinds[0]] * groups
     return kinds if len(kinds) == groups else None
+
+
+def _refuse_owned(model: nn.Module) -> None:
+    """Raise ConfigError for trained parameters that DDP leaves to each worker: only rank 0's would be saved."""
+    ignored = getattr(model, "parameters_to_ignore", ()) if isinstance(model, DistributedDataParallel) else ()
+    if not ignored:
+        return
+    parameters = ((name.removeprefix("module."), each) for name, each in model.named_parameters())
+    if names := [name for name, each in parameters if name in ignored and each.requires_grad]:
+        raise ConfigError(
+            f"DDP ignores these parameters, so that each worker may train its own, and a checkpoint has one for all: "
+            f"{some(names)}; shard them (FSDP), or take them out of DDP's parameters_to_ignore"
+        )
+
+
+def tied(model: nn.Module) -> list[list[str]]:
+    """Return the canonical names of parameters that are one, of each such parameter."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [sorted(canonical(model, several)) for several in names.values() if len(several) > 1]
+
+
+def _fits(value: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether values are in the range of a type; rounding is no matter, unless it is to whole numbers."""
+    new = value.to(dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        return bool((torch.isfinite(new) | ~torch.isfinite(value)).all())
+    return torch.equal(new.to(value.dtype), value)
 
 
 def _empty(entry: object, parameter: torch.Tensor | None, dtype: torch.dtype | None = None) -> torch.Tensor | None:

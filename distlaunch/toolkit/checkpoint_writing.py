@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from distlaunch.core.errors import ConfigError
 from distlaunch.toolkit.checkpoint_group import Group, text_of
 from distlaunch.toolkit.checkpoint_state import Nested
 from distlaunch.toolkit.checkpoint_store import FORMAT, CheckpointError, PlaceLostError, Store, steps_of
@@ -69,7 +70,7 @@ class Writing:
             except PlaceLostError as lost:
                 return lost.message
         if isinstance(failure, Exception):
-            failure = failure.message if isinstance(failure, CheckpointError) else text_of(failure)
+            failure = failure.message if isinstance(failure, CheckpointError | ConfigError) else text_of(failure)
         return f"{failure}; {f'{names[0]} is whole and kept' if names else 'there is none before it'}"
 
     def not_written(self, name: str, told: str) -> CheckpointError:

@@ -79,11 +79,11 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, whole: dict[str, Any]
 
 
 def _typed(loaded: Any, saved: Any) -> Any:
-    """Put what was saved, where its type differs, in the place of what was made of it."""
+    """Return what torch has loaded, with the types of numbers, and all that is no tensor, as they were saved."""
     if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
     if isinstance(loaded, dict) and isinstance(saved, dict):
         return {key: _typed(each, saved.get(key)) for key, each in loaded.items()}
     if type(loaded) in {list, tuple} and isinstance(saved, list | tuple) and len(loaded) == len(saved):
         return type(loaded)(map(_typed, loaded, saved))
-    return loaded
+    return loaded if isinstance(loaded, torch.Tensor) else saved  # torch makes a generator's text of a str

@@ -19,6 +19,7 @@ BLOCK = ROOT / "tests" / "programs" / "toolkit" / "block.py"
 SHARDED_PARTS = BLOCK.with_name("sharded_parts.py")
 EACH_WORKERS = BLOCK.with_name("each_workers.py")
 DIFFERENT_CALLS = BLOCK.with_name("different_calls.py")
+OWNED = BLOCK.with_name("owned.py")
 PART_FAILS = BLOCK.with_name("part_fails_on_one.py")
 pytestmark = pytest.mark.timeout(300)
 
@@ -194,6 +195,21 @@ def test_workers_that_make_different_calls_all_get_an_error_with_both_and_nothin
     assert gone.startswith(lost)
     assert gone.endswith("; step-000000003 is whole and kept")
     assert names(tmp_path / "c") == ["step-000000003"]
+
+
+def test_parameters_that_ddp_leaves_to_each_worker_are_refused_at_the_first_save_if_they_are_trained(
+    distlaunch, tmp_path
+):
+    result = distlaunch.train("--num-procs", "2", OWNED, tmp_path / "c", "trained", timeout=120)
+    assert result.returncode == 0, result.stderr
+    told = dict(found(r"rank (\d): (.*)", result.stdout))
+    assert sorted(told) == ["0", "1"]
+    for text in told.values():
+        assert text.startswith(f"checkpoint {tmp_path}/c/step-000000001 not written: rank 0: DDP ignores")
+        assert ": 1.weight; shard them (FSDP), or take them out of DDP's parameters_to_ignore; " in text
+    assert not names(tmp_path / "c")
+    result = distlaunch.train("--num-procs", "2", OWNED, tmp_path / "c", "frozen", timeout=120)
+    assert sorted(found(r"rank (\d): \[\[(\d)", result.stdout)) == [("0", "5"), ("1", "6")]
 
 
 @pytest.mark.parametrize("backend", ["pytorch-ddp", "fsdp"])
