@@ -178,7 +178,8 @@ def _run(
                 job_id=plan.job_id,
                 cookie=os.urandom(8).hex(),
                 nofile=nofile,
-                spawner=new_spawner(plan.job_id, options),  # before the first thread
+                # Before the first thread.
+                spawner=new_spawner(plan.job_id, options, terminal=-1 if terminal is None else terminal.fileno()),
                 port=port,
                 taker=files,
                 clock=clock,

@@ -55,10 +55,13 @@ def check_system() -> None:
         raise ConfigError("/proc belongs to another PID namespace", hint="mount it anew, as unshare --mount-proc does")
 
 
-def new_spawner(job_id: str, options: TrainOptions) -> tuple[Channel[FromSpawner], int]:
-    """Fork the workers' parent: before the first thread. Raises ConfigError."""
+def new_spawner(job_id: str, options: TrainOptions, *, terminal: int = -1) -> tuple[Channel[FromSpawner], int]:
+    """Fork the workers' parent: before the first thread. Raises ConfigError.
+
+    ``terminal``: the user's, if its modes will be changed.
+    """
     try:
-        return start_spawner(job_id=job_id, orphan_grace_s=options.failure_grace)
+        return start_spawner(job_id=job_id, orphan_grace_s=options.failure_grace, terminal=terminal)
     except OSError as exc:
         why = os.strerror(exc.errno or 0)
         files = exc.errno in {errno.EMFILE, errno.ENFILE}

@@ -9,9 +9,9 @@ import os
 import termios
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Literal
+from typing import Any, Literal
 
-from distlaunch.core.agent.pseudo_terminal import in_foreground
+from distlaunch.core.agent.pseudo_terminal import in_foreground, modes_that_pass_keys_on
 from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.job.sink import StatusView
 from distlaunch.ui.console.console import TERMINAL_CLOSE_S, own_lines
@@ -19,7 +19,6 @@ from distlaunch.ui.console.writer import Writer
 
 _STDIN = 0
 _KEYS = 4096
-_CC = 6  # index of the control characters in termios attributes
 
 
 def user_terminal() -> UserTerminal | None:
@@ -33,7 +32,7 @@ class UserTerminal:
     """Descriptors 0 to 2 as one terminal, with the modes that it had."""
 
     def __init__(self) -> None:
-        self._before: list[object] | None = None
+        self._before: list[Any] | None = None
 
     def fileno(self) -> int:
         """Give the descriptor to poll for keystrokes."""
@@ -61,15 +60,8 @@ class UserTerminal:
     def take(self) -> None:
         """Switch to passing every key on, none interpreted here."""
         try:
-            modes = termios.tcgetattr(_STDIN)
-            self._before = list(modes)
-            iflag, oflag, cflag, lflag, ispeed, ospeed, _ = modes
-            iflag &= ~(termios.BRKINT | termios.ICRNL | termios.INPCK | termios.ISTRIP | termios.IXON)
-            lflag &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN | termios.ISIG)
-            special = list(modes[_CC])
-            special[termios.VMIN], special[termios.VTIME] = 1, 0
-            raw = [iflag, oflag & ~termios.OPOST, cflag, lflag, ispeed, ospeed, special]
-            termios.tcsetattr(_STDIN, termios.TCSADRAIN, raw)
+            self._before = termios.tcgetattr(_STDIN)
+            termios.tcsetattr(_STDIN, termios.TCSADRAIN, modes_that_pass_keys_on(self._before))
         except (termios.error, OSError):
             self._before = None
 
@@ -77,7 +69,7 @@ class UserTerminal:
         """Restore the modes that it had."""
         if self._before is not None:
             with suppress(termios.error, OSError):  # it has gone away
-                termios.tcsetattr(_STDIN, termios.TCSADRAIN, self._before)  # type: ignore[arg-type]  # as it was read
+                termios.tcsetattr(_STDIN, termios.TCSADRAIN, self._before)
             self._before = None
 
 

@@ -1,4 +1,4 @@
-"""Layer core.agent: our side of the pseudo-terminal that the one worker of a job has; whose a real one is."""
+"""Layer core.agent: our side of the pseudo-terminal that the one worker of a job has, and the user's real one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import struct
 import termios
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
 from distlaunch.core.agent import tree
 
@@ -23,6 +24,35 @@ def in_foreground(terminal: int) -> bool:
         return os.tcgetpgrp(terminal) == os.getpgrp()
     except OSError:
         return False
+
+
+def modes_that_pass_keys_on(modes: list[Any]) -> list[Any]:
+    """Return terminal modes in which every key is passed on and none is interpreted."""
+    iflag, oflag, cflag, lflag, ispeed, ospeed, special = modes
+    iflag &= ~(termios.BRKINT | termios.ICRNL | termios.INPCK | termios.ISTRIP | termios.IXON)
+    lflag &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN | termios.ISIG)
+    special = list(special)
+    special[termios.VMIN], special[termios.VTIME] = 1, 0
+    return [iflag, oflag & ~termios.OPOST, cflag, lflag, ispeed, ospeed, special]
+
+
+class SavedTerminal:
+    """The user's terminal with the modes it has now, for a process that outlives the one that changes them.
+
+    Raises OSError if the descriptor cannot be copied, and termios.error if it is no terminal.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._before = termios.tcgetattr(descriptor)
+        self.descriptor = os.dup(descriptor)
+
+    def restore(self) -> None:
+        """Restore the modes, unless somebody else (a shell) has changed them meanwhile; forget the terminal."""
+        with suppress(termios.error, OSError):  # it has gone away
+            if termios.tcgetattr(self.descriptor) == modes_that_pass_keys_on(self._before):
+                termios.tcsetattr(self.descriptor, termios.TCSANOW, self._before)
+        with suppress(OSError):
+            os.close(self.descriptor)
 
 
 class PseudoTerminal:

@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from distlaunch.core.agent import leavings, tree, watcher
 from distlaunch.core.agent.become import NO_WORKER, become
@@ -31,6 +31,9 @@ from distlaunch.core.model.never import assert_never
 from distlaunch.core.model.unfollowed import fork_from_helper, fork_helper, is_debugged
 from distlaunch.core.wire import spawning as w
 from distlaunch.core.wire.codec import Decoder
+
+if TYPE_CHECKING:
+    from distlaunch.core.agent.pseudo_terminal import SavedTerminal
 
 NAME = "dl-spawner"
 """Neither name nor title says distlaunch or python: ``pkill -9 -f`` of the launcher must not hit its guard as well."""
@@ -55,7 +58,7 @@ _ASKS_TO_END = (signal.SIGTERM, signal.SIGINT)
 
 
 def start_spawner(
-    *, job_id: str, orphan_grace_s: float, keep: Collection[int] = (), watched: int = -1
+    *, job_id: str, orphan_grace_s: float, keep: Collection[int] = (), watched: int = -1, terminal: int = -1
 ) -> tuple[Channel[w.FromSpawner], int]:
     """Fork the watcher, which forks the spawner. Return our end of the channel, and the watcher's pid.
 
@@ -63,7 +66,8 @@ def start_spawner(
 
     ``orphan_grace_s``: how long workers may take to end by TERM if this process vanishes, unless a ``Setup`` says it.
     ``keep``: descriptors that it needs as well. ``watched``: one at whose hang-up this process should act: the spawner
-    wakes it, if somebody has stopped it, and acts in its place if that is in vain.
+    wakes it, if somebody has stopped it, and acts in its place if that is in vain. ``terminal``: the user's, whose
+    modes this process will change: the spawner restores them if this process vanishes.
     """
     become_subreaper()
     gc.freeze()  # a collection that looked at what is there now would have each process copy it
@@ -73,7 +77,7 @@ def start_spawner(
         agent = os.getpid()
         pid = fork_helper()
         if pid == 0:
-            _run(theirs, agent, job_id, orphan_grace_s, keep, watched)
+            _run(theirs, agent, job_id, orphan_grace_s, keep, watched, terminal)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
@@ -81,7 +85,13 @@ def start_spawner(
 
 
 def _run(
-    end: socket.socket, agent: int, job_id: str, orphan_grace_s: float, keep: Collection[int], watched: int
+    end: socket.socket,
+    agent: int,
+    job_id: str,
+    orphan_grace_s: float,
+    keep: Collection[int],
+    watched: int,
+    terminal: int,
 ) -> NoReturn:
     """Be the watcher in this forked child, and the spawner in a child of that.
 
@@ -93,8 +103,11 @@ def _run(
         os.setsid()
         become_subreaper()
         watcher.name_process(job_id)
-        _close_inherited(keep={end.fileno(), watched, *keep})
+        saved = _save_terminal(terminal)
+        kept = {end.fileno(), watched, *keep} | ({saved.descriptor} if saved is not None else set())
+        _close_inherited(keep=kept)
         spawner = Spawner(channel, agent=agent, job_id=job_id, orphan_grace_s=orphan_grace_s, watched=watched)
+        spawner.terminal = saved
         if pid := _fork_watched():
             watcher.watch(pid)
         rename_process(NAME, _title(job_id))
@@ -121,6 +134,19 @@ def _fork_watched() -> int:
     if pid == 0:
         die_with_parent(signal.SIGCONT)  # if somebody has stopped the spawner, it must go on when its parent ends
     return pid
+
+
+def _save_terminal(descriptor: int) -> SavedTerminal | None:
+    if descriptor < 0:
+        return None
+    import termios
+
+    from distlaunch.core.agent.pseudo_terminal import SavedTerminal
+
+    try:
+        return SavedTerminal(descriptor)
+    except (OSError, termios.error):  # it has gone away
+        return None
 
 
 def _title(job_id: str) -> str:
@@ -159,6 +185,8 @@ class Spawner:
     def __init__(
         self, channel: Channel[w.ToSpawner], *, agent: int, job_id: str, orphan_grace_s: float, watched: int
     ) -> None:
+        self.terminal: SavedTerminal | None = None
+        """The user's, which is restored if the agent vanishes."""
         self._channel = channel
         self._watched = watched
         self._agent = agent
@@ -485,6 +513,8 @@ class Spawner:
     def _orphaned(self) -> None:
         """End everything, the agent being gone: ask the workers, give the grace, then KILL until nothing is left."""
         self._unwatch()  # else the channel would stay open
+        if self.terminal is not None:
+            self.terminal.restore()
         self._output.start(self._setup)
         deadline = time.monotonic() + self._orphan_grace_s
         self._warm.stop()

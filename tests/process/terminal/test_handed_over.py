@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -275,3 +278,24 @@ def test_the_worker_with_the_terminal_prints_and_saves_after_kill_9_of_the_launc
     assert (distlaunch.work / "saved-0").exists(), log.read_text()
     words = ("saving 0".ljust(63, "."), "saved 0", "done 0")
     until(lambda: [*map(log.read_text().count, words)] == [size // 64, 1, 1], "all in the log")
+
+
+def test_after_kill_9_of_the_launcher_the_shell_has_its_terminal_as_it_was(distlaunch, screen):
+    """The launcher passes each key on meanwhile; what it was started from goes on with the terminal."""
+    program = script(distlaunch, "print('ready', flush=True)\nsignal.pause()\n")
+    train = [sys.executable, "-m", "distlaunch", "train", "--num-procs", "1", "--failure-grace", "1", program]
+    words = ["sh", "-c", '"$@"; read line; echo "read $line"', "sh", *map(str, train)]
+    shell = subprocess.Popen(words, env=distlaunch.env, cwd=distlaunch.work, **screen.streams())
+    try:
+        screen.wait_text("ready")
+        until(lambda: screen.modes() != screen.modes_before, "the launcher's modes")
+        [launcher] = Path(f"/proc/{shell.pid}/task/{shell.pid}/children").read_text().split()
+        os.kill(int(launcher), signal.SIGKILL)
+        until(lambda: screen.modes() == screen.modes_before, "the modes from before")
+        screen.type("typed\r")
+        screen.wait_text("read typed")
+        assert shell.wait(30) == 0
+    finally:
+        shell.kill()
+        shell.wait()
+    distlaunch.assert_no_survivors(within_s=30)
