@@ -12,6 +12,9 @@ from typing import Any
 HOSTS = "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n10.244.0.{ip}\t{names}\n"
 NAMESPACE = "default.svc.cluster.local"
 
+SECRET = "0123456789abcdef" * 4
+"""What the secret of a pod holds: as ``openssl rand -hex 32`` gives one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
@@ -55,7 +58,7 @@ def started(template: dict, container: dict, hostname: str, number: int, set_by_
     for each in container.get("env", []):
         source = each.get("valueFrom", {})
         if "secretKeyRef" in source:
-            environ[each["name"]] = "secret"
+            environ[each["name"]] = SECRET
         else:
             environ[each["name"]] = expanded(each["value"], environ)
     subdomain = template["spec"].get("subdomain")

@@ -10,7 +10,7 @@ from kubeflow.training import models as training
 from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
 from kubernetes.client import models as core
 
-from tests.unit.render.cluster import pods_of
+from tests.unit.render.cluster import SECRET, pods_of
 
 RELEASES = [f"1.{minor}" for minor in range(29, 38)]
 MUCH = [
@@ -235,4 +235,4 @@ def test_the_token_is_named_and_never_written(manifests, text, target):
     body = text(target, *words, DISTLAUNCH_TOKEN="hunter2")
     assert "hunter2" not in body
     assert "kubectl create secret generic tok" in body
-    assert all(pod.environ["DISTLAUNCH_TOKEN"] == "secret" for pod in pods_of(manifests(target, *words)))
+    assert all(pod.environ["DISTLAUNCH_TOKEN"] == SECRET for pod in pods_of(manifests(target, *words)))
