@@ -202,4 +202,5 @@ def node_killed(slurm, node: str) -> Iterator[None]:
     finally:
         slurmd = shutil.which("slurmd", path=os.environ["PATH"] + ":/usr/sbin")
         slurm.run(slurmd, "-N", node)
-        until(lambda: "idle" in slurm.run("sinfo", "--noheader", "--nodes", node, "--format=%T"), f"{node} to be back")
+        # sinfo may go on to call the node "mixed" when nothing is allocated there any more (Slurm 22.05).
+        until(lambda: "State=IDLE " in slurm.run("scontrol", "show", "node", node), f"{node} to be back")
