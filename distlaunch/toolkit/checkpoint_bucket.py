@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, BinaryIO
 
 from torch import distributed as dist
@@ -178,11 +179,14 @@ class Bucket(Store):
         the same name.
         """
         aside = f"aside-{name}"
+        self._fs.invalidate_cache()
         try:
-            self._fs.invalidate_cache()
-            files = self.files(name)
-            while self._is_taken(aside):
+            files = retried(lambda: self.files(name), self.where(name))
+            while retried(partial(self._is_taken, aside), self.where(aside)):
                 aside = f"{aside}-again"
+        except FileNotFoundError as error:
+            raise OSError(f"{self.where(name)} is not there any more") from error
+        try:
             for file in sorted(files, key=lambda file: file == MANIFEST):
                 self._fs.cp_file(f"{self._path}/{name}/{file}", f"{self._path}/{aside}/{file}")
         except Exception as error:

@@ -90,6 +90,8 @@ class Folder(Store):
             self.release()
             if error.errno not in _READ_ONLY or not os.path.isdir(self.root):
                 what = f"{_LOCK} is a symbolic link" if error.errno == errno.ELOOP else describe(error)
+                if error.errno != errno.ELOOP and os.path.isdir(self.root):
+                    what = f"{_LOCK}: {what}"
                 raise ConfigError(f"checkpoints in {self.root}: {what}: not a directory to write to") from error
             self._unwritable = describe(error)
             self._mark = self._all_names()
@@ -245,6 +247,9 @@ class Folder(Store):
     def remove(self, name: str) -> None:
         """Rename, then remove."""
         with suppress(OSError):
+            if os.path.islink(f"{self.root}/{name}"):  # what it leads to is somebody else's
+                log.warning("distlaunch: %s stays: it is a symbolic link", self.where(name))
+                return
             if not only_ours(self.files(name)):
                 log.warning("distlaunch: %s stays: it holds files that are no checkpoint's", self.where(name))
                 return
@@ -260,7 +265,7 @@ class Folder(Store):
         path = f"{self.root}/{name}"
         try:
             files = os.listdir(path)
-            if files and not only_ours(files):
+            if os.path.islink(path) or (files and not only_ours(files)):
                 return False
             for file in files:
                 os.unlink(f"{path}/{file}")

@@ -179,3 +179,26 @@ def test_what_a_store_cannot_do_is_said_even_where_the_error_has_no_words(empty,
     monkeypatch.setattr(type(empty), "makedirs", cannot)  # as http:// does
     with pytest.raises(ConfigError, match=f"checkpoints in {ROOT}: NotImplementedError: not a place to write to"):
         store_for(ROOT).claim()
+
+
+def test_an_error_while_one_is_set_aside_harms_no_copy_that_was_set_aside_before(empty, monkeypatch):
+    monkeypatch.setattr("distlaunch.toolkit.checkpoint_store._RETRIES_S", ())
+    train(2)
+    store = store_for(ROOT)
+    store._mark = folder(empty, "step-000000002").partition(".")[2]
+    name = f"step-000000002.{store._mark}"
+    content = {file: empty.cat(f"/bucket/run/{name}/{file}") for file in store.files(name)}
+    store.set_aside(name)
+    for file, data in content.items():
+        empty.pipe_file(f"/bucket/run/{name}/{file}", data)
+
+    def failing(self, path, *args, **options):
+        raise TimeoutError("try again")
+
+    monkeypatch.setattr(type(empty), "ls", failing)
+    with pytest.raises(CheckpointError, match="try again"):
+        store.set_aside(name)
+    monkeypatch.undo()
+    assert {file: empty.cat(f"/bucket/run/aside-{name}/{file}") for file in content} == content
+    store.set_aside(name)
+    assert {file: empty.cat(f"/bucket/run/aside-{name}-again/{file}") for file in content} == content

@@ -343,3 +343,25 @@ def test_an_error_without_a_text_names_its_class(saved, monkeypatch):
     monkeypatch.setattr(type(store_for(saved)), "open", failing)
     with pytest.raises(CheckpointError, match=r"manifest.json cannot be read on .*: OSError"):
         resume(saved)
+
+
+def test_what_a_symbolic_link_leads_to_is_never_removed(saved, caplog):
+    """Somebody has moved a checkpoint into an archive, and left a link."""
+    archive = saved.with_name("archive")
+    archive.mkdir()
+    (saved / "step-000000001").rename(archive / "step-000000001")
+    (saved / "step-000000001").symlink_to(archive / "step-000000001")
+    there = sorted(path.name for path in (archive / "step-000000001").iterdir())
+    checkpoint = Checkpoint(saved, model=nn.Linear(2, 1), every=1, keep=1)
+    assert checkpoint.resume() == 2
+    checkpoint.step(2)
+    checkpoint.close()
+    assert sorted(path.name for path in (archive / "step-000000001").iterdir()) == there
+    assert (saved / "step-000000001").is_symlink()
+    assert "step-000000001 stays: it is a symbolic link" in caplog.text
+
+
+def test_a_lock_that_is_a_directory_is_named(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(ConfigError, match=r"\.lock: Is a directory: not a directory to write to"):
+        Checkpoint(tmp_path, model=nn.Linear(2, 1))
