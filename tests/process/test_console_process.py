@@ -219,7 +219,7 @@ def test_tracebacks_of_ranks_that_lost_a_peer_become_one_line_with_a_count(distl
     script.write_text(LOST)
     result = distlaunch.train("--num-procs", "8", "--failure-grace", "20", "--format", format_, script)
     assert result.returncode == 1
-    told = r"^\[([\d,-]+)\] \.\.\. (\d+) lines(?: from (\d+) ranks)?, as of rank (\d) above, but for numbers$"
+    told = r"^\[([\d,-]+)\] \.\.\. (?:(\d+) ranks )?repeated (\d+) lines of rank (\d) above \(numbers differ\)$"
     found = re.findall(told, result.stderr, re.MULTILINE)
     shown = (result.stdout if format_ == "jsonl" else result.stderr).count("Connection closed by peer [127.0.0.1]:4100")
     if format_ == "jsonl":
@@ -228,8 +228,8 @@ def test_tracebacks_of_ranks_that_lost_a_peer_become_one_line_with_a_count(distl
         return
     # The report at the end names one of them once more.
     assert shown <= 3
-    assert sum(int(count or 1) for _, _, count, _ in found) >= 5
-    assert max(int(count or 1) for _, _, count, _ in found) >= 2
+    assert sum(int(count or 1) for _, count, _, _ in found) >= 5
+    assert max(int(count or 1) for _, count, _, _ in found) >= 2
     assert result.stderr.count("ValueError: bad sample 17") >= 1
     for rank in (0, 1, 2, 4, 5, 6, 7):
         lines = result.lines_of(rank)

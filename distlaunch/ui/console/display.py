@@ -7,7 +7,7 @@ return, and gives every row away as a line once the program has left it for good
 * A program that hides the cursor, or moves up from an empty row below its display, redraws its display from the top.
   The rows above the top of the last redraw are final.
 * Otherwise a row is final when the cursor has been below it for SETTLE_S.
-* More rows than MOST_ROWS are final from the top.
+* More rows than MOST_ROWS are final from the top, and so are rows of more than _MOST_CELLS in all.
 
 Rows hold printable characters and colours only: no other control sequence of the program leaves this module.
 """
@@ -23,6 +23,12 @@ from distlaunch.ui.console.lines import PIECE
 SETTLE_S = 1.0
 """How long the cursor must have been below a row for that to be final. tqdm returns at once, but for a busy machine."""
 MOST_ROWS = 100
+_MOST_CELLS = 2 * PIECE
+"""Of all rows: with more, the rows are final from the top."""
+_MOST_COLUMNS = 1000
+"""The cursor cannot be moved to the right of these columns without writing: no screen is wider."""
+_MOST_COLOURED = 4 * PIECE
+"""A row that would take more bytes with its colours is shown without them."""
 _STALE_S = 10.0
 """After so long without a move upwards, a program no longer counts as one that redraws."""
 _MOST_STYLE = 160
@@ -59,6 +65,8 @@ class _Row:
         """When the cursor last went down from here."""
 
     def write(self, column: int, cells: list[str], style: str) -> None:
+        if not cells:
+            return
         if (missing := column - len(self.cells)) > 0:
             self.cells += [" "] * missing
             self.styles += [""] * missing
@@ -83,8 +91,9 @@ class _Row:
             end -= 1  # half of a wide character
         while end and cells[end - 1] == " " and not styles[end - 1]:
             end -= 1
+        plain = "".join(cells[:end])
         if not any(styles[:end]):
-            return "".join(cells[:end]).encode("utf-8", "replace")
+            return plain.encode("utf-8", "replace")
         parts: list[str] = []
         last = ""
         for cell, style in zip(cells[:end], styles[:end], strict=True):
@@ -96,7 +105,8 @@ class _Row:
             parts.append(cell)
         if last:
             parts.append(_RESET)
-        return "".join(parts).encode("utf-8", "replace")
+        coloured = "".join(parts)
+        return (coloured if len(coloured) <= _MOST_COLOURED else plain).encode("utf-8", "replace")
 
 
 class Display:
@@ -141,6 +151,10 @@ class Display:
                     self._control(token[1], token[2], token[3], now)
             else:
                 self._write(token[0], now)
+        cells = sum(len(row.cells) for row in self._rows)
+        while cells > _MOST_CELLS and len(self._rows) > 1:
+            cells -= len(self._rows[0].cells)
+            done += self._take(1)
         return done + self.settle(now)
 
     def settle(self, now: float) -> list[bytes]:
@@ -243,7 +257,7 @@ class Display:
             self._column = max(0, self._column - 1)
             return
         if first == "\t":
-            self._column += 8 - self._column % 8
+            self._column = max(self._column, min(self._column + 8 - self._column % 8, PIECE))
             return
         code = ord(first)
         if code < 0x20:
@@ -293,11 +307,11 @@ class Display:
                 self._down(min(count or 1, MOST_ROWS - 1 - self._at))
                 self._column = 0 if final == "E" else self._column
             case "C":
-                self._column = min(self._column + (count or 1), PIECE)
+                self._column = max(self._column, min(self._column + (count or 1), _MOST_COLUMNS))
             case "D":
                 self._column = max(0, self._column - (count or 1))
             case "G":
-                self._column = max(0, count - 1)
+                self._column = min(max(0, count - 1), _MOST_COLUMNS)
             case "K" if count == 0:
                 row.erase(self._column, None)
             case "K" if count == 1:

@@ -1,9 +1,9 @@
 """Layer ui.console: blocks of lines that one rank has shown and others write again become one line with a count.
 
 ``folding`` joins equal lines that come within 0.1 s of each other. Here lines of other ranks are compared with what was
-shown in the last WINDOW_S. A line that nobody has shown goes on at once: only a repetition is held, until it ends or
-GAP_S have passed without more of it. Repetitions of one block by several ranks are gathered for GATHER_S. Each rank's
-lines leave in the order in which they came.
+shown in the last WINDOW_S. A line that no rank has shown is emitted at once. Only a repetition is held: until it ends,
+until GAP_S after its last line that was found again, and for at most WINDOW_S. Repetitions of one block by several
+ranks are gathered for GATHER_S. Each rank's lines leave in the order in which they came.
 
 Lines count as equal if ``alike`` says the same of them: they may differ in the rank that torch puts in front, in the
 addresses of native frames, and, where they tell of a lost peer, in numbers such as its port.
@@ -26,7 +26,13 @@ _MOST_LINES = 400
 """Of one call: more are a flood, which passes. Of one rank: more are not kept."""
 _MOST_PLACES = 4
 _MOST_TEXTS = 8192
+_MOST_AHEAD = 32
+"""Lines of a run that no other rank has shown yet. With more of them the run is no repetition."""
+_MOST_BYTES = 256 << 10
+"""Of the lines that a run holds, and of the lines kept for comparison of one rank."""
 _LEAST_CHARS = 4
+_MOST_CHARS = 4096
+"""A repetition begins with a line of _LEAST_CHARS to _MOST_CHARS."""
 _TRACEBACK = b"Traceback (most recent call last):"
 _OF_PEERS = (b"peer", b"onnection", b"remote", b"pipe", b"shut")
 
@@ -66,6 +72,7 @@ class _Shown:
         self.base = 0
         self.entries: deque[tuple[bytes, bytes, float]] = deque()
         """What must be equal of a line, the line, and when it was shown."""
+        self._weight = 0
 
     @property
     def end(self) -> int:
@@ -76,8 +83,11 @@ class _Shown:
 
     def add(self, key: bytes, line: bytes, now: float) -> None:
         self.entries.append((key, line, now))
-        while len(self.entries) > _MOST_LINES or self.entries[0][2] + WINDOW_S < now:
-            self.entries.popleft()
+        self._weight += len(line)
+        while self.entries and (
+            len(self.entries) > _MOST_LINES or self._weight > _MOST_BYTES or self.entries[0][2] + WINDOW_S < now
+        ):
+            self._weight -= len(self.entries.popleft()[1])
             self.base += 1
 
 
@@ -106,21 +116,35 @@ class _Place:
 class _Run:
     """Lines that are held because they may repeat a block."""
 
-    def __init__(self, who: Who, places: list[_Place]) -> None:
+    def __init__(self, who: Who, places: list[_Place], came_s: float) -> None:
         self.who = who
         self.places = places
         self.best = places[0]
         self.keys: list[bytes] = []
         self.lines: list[bytes] = []
-        self.last_s = 0.0
+        self.came_s: list[float] = []
+        """When each line came."""
+        self.due = came_s + GAP_S
+        """When the run ends unless one more of its lines is found before."""
+        self._ends_s = came_s + WINDOW_S
+        self._weight = 0
 
-    def add(self, key: bytes, line: bytes, now: float) -> bool:
-        """Take the next line; return whether the block may still be a repetition."""
+    def add(self, key: bytes, line: bytes, came_s: float) -> bool:
+        """Take the next line; return whether the run goes on."""
         self.keys.append(key)
         self.lines.append(line)
-        self.last_s = now
+        self.came_s.append(came_s)
+        self._weight += len(line)
+        found = self.best.found
+        self.follow()
+        if self.best.found > found:
+            self.due = min(came_s + GAP_S, self._ends_s)
+        is_full = len(self.lines) >= _MOST_LINES or self._weight > _MOST_BYTES
+        return bool(self.places) and not is_full and len(self.lines) - self.best.found <= _MOST_AHEAD
+
+    def follow(self) -> None:
+        """Look for the lines that have not been found yet in what has been shown by now."""
         self.places = [place for place in self.places if self._follow(place)]
-        return bool(self.places)
 
     def _follow(self, place: _Place) -> bool:
         equal = place.follow(self.keys, self.lines)
@@ -132,7 +156,7 @@ class _Run:
 class _Repetition:
     """A block that ranks have repeated, not told yet."""
 
-    def __init__(self, of: int, lines: list[bytes], due: float) -> None:
+    def __init__(self, of: int, lines: int, due: float) -> None:
         self.of = of
         self.lines = lines
         self.ranks: set[int] = set()
@@ -141,9 +165,9 @@ class _Repetition:
 
     def told(self) -> bytes:
         count = len(self.ranks)
-        from_ranks = f" from {count} ranks" if count > 1 else ""
-        numbers = "" if self.exact else ", but for numbers"
-        return f"... {len(self.lines)} lines{from_ranks}, as of rank {self.of} above{numbers}".encode()
+        ranks = f"{count} ranks " if count > 1 else ""
+        numbers = "" if self.exact else " (numbers differ)"
+        return f"... {ranks}repeated {self.lines} lines of rank {self.of} above{numbers}".encode()
 
 
 class Repeats:
@@ -163,31 +187,17 @@ class Repeats:
             self._end_runs(who, now)
             self._pass(who, lines)
             return
-        start = 0
-        while start < len(lines):
-            run = self._run_of(who, now)
-            line = lines[start]
-            key = alike(line)
-            if run is None and not _is_indented(line) and (places := self._find(who, key, now)):
-                run = _Run(who, places)
-                for rank in _ranks(who):
-                    self._runs[rank] = run
-            if run is None:
-                self._pass(who, [line])
-                self._note(who, key, line, now)
-            elif not run.add(key, line, now):
-                self._end_run(run, now)
-            start += 1
+        for line in lines:
+            self._add(who, line, now, now)
 
     def flush_due(self, now: float) -> float | None:
         """Show what has been held long enough; return when the next is due."""
-        for run in dict.fromkeys(self._runs.values()):
-            if run.last_s + GAP_S <= now:
-                self._end_run(run, now)
+        while run := next((run for run in self._runs.values() if run.due <= now), None):
+            self._end_run(run, now)
         for key, repetition in list(self._repetitions.items()):
             if repetition.due <= now:
                 self._tell(key)
-        dues = [run.last_s + GAP_S for run in self._runs.values()]
+        dues = [run.due for run in self._runs.values()]
         dues += [repetition.due for repetition in self._repetitions.values()]
         return min(dues, default=None)
 
@@ -205,6 +215,20 @@ class Repeats:
             self._tell(key)
 
     # --- runs
+
+    def _add(self, who: Who, line: bytes, came_s: float, now: float) -> None:
+        """Take one line, which came now or is left of a run that has ended."""
+        run = self._run_of(who, now)
+        key = alike(line)
+        if run is None and not _is_indented(line) and (places := self._find(who, key, now)):
+            run = _Run(who, places, came_s)
+            for rank in _ranks(who):
+                self._runs[rank] = run
+        if run is None:
+            self._pass(who, [line])
+            self._note(who, key, line, now)
+        elif not run.add(key, line, came_s):
+            self._end_run(run, now)
 
     def _run_of(self, who: Who, now: float) -> _Run | None:
         """Return the run that these lines continue; end those of the same ranks that they do not."""
@@ -224,6 +248,7 @@ class Repeats:
         """Note what of a run is a repetition, and show the rest of it."""
         for rank in _ranks(run.who):
             self._runs.pop(rank, None)
+        run.follow()
         count = run.best.found
         whole = count >= _LEAST_LINES and not _is_cut(run.lines, count)
         if whole:
@@ -233,8 +258,8 @@ class Repeats:
             self._pass(run.who, run.lines[:count])
             for key, line in zip(run.keys[:count], run.lines, strict=False):
                 self._note(run.who, key, line, now)
-        if rest := run.lines[count:]:
-            self.add(run.who, rest, now)
+        for line, came_s in zip(run.lines[count:], run.came_s[count:], strict=True):
+            self._add(run.who, line, came_s, now)
 
     def _repeated(self, run: _Run, count: int, now: float) -> None:
         best = run.best
@@ -247,7 +272,7 @@ class Repeats:
                 self._tell(other)
         repetition = self._repetitions.get(key)
         if repetition is None:
-            repetition = self._repetitions[key] = _Repetition(best.shown.rank, run.lines[:count], now + GATHER_S)
+            repetition = self._repetitions[key] = _Repetition(best.shown.rank, count, now + GATHER_S)
         repetition.ranks.update(ranks)
         repetition.exact = repetition.exact and best.exact
         self._of_rank.update(dict.fromkeys(ranks, key))
@@ -273,7 +298,7 @@ class Repeats:
         shown = self._shown.get(rank)
         if shown is None:
             shown = self._shown[rank] = _Shown(rank)
-        if len(key.strip()) >= _LEAST_CHARS:
+        if len(key) <= _MOST_CHARS and len(key.strip()) >= _LEAST_CHARS:
             if len(self._places) > _MOST_TEXTS:
                 self._places.clear()
             self._places.setdefault(key, deque(maxlen=_MOST_PLACES)).append((shown, shown.end))

@@ -275,3 +275,52 @@ def test_a_bar_with_a_hundred_thousand_states_takes_little_time():
     for chunk in range(10):
         display.feed(b"".join(b"\r%d" % state for state in range(chunk * 10_000, (chunk + 1) * 10_000)), 0.0)
     assert display.rows() == [b"99999"]
+
+
+def drawn_by(piece, count, now=0.0):
+    """Return the bytes of what is final, and of what is on display, after a program wrote these bytes."""
+    display = Display()
+    final = 0
+    data = piece * (65_536 // len(piece))
+    for _ in range(count):
+        final += sum(map(len, display.feed(data, now)))
+    return final, sum(map(len, display.rows())), display
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b"\t",
+        b"\x1b[9999C",
+        b"\x1b[9999C\x1b[9999C\x1b[9999C\x1b[9999C\x1b[9999C\x1b[9999C\x1b[9999Cx\n",
+        b"\x1b[9999C\x1b[9999C\x1b[9999C\x1b[9999Cx\x1b[1B",
+        b"\x1b[9999Gx\x1b[1B\x1b[99A",
+        b"x" * 65_000 + b"\x1b[1B",
+        b"\x1b[99A\x1b[99B" + b"x" * 65_000 + b"\x1b[1A",
+        b"\x1b]0;" + b"t" * 60_000,
+        b"\x1b[" + b"1;" * 30_000,
+        b"\x1b[1m\x1b[2m" * 20 + b"x",
+        b"\xcc\x81",
+    ],
+)
+def test_no_program_makes_its_rows_grow_without_limit(piece):
+    final, shown, display = drawn_by(piece, 12)
+    shown += sum(map(len, display.feed(b"x", 0.0)))
+    assert shown <= 1 << 20
+    assert final <= 12 * 65_536 * 30
+    assert len(display.rows()) <= 100
+
+
+def test_tabs_move_the_cursor_no_further_than_a_line_may_be_long():
+    _, _, display = drawn_by(b"\t", 4)
+    display.feed(b"x", 0.0)
+    assert display.rows() == []
+    display.feed(b"\r\t\tx", 0.0)
+    assert display.rows() == [b" " * 16 + b"x"]
+
+
+def test_a_row_with_more_colours_than_text_is_shown_without_them():
+    display = Display()
+    for _ in range(30):
+        display.feed(b"".join(b"\x1b[38;5;%dmx" % (at % 200 + 1) for at in range(1000)), 0.0)
+    assert display.rows() == [b"x" * 30_000]

@@ -36,7 +36,7 @@ def test_the_first_block_is_shown_at_once_and_its_repetitions_become_one_line_wi
     for now in (1.0, 2.5):
         shown.repeats.flush_due(now)
     assert shown.lines[len(first) :] == [
-        (frozenset(range(1, 8)), b"... 4 lines from 7 ranks, as of rank 0 above, but for numbers")
+        (frozenset(range(1, 8)), b"... 7 ranks repeated 4 lines of rank 0 above (numbers differ)")
     ]
 
 
@@ -62,7 +62,7 @@ def test_what_a_rank_writes_after_a_repetition_stands_below_it(shown):
     shown.repeats.add(0, [b"block one", b"block two"], 0.0)
     shown.repeats.add(1, [b"block one", b"block two", b"mine", b"more"], 0.5)
     shown.repeats.flush_due(0.9)
-    assert shown.lines[2:] == [(1, b"... 2 lines, as of rank 0 above"), (1, b"mine"), (1, b"more")]
+    assert shown.lines[2:] == [(1, b"... repeated 2 lines of rank 0 above"), (1, b"mine"), (1, b"more")]
 
 
 def test_a_single_equal_line_is_shown_soon(shown):
@@ -79,6 +79,65 @@ def test_what_was_shown_long_ago_or_by_the_rank_itself_is_no_repetition(shown):
     assert len(shown.lines) == 4
     shown.repeats.add(1, [b"block one", b"block two"], 20.0)
     assert len(shown.lines) == 6
+
+
+def test_a_rank_that_goes_on_alone_after_an_equal_line_is_shown_within_half_a_second(shown):
+    shown.repeats.add(0, [b"loading data"], 0.0)
+    shown.repeats.add(1, [b"loading data"], 0.1)
+    for step in range(1, 400):
+        now = 0.1 + step / 5
+        shown.repeats.add(1, [b"step %d" % step], now)
+        shown.repeats.flush_due(now)
+        own = [line for who, line in shown.lines if who == 1]
+        assert step - len(own) + 1 <= 3
+    shown.repeats.flush(now)
+    assert [line for who, line in shown.lines if who == 1] == [
+        b"loading data",
+        *(b"step %d" % at for at in range(1, 400)),
+    ]
+
+
+def test_equal_lines_of_one_rank_are_all_shown_when_the_first_of_them_is_due(shown):
+    shown.repeats.add(0, [b"loading data"], 0.0)
+    shown.repeats.add(1, [b"loading data"] * 20, 0.1)
+    assert shown.repeats.flush_due(0.1) == pytest.approx(0.4)
+    assert shown.repeats.flush_due(0.41) is None
+    assert shown.lines == [(0, b"loading data")] + [(1, b"loading data")] * 20
+
+
+def test_a_burst_of_lines_that_no_other_rank_has_shown_ends_a_run_at_once(shown):
+    shown.repeats.add(0, [b"loading data"], 0.0)
+    burst = [b"step %d" % step for step in range(100)]
+    shown.repeats.add(1, [b"loading data", *burst], 0.1)
+    assert [line for who, line in shown.lines if who == 1] == [b"loading data", *burst]
+
+
+def test_lines_that_the_first_rank_shows_later_belong_to_the_repetition(shown):
+    shown.repeats.add(0, [b"block one"], 0.0)
+    shown.repeats.add(1, [b"block one", b"block two"], 0.1)
+    shown.repeats.add(0, [b"block two"], 0.2)
+    shown.repeats.flush_due(0.41)
+    shown.repeats.flush(2.0)
+    assert shown.lines[2:] == [(1, b"... repeated 2 lines of rank 0 above")]
+
+
+@pytest.mark.parametrize(("length", "apart"), [(10, 0.1), (10, 0.001), (4000, 0.05)])
+def test_a_repetition_without_end_is_told_of_now_and_then(shown, length, apart):
+    now = 0.0
+    for step in range(1000):
+        now += apart
+        line = b"%d " % step + b"x" * length
+        shown.repeats.add(0, [line], now)
+        shown.repeats.add(1, [line], now)
+        shown.repeats.flush_due(now)
+    shown.repeats.flush(now)
+    own = [line for who, line in shown.lines if who == 1]
+    counts = [int(line.split()[2]) if line.startswith(b"...") else 1 for line in own]
+    assert sum(counts) == 1000
+    assert max(counts) <= 400
+    assert max(counts) * apart <= 10.5
+    assert max(counts) * length <= 300_000
+    assert [line for who, line in shown.lines if who == 0][-1].startswith(b"999 ")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +182,7 @@ def test_each_ranks_own_order_never_changes(calls):
         at = 0
         for line in own:
             if line.startswith(b"..."):
-                count = int(line.split()[1])
+                count = int(line.partition(b"repeated ")[2].split()[0])
                 at += count
             else:
                 assert lines[at] == line
