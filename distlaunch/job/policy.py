@@ -378,7 +378,7 @@ class JobPolicy(Supervision):
         return self._restart(verdict, now)
 
     def _apart(self) -> list[Action]:
-        """Say that the workers of a job of some length have never met, if that is so."""
+        """Return a warning if the workers of a job of some length never used MASTER_PORT."""
         run, settings = self._run, self.settings
         lived_s = max((end.uptime_s for end in run.finished), default=0.0)
         if not settings.meets_at_port or run.port_used is not False or run.cast.world_size < 2:
@@ -386,8 +386,8 @@ class JobPolicy(Supervision):
         if lived_s < settings.min_uptime_s:  # nothing that trains
             return []
         text = (
-            f"nothing has used MASTER_PORT: {counted(run.cast.world_size, 'worker')} have never met, so each may have"
-            " trained alone (on CPUs Lightning and Accelerate do that unless they are told otherwise)"
+            f"MASTER_PORT was never used: the {counted(run.cast.world_size, 'worker')} did not communicate, so each may"
+            " have trained on its own (on CPUs Lightning and Accelerate do that unless they are told otherwise)"
         )
         return [Say(text=text, level="warning")]
 
