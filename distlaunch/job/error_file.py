@@ -15,6 +15,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.text import printable
+
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 TERMINATION_LOG = "/dev/termination-log"
 _IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"
@@ -29,12 +32,16 @@ def error_file_path(
     """Return where the launcher is to write its first failure; None if nobody asks for that.
 
     ``option``: what ``--error-file`` says. ``of_a_script``: the script of a worker started this launcher, and the
-    variable is that worker's.
+    variable is that worker's. Raises ConfigError for an option with which no file can be made.
     """
     if option is not None:
-        return os.path.abspath(option)
-    if path := environ.get(VARIABLE):
-        return None if of_a_script else os.path.abspath(path)
+        path = os.path.abspath(option)
+        if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path)):
+            why = "it is a directory" if os.path.isdir(path) else "its directory does not exist"
+            raise ConfigError(f"--error-file {printable(option)}: {why}", hint="name a file in a directory that exists")
+        return path
+    if found := environ.get(VARIABLE):
+        return None if of_a_script else os.path.abspath(found)
     if _IN_KUBERNETES in environ and os.access(termination_log, os.W_OK):
         return termination_log
     return None
@@ -102,7 +109,18 @@ def _fitting(record: dict[str, Any], path: str) -> bytes:
 
 
 def _overwrite(path: str, data: bytes) -> None:
-    """Write into the file itself: a termination log is a mount, which nothing can be moved over."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    """Write into the file itself: a termination log is a mount, which nothing can be moved over.
+
+    A file that is our own output (/dev/stderr) is appended to.
+    """
+    how = os.O_APPEND if _is_our_output(path) else os.O_TRUNC
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     with open(descriptor, "wb") as file:
         file.write(data)
+
+
+def _is_our_output(path: str) -> bool:
+    with suppress(OSError):
+        found = os.stat(path)
+        return any(os.path.samestat(found, os.fstat(descriptor)) for descriptor in (1, 2))
+    return False

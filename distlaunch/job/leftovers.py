@@ -57,7 +57,7 @@ def _named(found: ByHost, *, many_hosts: bool, how: str = "") -> str:
     hosts = [host for host, leftovers in found.items() if leftovers.count]
     shown = [process for leftovers in found.values() for process in leftovers.shown]
     ranks = sorted({process.rank for process in shown if process.rank is not None})
-    by = name_ranks(ranks) if ranks else "workers"
+    by = name_ranks(ranks) if ranks and number == len(shown) else "workers"  # others may have left the unnamed ones
     many_ranks = len(ranks) > 1
     names = [
         f"{printable(process.command[:_COMMAND_CHARS])} "

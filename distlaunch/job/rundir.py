@@ -77,7 +77,11 @@ class RunDir:
         how = _NEW if node is None else _NEW & ~os.O_EXCL
         events = EVENTS if node is None else EVENTS_OF_NODE.format(node=node)
         self.events = open_private(os.path.join(path, events), how | os.O_APPEND)
-        marker = open_private(os.path.join(path, MARKER), how)
+        try:
+            marker = open_private(os.path.join(path, MARKER), how)
+        except OSError:
+            os.close(self.events)
+            raise
         try:
             if not os.fstat(marker).st_size:
                 os.write(marker, os.fsencode(job_id))
@@ -89,12 +93,15 @@ class RunDir:
     def link_latest(self) -> None:
         """Point ``latest`` at this run; best effort, atomically."""
         link = os.path.join(self._base, LATEST)
-        fresh = f"{link}.{os.getpid()}"
+        fresh = f"{link}.{os.urandom(6).hex()}"
         with suppress(OSError):
             if os.path.lexists(link) and not os.path.islink(link):
                 return
             os.symlink(os.path.basename(self.path), fresh)
-            os.replace(fresh, link)
+            try:
+                os.replace(fresh, link)
+            except OSError:
+                os.unlink(fresh)
 
     def write_report(self, text: str) -> None:
         """Keep the failure's report; nothing that a worker may have put in its place is followed or opened."""
@@ -234,6 +241,8 @@ def make_run_dir(
     problems = []
     try:
         if base is not None:
+            if log_dir is not None and (above := os.path.dirname(base)):
+                os.makedirs(above, exist_ok=True)  # by the umask: others may have to enter it
             path = _make(base, name)
             if log_dir is None:
                 _keep_others_out(base)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from distlaunch.core.model.text import printable
 from distlaunch.resolve.options import TrainOptions
@@ -56,11 +57,12 @@ def _text_of(options: TrainOptions) -> bytes | None:
         name = name.replace(".", os.sep) + ".py"
     try:
         cwd = os.getcwd()
-        for folder in dict.fromkeys((os.path.join(cwd, options.workdir or ""), cwd)):
-            path = os.path.join(folder, name)
+    except OSError:
+        return None
+    for folder in dict.fromkeys((os.path.join(cwd, options.workdir or ""), cwd)):
+        path = os.path.join(folder, name)
+        with suppress(OSError, ValueError):  # it is not there, or no path
             if stat.S_ISREG(os.stat(path).st_mode) and os.path.getsize(path) <= _MOST_BYTES:
                 with open(path, "rb") as file:
                     return file.read(_MOST_BYTES)
-    except (OSError, ValueError):
-        return None
     return None

@@ -97,7 +97,7 @@ def test_a_job_that_cannot_start_and_one_that_hangs_are_failures_too(distlaunch)
 
 def test_a_file_that_cannot_be_written_is_said_and_changes_nothing_else(distlaunch):
     (distlaunch.work / "train.py").write_text("raise SystemExit(7)\n")
-    result = distlaunch.train("--error-file", "nowhere/error.json", "train.py")
+    result = distlaunch.train("train.py", env={"TORCHELASTIC_ERROR_FILE": "nowhere/error.json"})
     assert result.returncode == 7
     assert f"the first failure could not be written to {distlaunch.work}/nowhere/error.json" in result.stderr
 
@@ -142,3 +142,40 @@ def test_in_kubernetes_the_first_failure_is_the_termination_message_and_fits_it(
     found = json.loads(done.stdout)["message"]
     assert found["message"].startswith("ValueError: xxx")
     assert found["errorCode"] == 1
+
+
+def test_an_error_file_that_cannot_be_made_is_refused_before_anything_is_started(distlaunch):
+    (distlaunch.work / "train.py").write_text("print('started')\n")
+    for name, why in (("nodir/err.json", "its directory does not exist"), (".", "it is a directory")):
+        result = distlaunch.train("--num-procs", "1", "--error-file", name, "train.py")
+        assert result.returncode == 2
+        assert f"--error-file {name}: {why}" in result.stderr
+        assert "started" not in result.stdout
+
+
+def test_an_error_file_that_is_our_own_stderr_is_appended_to(distlaunch):
+    (distlaunch.work / "train.py").write_text("raise ValueError('a bad batch')\n")
+    with (distlaunch.work / "log").open("wb") as log:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "distlaunch",
+                "train",
+                "--num-procs",
+                "1",
+                "--error-file",
+                "/dev/stderr",
+                "train.py",
+            ],
+            env=distlaunch.env,
+            cwd=distlaunch.work,
+            stdin=subprocess.DEVNULL,
+            stderr=log,
+            timeout=100,
+        )
+    assert done.returncode == 1
+    text = (distlaunch.work / "log").read_text()
+    assert text.count("Traceback (most recent call last)") >= 1
+    assert '"errorCode": 1' in text
+    assert "the only rank failed: exit code 1" in text
