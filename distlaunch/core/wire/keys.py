@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
 from typing import Protocol
 
 NONE, KEY, SCRYPT, PBKDF2, MUNGE = "none", "key", "scrypt", "pbkdf2", "munge"
@@ -101,7 +102,10 @@ class CallerSecret:
         fits = way == KEY if is_strong(token) else way in (SCRYPT, PBKDF2) and _SALT.fullmatch(salt)
         if not fits or (way == SCRYPT and not has_scrypt()):
             raise NoKeyError(WRONG_TOKEN, TOKEN_HINT)
-        return _derived(token, way, salt)
+        try:
+            return _derived(token, way, salt)
+        except ValueError as exc:
+            raise NoKeyError(f"this Python cannot compute {way}: {exc}", _NOT_DERIVED_HINT) from exc
 
     def _without_token(self, way: str, salt: str) -> bytes | None:
         if way == MUNGE and self._munge is not None:
@@ -122,14 +126,23 @@ WRONG_TOKEN = "the token is not the same"  # noqa: S105 - a text
 TOKEN = "DISTLAUNCH_TOKEN"  # noqa: S105 - a variable's name
 """The variable with the secret that all launchers of a job have."""
 TOKEN_HINT = "DISTLAUNCH_TOKEN or --token-file has to give the same token to all launchers of the job"  # noqa: S105 - a hint
+_NOT_DERIVED_HINT = "a token of 32 random hexadecimal digits needs no such function: openssl rand -hex 32"
 _MUNGE_HINT = "the same DISTLAUNCH_TOKEN for all launchers of the job is used instead of munge"
 
 
+@cache
 def has_scrypt() -> bool:
-    """Return whether this Python can compute scrypt: its OpenSSL may lack it."""
+    """Return whether this Python can compute scrypt.
+
+    Its OpenSSL may lack the function, or refuse it when called, as in FIPS mode.
+    """
     import hashlib
 
-    return hasattr(hashlib, "scrypt")
+    try:
+        hashlib.scrypt(b"token", salt=b"salt", n=2, r=1, p=1, dklen=16)
+    except (AttributeError, ValueError):
+        return False
+    return True
 
 
 def _derived(token: bytes, way: str, salt: str) -> bytes:

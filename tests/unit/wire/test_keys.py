@@ -8,6 +8,7 @@ import pytest
 
 from distlaunch.core.wire import keys
 from distlaunch.core.wire.keys import CallerSecret, ListenerSecret, NoKeyError, is_strong
+from tests.unit.wire.handshaking import WEAK, WELCOME, Meeting, messages
 
 PHRASE = b"correct horse battery"
 RANDOM = b"8f14e45fceea167a5a36dedd4bea2543"
@@ -17,6 +18,7 @@ RANDOM = b"8f14e45fceea167a5a36dedd4bea2543"
 def derived(monkeypatch):
     """Count derivations."""
     done = []
+    keys.has_scrypt()  # computes scrypt once per process
     real = hashlib.scrypt
     monkeypatch.setattr(hashlib, "scrypt", lambda *args, **kwargs: done.append(kwargs) or real(*args, **kwargs))
     return done
@@ -63,6 +65,33 @@ def test_without_scrypt_on_one_side_both_use_pbkdf2(monkeypatch, lacks):
     way, salt = listener.offer(scrypt=lacks == "the listener")
     assert way == "pbkdf2"
     assert listener.key(way) == CallerSecret(PHRASE, None).key(way, salt)
+
+
+@pytest.fixture
+def fips(monkeypatch):
+    """Have hashlib refuse scrypt when it is called, as OpenSSL does in FIPS mode."""
+
+    def refuse(*args, **kwargs):
+        raise ValueError("[digital envelope routines] unsupported")
+
+    monkeypatch.setattr(hashlib, "scrypt", refuse)
+    cached = keys.has_scrypt
+    cached.cache_clear()
+    yield
+    cached.cache_clear()
+
+
+def test_where_openssl_refuses_scrypt_both_sides_use_pbkdf2(fips):
+    meeting = Meeting(WEAK, WEAK).run()
+    assert messages(meeting.said[0])[0].way == "pbkdf2"
+    assert meeting.caller.outcome == WELCOME
+    assert ListenerSecret(PHRASE, None).offer(scrypt=True)[0] == "pbkdf2"
+
+
+def test_a_caller_that_cannot_compute_its_key_says_which_function_is_missing(fips, monkeypatch):
+    monkeypatch.setattr(keys, "has_scrypt", lambda: True)
+    with pytest.raises(NoKeyError, match=r"this Python cannot compute scrypt: .*unsupported"):
+        CallerSecret(PHRASE, None).key("scrypt", "ab" * 16)
 
 
 @pytest.mark.parametrize(
