@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from distlaunch import launching
 from distlaunch.core.agent import calling
+from distlaunch.core.agent.remains import Remains
 from distlaunch.core.agent.remote_agent import Clock as PausableClock
+from distlaunch.core.agent.tree import children_of, kill_each_tree
 from distlaunch.core.errors import EXIT_SOFTWARE, ConfigError, LaunchError, NodesError
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, quoted
@@ -38,6 +41,7 @@ from distlaunch.job.runner import Clock, Runner
 from distlaunch.job.settings import Gathering
 from distlaunch.job.signals import SignalPipe
 from distlaunch.job.sink import Sink
+from distlaunch.job.transport.open_port import PortTakenError
 from distlaunch.planning import Planned, read_facts
 from distlaunch.resolve.joining import Joiner
 from distlaunch.resolve.location import Location, locate
@@ -58,6 +62,7 @@ _LEAST_TOKEN = 16
 _READ_BY_OTHERS = stat.S_IRGRP | stat.S_IROTH
 _MAKE_TOKEN = "openssl rand -hex 32"  # noqa: S105 - a command
 _PATIENCE_S = 10.0
+_SPAWNER_END_S = 5.0
 
 
 def token_of(
@@ -107,7 +112,7 @@ def _check_readers(path: str, who: str, environ: Mapping[str, str], say: Callabl
         return
     text = f"{who} can be read by other users (its mode is {stat.S_IMODE(mode):04o})"
     if "KUBERNETES_SERVICE_HOST" not in environ:
-        raise ConfigError(text, hint=f"chmod 600 {path}")
+        raise ConfigError(text, hint=f"chmod 600 {shlex.quote(path)}")
     say(f"{text}: defaultMode 0400 of the Secret's volume keeps it to its owner")
 
 
@@ -257,7 +262,7 @@ def run_launcher(
     if joiner.rendezvous.leads != "no":
         try:
             door = Door(joiner.rendezvous, party, members=len(joiner.hosts), say=warn, clock=clock)
-        except ConfigError:
+        except PortTakenError:
             if joiner.rendezvous.leads == "yes":
                 raise
     try:
@@ -332,10 +337,16 @@ class _Mine:
             lines.suffix = f"-{node}"
 
     def dismiss(self) -> None:
-        """Let the workers' parent go, of which nothing has come."""
+        """End the spawner, which has started no worker.
+
+        Its process is killed if it has not ended within ``_SPAWNER_END_S``.
+        """
         channel, pid = self._spawner
+        remains = Remains(pid)
         channel.close()
-        os.waitpid(pid, 0)
+        if remains.await_child(bound_s=_SPAWNER_END_S) is None and pid in children_of(os.getpid()):
+            kill_each_tree([pid])
+            remains.await_child(bound_s=_SPAWNER_END_S)
 
 
 def _otherwise(rendezvous: Rendezvous, location: Location | None, environ: Mapping[str, str]) -> Otherwise | None:

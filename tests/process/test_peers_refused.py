@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
 
 import pytest
 
+from distlaunch.core.agent.tree import descendants_of, stat_of
+from tests.process.conftest import spawner_below, until
 from tests.process.team import Team, free_port
 
 RIGHT = "correct horse battery"
@@ -192,6 +195,43 @@ def test_a_token_file_that_others_can_read_is_refused(team, tmp_path, mode):
     assert team.codes() == {0: 2}
     assert f"{path}' can be read by other users (its mode is {mode:04o})" in team.said(0)
     assert f"chmod 600 {path}" in team.said(0)
+
+
+def test_the_command_that_closes_a_token_file_can_be_pasted_for_any_name(team, tmp_path):
+    folder = tmp_path / "my keys"
+    folder.mkdir()
+    path = token_file(folder, RIGHT, 0o644)
+    team.start(0, "--token-file", path)
+    assert team.codes() == {0: 2}
+    assert f"chmod 600 '{path}'" in team.said(0)
+
+
+FAILING_MUNGE = """#!/bin/sh
+[ -e "$0.used" ] && { echo "munge: Error: Failed to access socket" >&2; exit 6; }
+: > "$0.used"
+echo MUNGE:credential:
+"""
+"""As if munged ended between the launcher's first credential and its second."""
+
+
+def test_a_launcher_without_a_rank_does_not_call_itself_if_munge_fails(team, tmp_path):
+    for name in ("munge", "unmunge"):
+        (tmp_path / name).write_text(FAILING_MUNGE)
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    team.start(None, "--join-timeout", "1000", env={"PATH": path, "SLURM_JOB_ID": "77"})
+    assert team.codes() == {None: 2}
+    assert "munge cannot be used: munge: Error: Failed to access socket" in team.said(None)
+
+
+def test_a_launcher_that_cannot_join_ends_though_its_spawner_is_stopped(team):
+    running = team.start(1, "--join-timeout", "4")
+    until(lambda: spawner_below(running.pid) is not None, "the spawner is there")
+    helpers = descendants_of(running.pid)
+    for pid in helpers:
+        os.kill(pid, signal.SIGSTOP)
+    assert team.codes() == {1: 69}
+    until(lambda: all(stat_of(pid) is None for pid in helpers), "the spawner is gone")
 
 
 def test_in_a_pod_a_token_file_that_others_can_read_is_only_mentioned(team, tmp_path):

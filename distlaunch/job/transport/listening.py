@@ -47,8 +47,8 @@ class Listener:
     """Listens, and gives those whom ``admit`` welcomes, each with its link. All is the main loop's; nothing waits.
 
     ``admit`` hears only of callers of the right release and job that know the token, and must not raise. ``log`` gets
-    lines for the user. ``members`` is how many are expected. Raises ConfigError if none of the ports can be had, or
-    munge fails.
+    lines for the user. ``members`` is how many are expected. Raises PortTakenError if another
+    process has the port; ConfigError if no port can be used for another reason, or if munge fails.
     """
 
     def __init__(

@@ -17,12 +17,18 @@ _TRIES = 8
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
 
 
+class PortTakenError(ConfigError):
+    """Another process listens on the port."""
+
+
 def open_port(host: str, ports: Sequence[int], *, owner: str) -> list[socket.socket]:
     """Listen on the first of the ports that is free; all sockets have the same one. Port 0 is any.
 
     An address of this machine is taken at its word, ``localhost`` stands for both of the loopback's; for a name we
-    listen on all addresses, as it may stand for another one here than elsewhere. Raises ConfigError that says who has
-    the ports.
+    listen on all addresses, as it may stand for another one here than elsewhere.
+
+    Raises PortTakenError, with the process that has the port, if a port is in use; ConfigError if no port can be used
+    for another reason.
     """
     problems: list[ConfigError] = []
     for port in ports:
@@ -33,7 +39,8 @@ def open_port(host: str, ports: Sequence[int], *, owner: str) -> list[socket.soc
     if len(problems) == 1:
         raise problems[0]
     numbers = ", ".join(map(str, ports))
-    raise ConfigError(f"none of the ports {numbers} can be had: {'; '.join(one.message for one in problems[:4])}")
+    kind = PortTakenError if any(isinstance(one, PortTakenError) for one in problems) else ConfigError
+    raise kind(f"none of the ports {numbers} can be had: {'; '.join(one.message for one in problems[:4])}")
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
@@ -96,9 +103,10 @@ def _is_address(host: str) -> bool:
 def _refused(port: int, exc: OSError, owner: str) -> ConfigError:
     hint = "name another port: --rendezvous HOST:PORT, on all nodes"
     if exc.errno in (errno.EADDRINUSE, errno.EACCES):
+        kind = PortTakenError if exc.errno == errno.EADDRINUSE else ConfigError
         try:
             hold_port(port, owner=owner).release()
         except ConfigError as found:  # it knows who has it
-            return ConfigError(found.message, hint=hint)
-        return ConfigError(f"port {port} is in use", hint=hint)
+            return kind(found.message, hint=hint)
+        return kind(f"port {port} is in use", hint=hint)
     return ConfigError(f"nobody can listen on port {port} here: {os.strerror(exc.errno or 0)}", hint=hint)

@@ -10,7 +10,7 @@ import pytest
 
 from distlaunch.core.agent.ports import hold_port
 from distlaunch.core.errors import ConfigError
-from distlaunch.job.transport.open_port import open_port
+from distlaunch.job.transport.open_port import PortTakenError, open_port
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_localhost_is_both_addresses_of_the_loopback(opened):
 
 @pytest.mark.parametrize("host", ["", "127.0.0.1", "localhost"])
 def test_a_port_that_somebody_listens_on_is_refused_and_he_is_named(opened, taken, host):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(PortTakenError) as error:
         opened(host, [taken])
     assert error.value.message.startswith(f"port {taken} is in use by pid {os.getpid()} (")
     assert "--rendezvous" in error.value.hint
@@ -107,7 +107,7 @@ def test_of_a_series_the_first_free_one_is_taken(opened, taken):
 def test_a_series_that_others_have_is_refused_with_each_named(opened, taken):
     with socket.create_server(("127.0.0.1", 0)) as second:
         other = second.getsockname()[1]
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(PortTakenError) as error:
             opened("", [taken, other])
     assert error.value.message.startswith(
         f"none of the ports {taken}, {other} can be had: port {taken} is in use by pid"
