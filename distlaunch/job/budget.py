@@ -37,12 +37,56 @@ _PORT_BYTES = 8
 _TEXT_BYTES = 512 << 10
 """Of ``Fault``, ``Ending`` and ``PreloadEnded``, which quote a traceback."""
 
-_OF_COORDINATOR = {
-    "Commence": FrameSize(object_bytes=32 << 20, raw_bytes=0),
-    "Verdict": FrameSize(object_bytes=4 << 20, raw_bytes=0),
-    "Notice": FrameSize(object_bytes=2 << 20, raw_bytes=0),
+_USUAL = FrameSize(object_bytes=_USUAL_BYTES, raw_bytes=0)
+_TEXT = FrameSize(object_bytes=_TEXT_BYTES, raw_bytes=0)
+NODE_SIZES: dict[type, FrameSize] = {
+    m.Prepared: _USUAL,
+    m.Started: _USUAL,
+    m.WorkerExited: FrameSize(object_bytes=_ERROR_FILE_BYTES + _USUAL_BYTES, raw_bytes=_TAIL_BYTES),
+    m.WorkerHalted: _USUAL,
+    m.Alive: _USUAL,
+    m.Stacks: _USUAL,
+    m.Remark: _USUAL,
+    m.PreloadEnded: _TEXT,
+    m.Lingering: _USUAL,
+    m.SpawnerSignalled: _USUAL,
+    m.Gone: _USUAL,
+    m.Fault: _TEXT,
+    r.Hello: _USUAL,
+    r.Surveyed: _USUAL,
+    r.Reached: _USUAL,
+    r.Pong: _USUAL,
+    r.Output: FrameSize(object_bytes=_USUAL_BYTES, raw_bytes=MAX_RAW_BYTES),
+    r.RankEnded: _USUAL,
+    r.Fed: _USUAL,
+    r.Ending: _TEXT,
+    r.Signalled: _USUAL,
+    p.Call: _USUAL,
+    p.Proof: _USUAL,
+    p.Apply: _USUAL,
+    p.Told: _USUAL,
 }
-"""``Commence`` lists all nodes, and ports of all workers."""
+"""Size of each message of a node that has introduced itself; ``NodeBudget.size_of`` adapts some of them."""
+COORDINATOR_SIZES: dict[type, FrameSize] = {
+    m.Prepare: _USUAL,
+    m.Stop: _USUAL,
+    m.Linger: _USUAL,
+    m.Forward: _USUAL,
+    m.Pause: _USUAL,
+    m.CollectStacks: _USUAL,
+    r.Reach: _USUAL,
+    r.Ping: _USUAL,
+    p.Challenge: _USUAL,
+    p.Turned: _USUAL,
+    p.Welcome: _USUAL,
+    p.Ask: _USUAL,
+    p.Commence: FrameSize(object_bytes=32 << 20, raw_bytes=0),
+    p.Verdict: FrameSize(object_bytes=4 << 20, raw_bytes=0),
+    p.Notice: FrameSize(object_bytes=2 << 20, raw_bytes=0),
+}
+"""Size of each message of a coordinator. ``Commence`` lists all nodes, and ports of all workers."""
+_NODE_SIZES = {kind.__name__: size for kind, size in NODE_SIZES.items()}
+_COORDINATOR_SIZES = {kind.__name__: size for kind, size in COORDINATOR_SIZES.items()}
 _COORDINATOR_BURST, _COORDINATOR_PER_S = 4096, 64.0
 
 
@@ -145,31 +189,31 @@ class NodeBudget(Budget):
     def size_of(self, name: str) -> FrameSize:
         """Return how large a frame of this type may be now; see ``Budget``."""
         if not self._greeted:
-            if name == "Ending":
-                return FrameSize(object_bytes=_TEXT_BYTES, raw_bytes=0)
-            return _FEW if name in ("Hello", "Apply") else _NONE
-        raw = 0
-        size = _USUAL_BYTES
+            if name == r.Ending.__name__:
+                return _TEXT
+            return _FEW if name in (r.Hello.__name__, p.Apply.__name__) else _NONE
+        row = _NODE_SIZES.get(name, _USUAL)
+        size = row.object_bytes
         match name:
-            case "Surveyed":
-                size = _SURVEY_BYTES if self._surveys else _USUAL_BYTES
-            case "Stacks":
-                size = min(_STACK_BYTES * self._workers, _STACKS_BYTES) + _USUAL_BYTES if self._stacks else 0
-            case "WorkerExited":
-                size, raw = (_ERROR_FILE_BYTES + _USUAL_BYTES, _TAIL_BYTES) if self._workers else (0, 0)
-            case "Output":
-                raw = MAX_RAW_BYTES if self._workers else 0
-            case "Alive":
+            case r.Surveyed.__name__ if self._surveys:
+                return FrameSize(object_bytes=_SURVEY_BYTES, raw_bytes=0)
+            case m.Stacks.__name__:
+                if not self._stacks:
+                    return _NONE
+                size += min(_STACK_BYTES * self._workers, _STACKS_BYTES)
+            case m.WorkerExited.__name__ if not self._workers:
+                return _NONE
+            case r.Output.__name__ if not self._workers:
+                return _USUAL
+            case m.Alive.__name__:
                 size += _HEARTBEAT_BYTES * self._workers
-            case "Started":
+            case m.Started.__name__:
                 size += _PID_BYTES * self._workers
-            case "Prepared":
+            case m.Prepared.__name__:
                 size += _PORT_BYTES * self._ports
-            case "Fault" | "Ending" | "PreloadEnded":
-                size = _TEXT_BYTES
             case _:
                 pass
-        return FrameSize(object_bytes=size, raw_bytes=raw)
+        return FrameSize(object_bytes=size, raw_bytes=row.raw_bytes)
 
 
 class CoordinatorBudget(Budget):
@@ -180,4 +224,4 @@ class CoordinatorBudget(Budget):
 
     def size_of(self, name: str) -> FrameSize:
         """Return how large a frame of this type may be; see ``Budget``."""
-        return _OF_COORDINATOR.get(name, FrameSize(object_bytes=_USUAL_BYTES, raw_bytes=0))
+        return _COORDINATOR_SIZES.get(name, _USUAL)

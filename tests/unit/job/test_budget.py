@@ -9,7 +9,7 @@ from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import peers as p
 from distlaunch.core.wire import remote as r
 from distlaunch.core.wire.codec import MAX_RAW_BYTES, Decoder, encode
-from distlaunch.job.budget import CoordinatorBudget, NodeBudget
+from distlaunch.job.budget import COORDINATOR_SIZES, NODE_SIZES, CoordinatorBudget, NodeBudget
 from tests.unit.job.peering import commence
 
 PONG = r.Pong(serial=1, clock=0.0)
@@ -131,3 +131,8 @@ def test_a_coordinator_may_list_many_nodes_and_no_more():
     assert budget.size_of("Commence").object_bytes >= 16 << 20
     assert budget.size_of("Ping").object_bytes <= 1 << 16
     assert take(budget, r.Ping(serial=1), 100_000, now=0.0) < 10_000
+
+
+def test_every_message_has_a_size():
+    assert NODE_SIZES.keys() == {*r.FROM_REMOTE, *p.FROM_PEER}
+    assert COORDINATOR_SIZES.keys() == {*p.TO_PEER}
