@@ -5,6 +5,8 @@ The launcher reads it and puts it into the run directory, from where all workers
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import select
 import stat
@@ -14,6 +16,7 @@ from distlaunch.core.agent.private_files import open_private
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
+from distlaunch.core.probe.files import read_bounded
 
 MOST_BYTES = 16 << 20
 _OWN = ("/dev/fd/", "/proc/self/fd/", "/proc/thread-self/fd/")
@@ -29,17 +32,25 @@ class ScriptSource(Record):
     """One of ours, if the path leads to it: workers have others under these numbers."""
 
     def read(self) -> bytes:
-        """Read the script to its end. Raises ConfigError if that fails or the script is too long."""
+        """Read the script to its end.
+
+        A program that has opened a FIFO for writing may take any time. Raises ConfigError if no program opens it, if
+        the script is too long, or if reading fails.
+        """
         named = printable(self.path)
         try:
-            descriptor = os.open(self.path, os.O_RDONLY) if self.descriptor is None else os.dup(self.descriptor)
+            if self.descriptor is None:
+                return read_bounded(self.path, most=MOST_BYTES, patience_s=math.inf)
+            descriptor = os.dup(self.descriptor)
             try:
-                text = _read_all(descriptor, named)
+                return _read_all(descriptor, named)
             finally:
                 os.close(descriptor)
         except OSError as exc:
-            raise ConfigError(f"{named}: {os.strerror(exc.errno or 0)}") from exc
-        return text
+            if exc.errno == errno.EFBIG:
+                raise _too_long(named) from exc
+            hint = "start the program that writes the script first" if exc.errno == errno.ETIMEDOUT else None
+            raise ConfigError(f"{named}: {exc.strerror}", hint=hint) from exc
 
 
 def find_source(script: str, places: Sequence[str]) -> ScriptSource | None:
@@ -96,10 +107,14 @@ def _read_all(descriptor: int, named: str) -> bytes:
         parts.append(part)
         size += len(part)
         if size > MOST_BYTES:
-            raise ConfigError(
-                f"{named}: a script that is read from there may have {MOST_BYTES >> 20} MiB, this one has more",
-                hint="write it to a file",
-            )
+            raise _too_long(named)
+
+
+def _too_long(named: str) -> ConfigError:
+    return ConfigError(
+        f"{named}: a script that is read from there may have {MOST_BYTES >> 20} MiB, this one has more",
+        hint="write it to a file",
+    )
 
 
 def write_script(folder: str, name: str, text: bytes) -> str:

@@ -60,6 +60,14 @@ def test_a_script_that_is_a_fifo_runs_on_all_ranks(distlaunch, words):
     said(result, "lines.py", "x")
 
 
+def test_a_fifo_that_no_program_writes_to_is_refused(distlaunch):
+    os.mkfifo(distlaunch.work / "lines")
+    result = distlaunch.train("--num-procs", "2", "lines")
+    assert result.returncode == 2
+    assert "lines: no program writes to it (waited 5 s)" in result.stderr
+    assert "hint: start the program that writes the script first" in result.stderr
+
+
 def test_torchrun_takes_a_script_from_stdin(distlaunch):
     (distlaunch.work / "given.py").write_text("import os\nprint('rank', os.environ['RANK'], __file__)\n")
     with (distlaunch.work / "given.py").open() as stdin:
