@@ -41,7 +41,7 @@ class Door:
     ) -> None:
         """Have the port, on which so many members may call. Raises ConfigError if it cannot be had."""
         self._assembly: Assembly
-        """Who lets callers in; it also is who looks for them, once it is there."""
+        """Admits callers and polls the listener. Set by `open`."""
         self._refusal: p.Turned | None = None
         self._party = party
         self.listener = Listener(

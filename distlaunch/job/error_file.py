@@ -95,7 +95,7 @@ def _fitting(record: dict[str, Any], path: str) -> bytes:
     """Write it as JSON; for a termination log without the beginning of a long traceback."""
     data = json.dumps(record).encode()
     inner = record["message"]
-    if os.path.basename(path) != os.path.basename(TERMINATION_LOG) or not isinstance(inner, dict):
+    if path != TERMINATION_LOG or not isinstance(inner, dict):
         return data
     extra = inner.get("extraInfo")
     for part, key in ((extra, "py_callstack"), (inner, "message")):

@@ -1,7 +1,7 @@
-"""Layer job: open links to the other nodes: one poll for all, pings, silence, clocks. What is said is the heirs'.
+"""Layer job: open links to the other nodes: one poll for all, pings, silence, clocks.
 
-For each link there is one thread, which writes to it: whoever calls ``send`` never waits for a network. All reading is
-the main loop's.
+Subclasses interpret the messages. For each link there is one thread, which writes to it: whoever calls ``send`` never
+waits for a network. All reading is the main loop's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Links(ABC, Generic[M]):
         self._ping_at: float | None = None
         self._serial = 0
         self.silence_s = r.SILENCE_S
-        """After so long without a word a peer is lost; it is told, and takes us for lost as late."""
+        """A connection that is silent for so long counts as lost. The other side uses the same timeout."""
 
     @abstractmethod
     def _take(self, peer: Peer[M], message: M) -> None:
@@ -104,7 +104,7 @@ class Links(ABC, Generic[M]):
                 self._unread.setdefault(descriptor, peer)
         until = time.monotonic() + _ROUND_S
         for descriptor, peer in list(self._unread.items()):
-            del self._unread[descriptor]
+            self._unread.pop(descriptor, None)
             if not peer.gone.is_set() and self._read(peer):
                 self._unread[descriptor] = peer
             if time.monotonic() >= until:

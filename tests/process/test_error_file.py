@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from distlaunch.job.error_file import ErrorFile
+
 RECORDS = """
 import json, os, sys, time
 if os.environ["RANK"] != "1":
@@ -179,3 +181,9 @@ def test_an_error_file_that_is_our_own_stderr_is_appended_to(distlaunch):
     assert text.count("Traceback (most recent call last)") >= 1
     assert '"errorCode": 1' in text
     assert "the only rank failed: exit code 1" in text
+
+
+def test_only_the_termination_log_of_a_pod_is_shortened(tmp_path):
+    path = tmp_path / "termination-log"
+    ErrorFile(str(path)).write("ValueError", "x" * 9000, 1)
+    assert json.loads(path.read_text())["message"]["extraInfo"]["py_callstack"] == "x" * 9000

@@ -72,3 +72,20 @@ def test_what_is_left_of_a_turn_is_read_though_nothing_more_comes(nodes):
     fleet.say_much("n0", *(m.Started(attempt=0, pids={rank: 1}) for rank in range(5000)))
     fleet.pump(lambda: len(fleet.of(a.FromNode)) == 5000)
     assert [next(iter(event.message.pids)) for event in fleet.of(a.FromNode)] == list(range(5000))
+
+
+def test_a_message_may_drop_a_connection_whose_turn_has_not_come(nodes, monkeypatch):
+    fleet = nodes(2)
+    for node in range(2):
+        fleet.join(node)
+    taken = []
+
+    def drop_the_other(peer, message):
+        taken.append(message)
+        fleet.fleet.disconnect(1 - peer.node)
+
+    monkeypatch.setattr(fleet.fleet, "_take", drop_the_other)
+    for host in ("n0", "n1"):
+        fleet.say(host, REMARK)
+    fleet.pump(lambda: taken)
+    assert taken == [REMARK]
