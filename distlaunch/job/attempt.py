@@ -73,7 +73,9 @@ class Attempt:
         self.killed_leftovers: dict[int, Leftovers] = {}
         """By member: those of them that it had to kill."""
         self.notice_at: float | None = None
-        """When the user is to hear what the launcher waits for."""
+        """When to print the notice that names the leftovers for which the launcher waits."""
+        self.has_notice = False
+        """That notice has been printed."""
         self.is_cut_short = False
         """A signal ended the wait for what workers left."""
         self.hang: HangDiagnosis | None = None

@@ -22,12 +22,9 @@ def count_of(found: ByHost) -> int:
     return sum(leftovers.count for leftovers in found.values())
 
 
-def waiting_line(found: ByHost, awaited: list[str], *, linger_s: float, many_hosts: bool) -> str:
-    """Say that the launcher waits for leftovers; ``awaited``: the hosts that it waits for."""
-    up_to = f"waiting up to {linger_s:,.10g} s (--linger) for "
-    if not count_of(found):
-        return f"{up_to}processes that workers have left{_on(awaited, many_hosts=many_hosts)}"
-    return up_to + _named(found, many_hosts=many_hosts)
+def waiting_line(found: ByHost, *, linger_s: float, many_hosts: bool) -> str:
+    """Return the line that names the leftovers for which the launcher waits."""
+    return f"waiting up to {linger_s:,.10g} s (--linger) for {_named(found, many_hosts=many_hosts)}"
 
 
 def ended_line(ended: ByHost, killed: ByHost, *, many_hosts: bool) -> str:

@@ -126,9 +126,7 @@ class JobPolicy(Supervision):
             case m.Gone():
                 return self._gone_from(node, message, now) if self._is_of(node, message.attempt) else []
             case m.Lingering():
-                if self._is_of(node, message.attempt):
-                    self._run.remaining[node] = message.processes
-                return []
+                return self._lingering(node, message, now) if self._is_of(node, message.attempt) else []
             case m.Prepared():
                 return self._prepared(node, message, now) if self._is_of(node, message.attempt) else []
             case m.SpawnerSignalled():

@@ -138,7 +138,6 @@ class Supervision(ABC):
         if not run.went_well:
             return self._stop_after_failure()
         self.phase = "lingering"
-        run.notice_at = now + NOTICE_S
         linger = m.Linger(attempt=self.attempt, linger_s=self.settings.linger_s, grace_s=self.settings.failure_grace_s)
         return [ToNode(node=node, message=linger) for node in run.members() if node in run.owing]
 
@@ -185,15 +184,27 @@ class Supervision(ABC):
             actions.append(Say(text=ended_line(ended, killed, many_hosts=run.many_hosts), level="warning"))
         return actions
 
-    def _say_what_is_awaited(self) -> list[Action]:
-        from distlaunch.job.leftovers import waiting_line
+    def _lingering(self, node: int, message: m.Lingering, now: float) -> list[Action]:
+        """Record what workers have left on a node.
+
+        The user gets one notice per attempt, not before ``NOTICE_S`` after the last worker's end.
+        """
+        run = self._run
+        run.remaining[node] = message.processes
+        if self.phase == "lingering" and not run.is_cut_short and not run.has_notice and run.notice_at is None:
+            run.notice_at = now if self._all_ended_at is None else max(now, self._all_ended_at + NOTICE_S)
+        return []
+
+    def _waiting_notice(self) -> list[Action]:
+        from distlaunch.job.leftovers import count_of, waiting_line
 
         run = self._run
         run.notice_at = None
         found = run.by_host({node: left for node, left in run.remaining.items() if node in run.owing})
-        awaited = [run.cast.host(node) for node in run.members() if node in run.owing]
-        linger_s = self.settings.linger_s
-        text = waiting_line(found, awaited, linger_s=linger_s, many_hosts=run.many_hosts)
+        if not count_of(found):
+            return []
+        run.has_notice = True
+        text = waiting_line(found, linger_s=self.settings.linger_s, many_hosts=run.many_hosts)
         return [Say(text=self.settings.dialect.spelt(text), level="warning")]
 
     def _cut_short(self, name: str, *, impatient: bool) -> list[Action]:
@@ -213,7 +224,7 @@ class Supervision(ABC):
 
     def _tick_of_run(self, now: float) -> list[Action]:
         if self._run.notice_at is not None and now >= self._run.notice_at:
-            return self._say_what_is_awaited()
+            return self._waiting_notice()
         until = self._run.others_until
         if until is not None and now >= until:
             return self._stop_after_failure()

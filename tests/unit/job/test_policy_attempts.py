@@ -5,7 +5,9 @@ import signal
 import pytest
 
 from distlaunch.core.wire import messages as m
+from distlaunch.core.wire.spawning import Leftovers, LeftProcess
 from distlaunch.job import actions as p
+from distlaunch.job.supervision import NOTICE_S
 
 
 def test_begin_asks_every_node_to_prepare_and_only_the_master_for_a_port(make_job):
@@ -218,3 +220,51 @@ def test_ports_for_workers_are_held_by_their_nodes_and_come_in_the_order_of_rank
     job.prepared(1, ports=(7, 8))
     [start] = job.of(p.StartAttempt, job.prepared(0, port=4711, ports=(9, 5)))
     assert (start.port, start.ports) == (4711, (9, 5, 7, 8))
+
+
+LEFT = Leftovers(count=1, shown=(LeftProcess(pid=7, rank=2, command="upload.sh"),))
+WAITING = "waiting up to 5 s (--linger) for 1 process left by rank 2 on node1: upload.sh (pid 7)"
+
+
+def ended_well(make_job):
+    job = make_job(nodes=2, linger_s=5.0).run()
+    job.now = 10.0
+    for rank in job.ranks:
+        job.exited(rank)
+    assert job.phase == "lingering"
+    return job
+
+
+def test_a_node_that_only_finishes_its_output_is_not_said_to_wait_for_leftovers(make_job):
+    job = ended_well(make_job)
+    job.now += 20.0
+    job.tick()
+    assert "waiting" not in job.said
+
+
+@pytest.mark.parametrize("after_s", [0.5, 3.0])
+def test_leftovers_are_named_once_and_not_in_the_first_second(make_job, after_s):
+    job = ended_well(make_job)
+    job.now += after_s
+    job.say(1, m.Lingering(attempt=0, processes=LEFT))
+    if after_s < NOTICE_S:
+        job.tick()
+        assert "waiting" not in job.said
+    job.now = 10.0 + max(after_s, NOTICE_S)
+    assert job.policy.deadline() <= job.now
+    job.tick()
+    job.say(1, m.Lingering(attempt=0, processes=LEFT))
+    job.now += 1.0
+    job.tick()
+    assert job.said.count("waiting") == 1
+    assert WAITING in job.said
+
+
+def test_leftovers_that_have_ended_before_the_notice_are_not_named(make_job):
+    job = ended_well(make_job)
+    job.now += 0.5
+    job.say(1, m.Lingering(attempt=0, processes=LEFT))
+    job.gone(1)
+    job.now += 1.0
+    job.tick()
+    assert "waiting" not in job.said
