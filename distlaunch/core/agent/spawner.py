@@ -330,15 +330,27 @@ class Spawner:
         self._trees = WorkerTrees(setup.cookie)
         self._ends_leftovers = self._sweeps_when_gone = False
         self._leavings.expect(setup.shared_memory)
-        if setup.lodging and self._lodging_lock < 0:  # it stays if the agent is killed, until the workers have ended
-            from distlaunch.core.agent.lodging import lock_folder
-
-            self._lodging_lock = lock_folder(setup.lodging)
+        if setup.lodging:
+            self._lock_lodging(setup.lodging)
         if setup.orphan_grace_s is not None:
             self._orphan_grace_s = setup.orphan_grace_s
         if setup.job_id != self._job_id:
             self._job_id = setup.job_id
             rename_process(NAME, _title(setup.job_id))
+
+    def _lock_lodging(self, path: str) -> None:
+        """Lock the agent's temporary directory. The lock lasts until this process ends, also if the agent is killed.
+
+        The agent makes another directory if the first one has been removed.
+        """
+        if self._lodging_lock >= 0:
+            with suppress(OSError):
+                if os.path.samestat(os.fstat(self._lodging_lock), os.stat(path)):
+                    return
+            os.close(self._lodging_lock)
+        from distlaunch.core.agent.lodging import lock_folder
+
+        self._lodging_lock = lock_folder(path)
 
     def _report(self, message: w.FromSpawner) -> None:
         with suppress(OSError):  # the agent is gone: the read side of the loop sees it

@@ -18,6 +18,9 @@ _COMMAND_CHARS = 80
 _BECOMES_S = 0.25
 """How long a process may take to become what it is to be; a loaded machine may not let it go on at once."""
 _BECOMES_STEP_S = 0.001
+_MOST_EMPTY = 4096
+_stayed_empty: dict[int, int] = {}
+"""Start times by pid: live processes whose command line stayed empty for ``_BECOMES_S``."""
 _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
 
 
@@ -225,6 +228,8 @@ def _command(pid: int) -> bytes:
     """Read a process's command line, its words ended by NUL; empty if it is gone.
 
     It is empty, too, within exec: from when a parent that waits for that (vfork) goes on, till the new program begins.
+    The function waits for that program, at most ``_BECOMES_S`` and once per process: some processes have no command
+    line at all.
     """
     deadline = time.monotonic() + _BECOMES_S
     while True:
@@ -234,7 +239,12 @@ def _command(pid: int) -> bytes:
         except OSError:
             return b""
         facts = None if words else stat_of(pid)
-        if facts is None or facts[0] in "ZXTt" or time.monotonic() > deadline:
+        if facts is None or facts[0] in "ZXTt" or _stayed_empty.get(pid) == facts[3]:
+            return words
+        if time.monotonic() > deadline:
+            if len(_stayed_empty) >= _MOST_EMPTY:
+                _stayed_empty.clear()
+            _stayed_empty[pid] = facts[3]
             return words
         time.sleep(_BECOMES_STEP_S)
 

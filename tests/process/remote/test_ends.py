@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -147,6 +149,29 @@ def test_an_agent_that_is_killed_leaves_nothing(make_agent, count_marked):
     agent.until_end()
     until(lambda: not count_marked())
     until(lambda: not lodging.exists())
+
+
+def test_a_new_temporary_directory_is_in_use_as_long_as_workers_of_a_killed_agent_run(make_agent):
+    agent = make_agent()
+    order = {"travelled": True, "env": {**agent.env, "DISTLAUNCH_RUN_DIR": "/not there/job"}}
+    agent.prepare()
+    agent.start("pass", **order)
+    agent.until(m.Gone)
+    [first] = make_agent.tmp.iterdir()
+    shutil.rmtree(first)
+    agent.prepare(attempt=1)
+    agent.start(DISOBEYS, attempt=1, orphan_grace_s=1000.0, **order)
+    agent.until_taken(0, b"up")
+    [second] = make_agent.tmp.iterdir()
+    agent.process.kill()
+    agent.until_end()
+    folder = os.open(second, os.O_RDONLY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(folder)
+        os.kill(agent.of(m.Started)[-1].pids[0], signal.SIGKILL)
 
 
 def test_an_agent_that_is_killed_leaves_nothing_in_shared_memory(agent):

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from multiprocessing.resource_tracker import ResourceTracker
+from pathlib import Path
 
 import pytest
 
@@ -199,6 +200,42 @@ def test_a_cleaner_is_known_from_its_first_moment_on():
         tracker.ensure_running()
         assert tree.is_cleaner(tracker._pid)
         tracker._stop()
+
+
+# Tells the kernel, by prctl(PR_SET_MM, PR_SET_MM_MAP), that its arguments end where they begin: /proc/PID/cmdline is
+# empty from then on. The numbers of fields are those of proc(5), less one.
+NAMELESS = textwrap.dedent("""
+    import ctypes, signal
+    with open("/proc/self/stat") as file:
+        fields = ["", "", *file.read().rpartition(")")[2].split()]
+    places = (25, 26, 27, 44, 45, 46, 47, 49, 50)
+    code, end_code, stack, data, end_data, brk, arg, env, end_env = (int(fields[place]) for place in places)
+    libc = ctypes.CDLL(None)
+    libc.sbrk.restype = ctypes.c_void_p
+    no_file = 0xFFFFFFFF << 32
+    values = (code, end_code, data, end_data, brk, libc.sbrk(0), stack, arg, arg, env, end_env, 0, no_file)
+    told = (ctypes.c_uint64 * 13)(*values)
+    print(libc.prctl(35, 14, ctypes.byref(told), ctypes.sizeof(told), 0), flush=True)
+    signal.pause()
+""")
+
+
+def test_a_live_process_without_a_command_line_costs_its_wait_once(monkeypatch):
+    pauses = []
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", NAMELESS], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "0\n"
+    real = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: pauses.append(seconds) or real(seconds))
+    tree.is_cleaner(process.pid)
+    first = len(pauses)
+    for _ in range(5):
+        tree.is_cleaner(process.pid)
+    assert Path(f"/proc/{process.pid}/cmdline").read_bytes() == b""
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert first > 0
+    assert len(pauses) == first
 
 
 def test_who_catches_a_signal_is_known():
