@@ -87,7 +87,7 @@ class _Row:
         """Return the row's text with its colours, at most ``columns`` wide, without blanks at its end."""
         cells, styles = self.cells, self.styles
         end = len(cells) if columns is None else min(columns, len(cells))
-        if columns is not None and end < len(cells) and not cells[end]:
+        if columns and end < len(cells) and not cells[end]:
             end -= 1  # half of a wide character
         while end and cells[end - 1] == " " and not styles[end - 1]:
             end -= 1
@@ -177,6 +177,8 @@ class Display:
 
     def rows(self, columns: int | None = None) -> list[bytes]:
         """Return what the display shows now, each row at most ``columns`` wide."""
+        if columns is not None:
+            columns = max(0, columns)  # a prefix may be wider than the terminal
         shown = [row.render(columns) for row in self._rows]
         while shown and not shown[-1]:
             shown.pop()

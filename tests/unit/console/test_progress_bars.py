@@ -324,3 +324,12 @@ def test_a_row_with_more_colours_than_text_is_shown_without_them():
     for _ in range(30):
         display.feed(b"".join(b"\x1b[38;5;%dmx" % (at % 200 + 1) for at in range(1000)), 0.0)
     assert display.rows() == [b"x" * 30_000]
+
+
+@pytest.mark.parametrize("columns", [-3, -1, 0, 1])
+def test_a_terminal_that_is_narrower_than_a_prefix_shows_no_more_than_fits(columns):
+    display = Display()
+    for step in range(3):
+        display.feed(b"\x1b[A\x1b[2K\r%3d%%|###" % step, step)
+        display.feed(b"\n\n\x1b[A", step)
+        assert all(len(row) <= max(0, columns) for row in display.rows(columns))
