@@ -67,7 +67,11 @@ def test_a_failure_that_nobody_recorded_is_written_in_the_same_format(distlaunch
 
 
 def test_the_option_wins_over_the_variable_and_workers_have_files_of_their_own(distlaunch):
-    (distlaunch.work / "train.py").write_text(f"import os\nprint(os.environ['{VARIABLE}'])\nraise SystemExit(3)\n")
+    (distlaunch.work / "train.py").write_text(
+        f"import os, time\nprint(os.environ['{VARIABLE}'], flush=True)\nrank = int(os.environ['RANK'])\n"
+        "open(f'ready-{rank}', 'w').close()\n"
+        "while not os.path.exists(f'ready-{1 - rank}'):\n    time.sleep(0.01)\nraise SystemExit(3)\n"
+    )
     env = {VARIABLE: str(distlaunch.work / "variable.json")}
     result = distlaunch.train("--num-procs", "2", "--error-file", "option.json", "train.py", env=env)
     assert failure_in(distlaunch.work / "option.json")["errorCode"] == 3
