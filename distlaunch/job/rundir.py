@@ -241,8 +241,8 @@ def make_run_dir(
     problems = []
     try:
         if base is not None:
-            if log_dir is not None and (above := os.path.dirname(base)):
-                os.makedirs(above, exist_ok=True)  # by the umask: others may have to enter it
+            if log_dir is not None and not os.path.exists(os.path.dirname(base) or "."):
+                os.makedirs(os.path.dirname(base), exist_ok=True)  # by the umask: others may have to enter it
             path = _make(base, name)
             if log_dir is None:
                 _keep_others_out(base)
