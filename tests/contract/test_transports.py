@@ -92,7 +92,7 @@ def test_workers_start_end_and_are_gone_in_this_order(coordinator):
             if (isinstance(one, m.Started) and rank in one.pids) or (isinstance(one, m.WorkerExited) and one.rank == rank)
         ]  # fmt: skip
         assert of_rank == [m.Started, m.WorkerExited]
-    assert coordinator.of(m.Gone) == [m.Gone(attempt=0, left=())]
+    assert coordinator.of(m.Gone) == [m.Gone(attempt=0, left=(), port_used=False)]
     started = {rank: pid for one in coordinator.of(m.Started) for rank, pid in one.pids.items()}
     assert started == {one.rank: one.pid for one in coordinator.of(m.WorkerExited)}
 
