@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.wire import messages as m
 from distlaunch.core.wire import remote as r
 from distlaunch.job import actions as p
+
+# Some hundred histories each, on a machine that others may use.
+pytestmark = pytest.mark.timeout(400)
 
 STEPS = 120
 """Of mischief; from then on everybody behaves."""
