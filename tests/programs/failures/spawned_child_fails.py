@@ -14,7 +14,7 @@ def child(index: int, sizes: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    join()
+    join(60)  # the helpers import torch first
     steps(2)
     if RANK == 0:
         mp.spawn(child, args=([1, 2],), nprocs=2)
