@@ -39,7 +39,6 @@ ODD = [
     "[1-3][1-2]",
     ",n1,,n2,",
     "a1 a2, a3",
-    "n[ 1-2]",
     "n[5-5]",
     "n[000000000000000000000000000001-3]",
     "n[0-65535]",
@@ -152,3 +151,8 @@ def test_suffix_after_the_last_bracket_is_taken_beyond_scontrol(scontrol):
 def test_names_that_nobody_meant_are_refused_though_scontrol_makes_them(scontrol):
     assert all(scontrol(ONLY_SCONTROLS))
     assert [text for text in ONLY_SCONTROLS if ours(text)] == []
+
+
+def test_a_blank_in_brackets_is_ignored_where_scontrol_counts_it_as_a_digit(scontrol):
+    assert ours("n[ 1-2]") == ["n1", "n2"]
+    assert scontrol(["n[ 1-2]"]) == [["n01", "n02"]]
