@@ -383,6 +383,7 @@ def _own_the_terminal() -> None:
 
 def test_old_runs_in_torchruns_layout_are_pruned_from_the_default_place(torchrun, distlaunch):
     first = torchrun("--nproc-per-node=2", "-t", "1", "--duplicate-stdout-filters=out").run_dir
+    os.utime(first / "events.jsonl", (1, 1))
     os.utime(first, (1, 1))
     for index in range(50):
         old = distlaunch.jobs / f"old-{index:02}"
@@ -400,6 +401,7 @@ def test_old_runs_in_torchruns_layout_are_pruned_from_the_default_place(torchrun
 def test_a_file_of_somebody_else_in_a_runs_folder_keeps_it(torchrun, distlaunch):
     first = torchrun().run_dir
     (first / "attempt_0" / "0" / "mine.txt").write_text("keep")
+    os.utime(first / "events.jsonl", (1, 1))
     os.utime(first, (1, 1))
     for index in range(50):
         (distlaunch.jobs / f"old-{index:02}").mkdir()
