@@ -65,7 +65,7 @@ class Nodes:
 
     @property
     def _are_named(self) -> bool:
-        """Tell whether the user named the hosts; Slurm and Ray know their own nodes."""
+        """Return whether the user named the hosts; Slurm and Ray know their own nodes."""
         if self._site is not None or self._places is not None:
             return False
         return self._allocation is not None and self._allocation.by_user

@@ -112,7 +112,7 @@ def _script_source(script: str, places: Sequence[str]) -> ScriptSource | None:
 
 
 def is_of_a_script(options: TrainOptions, environ: Mapping[str, str]) -> bool:
-    """Tell whether the script of another launcher's worker started us: its error file is then not ours."""
+    """Return whether the script of another launcher's worker started us: its error file is then not ours."""
     if not any(name in environ for name in RANKS) or find_outer(options, environ) is not None:
         return False
     from distlaunch.core.probe.ancestors import ancestors
@@ -200,7 +200,7 @@ def _job_id(options: TrainOptions, location: Location | None, topology: Topology
 
 
 def _has_id_of_scheduler(options: TrainOptions, location: Location | None) -> bool:
-    """Tell whether the job is called as the scheduler calls it."""
+    """Return whether the job is called as the scheduler calls it."""
     if options.job_id is not None or isinstance(options, TorchrunOptions) or location is None:
         return False
     return location.allocation.source == "slurm"
@@ -338,7 +338,7 @@ def make_plan(
 
 
 def _notes_on_script(backend: Backend, options: TrainOptions, facts: Facts, plan: LaunchPlan) -> Sequence[str]:
-    """Give what the backend has to say of the script, if that is a plain file that can be read here."""
+    """Return what the backend has to say of the script, if that is a plain file that can be read here."""
     name = options.script
     if name is None or options.module or options.no_python or type(backend).notes_on_script is Backend.notes_on_script:
         return ()

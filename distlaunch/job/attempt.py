@@ -177,7 +177,7 @@ class Attempt:
 
     @property
     def many_hosts(self) -> bool:
-        """Tell whether a host needs to be named."""
+        """Return whether a host needs to be named."""
         return len(self.cast.members) > 1
 
     def killed_text(self, after_grace: str | None = None) -> str | None:

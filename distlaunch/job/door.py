@@ -57,7 +57,7 @@ class Door:
 
     @property
     def is_open_to_all(self) -> bool:
-        """Tell whether other machines can call, and need no secret."""
+        """Return whether other machines can call, and need no secret."""
         return not self._party.has_secret and self.listener.is_reachable
 
     def open(self, assembly: Assembly) -> None:

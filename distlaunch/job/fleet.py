@@ -173,7 +173,7 @@ class Fleet(Links[r.FromRemote]):
         return wanted
 
     def deadline(self) -> float | None:
-        """Give when the next pings are due, or workers are late, or more is to be read."""
+        """Return when the next pings are due, or workers are late, or more is to be read."""
         dues = (self._ping_at, self._read_at, *(start.until for start in self._starts.values()))
         return min((due for due in dues if due is not None), default=None)
 

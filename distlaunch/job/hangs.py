@@ -111,14 +111,14 @@ class Watch:
         self._over = True
 
     def silent_since(self, now: float) -> float | None:
-        """Give when the last sign of life came, if that is so long ago that a notice is due or was given."""
+        """Return when the last sign of life came, if that is so long ago that a notice is due or was given."""
         if self._notice_s is None or self._last is None or self._run.cast.world_size < 2:
             return None
         return self._last if now >= self._last + self._notice_s else None
 
     @property
     def found(self) -> bool:
-        """Tell whether the nodes have told where their workers stand, or will not."""
+        """Return whether the nodes have told where their workers stand, or will not."""
         return self._until is not None and not self._owing
 
     def deadline(self) -> float | None:

@@ -71,7 +71,7 @@ def start_of(
 
 
 def _output_period_s(plan: LaunchPlan) -> float:
-    """Give how often a node tells whose output has moved: seldom where only the notice asks for it."""
+    """Return how often a node tells whose output has moved: seldom where only the notice asks for it."""
     if plan.hang_timeout_s is not None or plan.hang_notice_s is None:
         return 1.0
     return max(1.0, plan.hang_notice_s * _PERIOD_SHARE)

@@ -116,7 +116,7 @@ def _clock(seconds: int) -> str:
 
 
 def _requeues(request: Request) -> bool:
-    """Tell whether the job is to go on in another turn: unless ``--no-requeue`` says otherwise."""
+    """Return whether the job is to go on in another turn: unless ``--no-requeue`` says otherwise."""
     return request.train.requeue or "requeue" not in request.train.given
 
 

@@ -290,7 +290,7 @@ class Joiner:
         return tuple((plan.nodes[worker.node_rank].host, worker.rank) for worker in plan.workers)
 
     def addresses(self, surveyed: Surveyed, host: str, *, of_scheduler: Sequence[str] = ()) -> tuple[str, ...]:
-        """Give where rank 0's node may be reached: at its addresses, then where its launcher is.
+        """Return where rank 0's node may be reached: at its addresses, then where its launcher is.
 
         ``of_scheduler``: the addresses by which the scheduler reaches it.
         """

@@ -220,7 +220,7 @@ class Composer:
         return members, plan
 
     def addresses(self, surveyed: Surveyed, host: str, *, of_scheduler: Sequence[str] = ()) -> tuple[str, ...]:
-        """Give where the master may be reached, best first, from its survey and its name in the list of hosts.
+        """Return where the master may be reached, best first, from its survey and its name in the list of hosts.
 
         ``of_scheduler``: the addresses by which the scheduler reaches it.
         """

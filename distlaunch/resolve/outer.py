@@ -74,7 +74,7 @@ _HARMLESS = {"num_gpus": 1, "gpus_per_node": 1, "num_procs": 1, "procs_per_node"
 
 
 def outer_launcher(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) -> Outer | None:
-    """Give the launcher whose worker we are, if between it and us only shells and the like run our command.
+    """Return the launcher whose worker we are, if between it and us only shells and the like run our command.
 
     A launcher that the script of a rank starts has that script's process above it, and is nobody's worker.
     """
@@ -89,7 +89,7 @@ def outer_launcher(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) ->
 
 
 def is_below_a_worker(ancestors: Iterable[Ancestor]) -> bool:
-    """Tell whether one of these processes is a launcher: then its worker, or what that started, has started us."""
+    """Return whether one of these processes is a launcher: then its worker, or what that started, has started us."""
     for each in ancestors:
         words = _program_and_rest(each.argv)
         if each.name == SPAWNER or (words and os.path.basename(words[0]) in _BY_PROGRAM):
@@ -117,7 +117,7 @@ def _nearest(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) -> str |
 
 
 def _program_and_rest(argv: Sequence[str]) -> Sequence[str]:
-    """Give what a process runs and its arguments: of an interpreter, the script or module that it runs."""
+    """Return what a process runs and its arguments: of an interpreter, the script or module that it runs."""
     if not argv or not os.path.basename(argv[0]).startswith("python"):
         return argv
     words = [*argv[1:]]

@@ -178,7 +178,7 @@ def current(caller: str) -> Context:
 
 
 def group_store() -> Any:
-    """Give the store by which the workers of the group have found each other."""
+    """Return the store by which the workers of the group have found each other."""
     return _store
 
 

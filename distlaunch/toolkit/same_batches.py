@@ -72,7 +72,7 @@ def _no_hook(*_: object) -> None:
 
 
 def _is_compiling() -> bool:
-    """Tell whether torch.compile reads this function: then the hook does nothing, and breaks no graph."""
+    """Return whether torch.compile reads this function: then the hook does nothing, and breaks no graph."""
     compiler = getattr(torch, "compiler", None)
     return bool(compiler is not None and hasattr(compiler, "is_compiling") and compiler.is_compiling())
 

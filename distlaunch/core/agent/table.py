@@ -285,7 +285,7 @@ class WorkerTable:
 
     @property
     def _waits_for_leftovers(self) -> bool:
-        """Tell whether only processes that workers have left keep the attempt from its end, as far as is known."""
+        """Return whether only processes that workers have left keep the attempt from its end, as far as is known."""
         return self.sweeping and bool(self.workers) and self.close_at is None and not self._kills
 
     def _remain(self, event: w.Remaining) -> list[Action]:

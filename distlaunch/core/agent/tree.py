@@ -70,7 +70,7 @@ def cpu_s_of(pid: int) -> float:
 
 
 def holds_gpu(pid: int) -> bool:
-    """Tell whether a process has the device of a GPU or another accelerator open."""
+    """Return whether a process has the device of a GPU or another accelerator open."""
     folder = f"/proc/{pid}/fd"
     try:
         numbers = os.listdir(folder)[:_DESCRIPTORS]
@@ -201,7 +201,7 @@ def is_cleaner(pid: int) -> bool:
 
 
 def is_part_of_parent(pid: int, parent: int) -> bool:
-    """Tell whether a process works for its parent: a fork of it, or a process of Python's multiprocessing.
+    """Return whether a process works for its parent: a fork of it, or a process of Python's multiprocessing.
 
     Such a process (a data loader) serves its parent to its end; ended before that, it takes the parent with it.
     """

@@ -20,7 +20,7 @@ class Ancestor(Record):
 
 
 def ancestors() -> Iterator[Ancestor]:
-    """Give our parent, its parent, and so on, until one cannot be read."""
+    """Return our parent, its parent, and so on, until one cannot be read."""
     pid = os.getppid()
     for _ in range(_MOST):
         if pid <= 0:

@@ -33,7 +33,7 @@ def _counts(spec: ModuleSpec | None, *, folders: bool) -> bool:
 
 
 def environment_has(name: str, prefix: str) -> bool:
-    """Tell whether the environment in this folder has a top-level module among its packages."""
+    """Return whether the environment in this folder has a top-level module among its packages."""
     from glob import escape, glob
 
     path = glob(os.path.join(escape(prefix), "lib", "python3*", "site-packages"))

@@ -70,7 +70,7 @@ class Party(Record, hide=("token",)):
 
     @property
     def has_secret(self) -> bool:
-        """Tell whether strangers are kept out."""
+        """Return whether strangers are kept out."""
         return self.token is not None or self.munge is not None
 
     def __post_init__(self) -> None:

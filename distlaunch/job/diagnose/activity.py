@@ -42,7 +42,7 @@ class Activity(Record):
         return f"{who}, at {self.frame}" if self.frame else who
 
     def as_fields(self) -> dict[str, object]:
-        """Give what ``events.jsonl`` says of it."""
+        """Return what ``events.jsonl`` says of it."""
         return {"rank": self.rank, "why": self.why, "frame": self.frame}
 
 
@@ -120,7 +120,7 @@ def _why(first: _Sample, second: _Sample) -> Why | None:
 
 
 def _is_busy(first: m.Stack, second: m.Stack) -> bool:
-    """Tell whether a worker has used a processor, or would have if the machine had had one for it."""
+    """Return whether a worker has used a processor, or would have if the machine had had one for it."""
     elapsed_s = second.taken_s - first.taken_s
     if elapsed_s <= 0:
         return False
@@ -129,7 +129,7 @@ def _is_busy(first: m.Stack, second: m.Stack) -> bool:
 
 
 def _has_moved(first: _Path, second: _Path, *, busy: bool) -> bool:
-    """Tell whether a thread does something else than before.
+    """Return whether a thread does something else than before.
 
     The same function at another line, or one that has called a further one, may be a loop that polls: that counts only
     for a worker that is busy.

@@ -31,7 +31,7 @@ class Wait(Record):
 
     @property
     def synchronises(self) -> bool:
-        """Tell whether it is a wait for a GPU, which may spin."""
+        """Return whether it is a wait for a GPU, which may spin."""
         return self.frame.function in _SYNCHRONISE and "/torch/" in self.frame.file
 
 
@@ -236,7 +236,7 @@ def call_that_waits(view: View) -> Frame | None:
 
 
 def waits_for_children(view: View) -> bool:
-    """Tell whether a worker waits for processes that it has started."""
+    """Return whether a worker waits for processes that it has started."""
     return any(part in frame.file for frame in view.below for part in _CHILDREN)
 
 

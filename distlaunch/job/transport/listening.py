@@ -87,7 +87,7 @@ class Listener:
 
     @property
     def is_reachable(self) -> bool:
-        """Tell whether other machines can call: not on loopback."""
+        """Return whether other machines can call: not on loopback."""
         hosts = [str(one.getsockname()[0]) for one in self._listening.values()]
         return not all(host == "::1" or host.startswith("127.") for host in hosts)
 

@@ -307,7 +307,7 @@ def _master(parsed: Parsed) -> tuple[str | None, int | None]:
 
 
 def _static_or_other(parsed: Parsed) -> tuple[str | None, int | None]:
-    """Give host and port of the endpoint. Raises ConfigError; a static rendezvous needs the port as well."""
+    """Return host and port of the endpoint. Raises ConfigError; a static rendezvous needs the port as well."""
     given, source = parsed.values, parsed.sources["rdzv_endpoint"]
     text = (given["rdzv_endpoint"] or "").strip()
     found = _endpoint(text, source)
