@@ -29,7 +29,7 @@ KILLED = {
     "agent": (69, "its agent was killed by signal 9"),
     "actor": (69, "Ray has lost the actor there"),
 }
-"""What there is on a node, from a worker upwards: the job's exit code if it is killed, and what is said."""
+"""Processes above a worker whose end costs an attempt: the job's exit code if it is killed, and what is said."""
 SOON = ["--failure-grace", "1"]
 """So long are workers waited for where their agent is lost, before their node is used again."""
 # Places bundles with GPUs and asks each node's agent; there are no such devices here, so that no job can use them.
@@ -127,11 +127,17 @@ def driver_of(job) -> int:
 
 
 def above(worker: int, what: str) -> int:
-    """Give what there is above a worker."""
-    pid = worker
-    for _ in range(1 + list(KILLED).index(what)):
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    """Return the pid of a worker's ancestor: of a process of ours by its name, of the actor as the agent's parent."""
+    if what == "actor":
+        return parent_of(above(worker, "agent"))
+    pid = parent_of(worker)
+    while Path(f"/proc/{pid}/comm").read_text().strip() != f"dl-{what}":
+        pid = parent_of(pid)
     return pid
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def words_of(cmdline: Path) -> bytes:
