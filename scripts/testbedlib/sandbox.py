@@ -34,6 +34,8 @@ _ERRORS = "init.stderr"
 _END_S = 20.0
 _YOUNG_S = 60.0
 """A directory without a lock may belong to a keeper that has just begun."""
+_GONE = (errno.ENOENT, errno.ENODEV)
+"""A cgroup has been removed before its file was opened, or after that."""
 
 
 class TestbedError(Exception):
@@ -232,11 +234,18 @@ def _kill_init(directory: str, init: int | None, hierarchies: Sequence[str]) -> 
 
 
 def _thaw(group: str) -> None:
-    """Let frozen processes die: proctrack/cgroup freezes a step while it signals it."""
+    """Let frozen processes die: proctrack/cgroup freezes a step while it signals it.
+
+    Groups may vanish meanwhile: their owner removes them as long as it lives.
+    """
     for path, _, files in os.walk(group):
         if "freezer.state" in files:
-            with open(f"{path}/freezer.state", "w", encoding="ascii") as file:
-                file.write("THAWED")
+            try:
+                with open(f"{path}/freezer.state", "w", encoding="ascii") as file:
+                    file.write("THAWED")
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
 
 
 def _remove(directory: str, hierarchies: Sequence[str]) -> None:
@@ -255,6 +264,8 @@ def _remove_group(path: str) -> None:
     while True:
         try:
             os.rmdir(path)
+        except FileNotFoundError:
+            return
         except OSError as error:  # the kernel lets go of a dead process a moment after its parent has heard of it
             if error.errno != errno.EBUSY or time.monotonic() > deadline:
                 raise

@@ -13,14 +13,25 @@ SCRIPTS = str(Path(__file__).parents[2] / "scripts")
 if SCRIPTS not in sys.path:
     sys.path.append(SCRIPTS)
 
-from testbedlib import faults  # noqa: E402 - scripts are no package
+from testbedlib import faults, sandbox  # noqa: E402 - scripts are no package
 from testbedlib.client import Hosts, Process, Started, until  # noqa: E402
 from testbedlib.layout import HEAD  # noqa: E402
 from testbedlib.sandbox import TestbedError  # noqa: E402
 
 from tests.launcher import Result, Running, default_signals, job_names  # noqa: E402
 
-__all__ = ["HEAD", "Cluster", "Hosts", "Process", "RunningOnHost", "Started", "TestbedError", "faults", "until"]
+__all__ = [
+    "HEAD",
+    "Cluster",
+    "Hosts",
+    "Process",
+    "RunningOnHost",
+    "Started",
+    "TestbedError",
+    "faults",
+    "sandbox",
+    "until",
+]
 
 
 class RunningOnHost(Running):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.hosts import sandbox
+
 TESTBED = [sys.executable, str(Path(__file__).parents[2] / "scripts" / "testbed"), "slurm"]
 
 
@@ -153,6 +155,16 @@ def test_a_frozen_job_cannot_hold_it_up():
         assert testbed.traces() == []
     finally:
         testbed.close()
+
+
+def test_a_group_that_vanishes_meanwhile_needs_no_thaw(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "freezer.state").write_text("FROZEN")
+    (tmp_path / "b" / "freezer.state").unlink()
+    (tmp_path / "b" / "freezer.state").symlink_to(tmp_path / "gone" / "freezer.state")
+    sandbox._thaw(str(tmp_path))
+    assert [(tmp_path / name / "freezer.state").read_text() for name in ("a", "c")] == ["THAWED"] * 2
 
 
 def test_two_at_once_know_nothing_of_each_other(held):

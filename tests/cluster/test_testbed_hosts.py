@@ -17,16 +17,43 @@ TESTBED = [sys.executable, str(Path(__file__).parents[2] / "scripts" / "testbed"
 WAITS = "trap '' TERM HUP INT; setsid env -i sleep 1000 >/dev/null 2>&1 </dev/null & echo $!"
 
 
-def namespaces() -> set[str]:
-    """Name the namespaces of all processes of this machine, and those that files hold."""
-    found = set()
-    for name in os.listdir("/proc"):
-        for kind in ("net", "pid", "mnt", "uts", "ipc"):
-            try:
-                found.add(os.readlink(f"/proc/{int(name)}/ns/{kind}"))
-            except (OSError, ValueError):
-                continue
-    return found | set(re.findall(r"\w+:\[\d+\]", Path("/proc/self/mountinfo").read_text()))
+class Namespaces:
+    """The namespaces of some processes that this process is not in.
+
+    They are held open: a namespace that is gone leaves its number to the next one, which may be another test's.
+    """
+
+    KINDS = ("net", "pid", "mnt", "uts", "ipc")
+
+    def __init__(self, pids):
+        self._held = {}
+        own = {os.readlink(f"/proc/self/ns/{kind}") for kind in self.KINDS}
+        for pid in pids:
+            for kind in self.KINDS:
+                descriptor = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+                name = os.readlink(f"/proc/self/fd/{descriptor}")
+                if name in own or name in self._held:
+                    os.close(descriptor)
+                else:
+                    self._held[name] = descriptor
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def in_use(self) -> set[str]:
+        """Return those that a process is in, or a file of this machine holds."""
+        found = set(re.findall(r"\w+:\[\d+\]", Path("/proc/self/mountinfo").read_text()))
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            for kind in self.KINDS:
+                try:
+                    found.add(os.readlink(f"/proc/{pid}/ns/{kind}"))
+                except OSError:
+                    continue
+        return found & self._held.keys()
+
+    def close(self) -> None:
+        for descriptor in self._held.values():
+            os.close(descriptor)
 
 
 def interfaces() -> list[str]:
@@ -131,37 +158,46 @@ def test_names_as_wanted(make_hosts):
 
 @pytest.mark.parametrize("end", ["close", "kill", "down", "init"])
 def test_it_leaves_nothing_whoever_is_killed(make_hosts, end):
-    before = namespaces(), interfaces(), Path("/proc/mounts").read_text()
     hosts = make_hosts(3)
     hosts.run("n1", "ssh", "n2", WAITS)
     keeper, directory, init = hosts._keeper, hosts.directory, hosts.init
     inside = [process.pid for name in hosts.layout for process in hosts.everything(name)]
     assert len(inside) > 4
-    assert interfaces() == before[1]
-    if end == "close":
-        hosts.close()
-    else:
-        hosts._keeper = None
-        if end == "kill":
-            keeper.kill()
-            keeper.wait(timeout=30)
-            until(lambda: not os.path.exists(f"/proc/{init}"), "end of the sandbox")
-        elif end == "init":
-            os.kill(init, signal.SIGKILL)
-            assert keeper.wait(timeout=30) == 1
-        keeper_lived = end == "down"
-        if end != "init":
-            done = subprocess.run([*TESTBED, "down", directory], capture_output=True, text=True, timeout=60, check=True)
-            assert f"{directory} is gone" in done.stderr
-        if keeper_lived:
-            assert keeper.wait(timeout=30) == 0
-        keeper.stdin.close()
-        keeper.stdout.close()
-    assert not os.path.exists(directory)
-    assert [pid for pid in inside if os.path.exists(f"/proc/{pid}")] == []
-    until(lambda: namespaces() <= before[0], "end of the namespaces")
-    assert interfaces() == before[1]
-    assert Path("/proc/mounts").read_text() == before[2]
+    ports = {link.port for host in hosts.layout.values() for link in host.links}
+    assert ports
+    assert ports.isdisjoint(interfaces())
+    made = Namespaces([keeper.pid, init, *inside])
+    try:
+        assert len(made) > 2 * len(hosts.layout)
+        assert len(made.in_use()) == len(made)
+        if end == "close":
+            hosts.close()
+        else:
+            hosts._keeper = None
+            if end == "kill":
+                keeper.kill()
+                keeper.wait(timeout=30)
+                until(lambda: not os.path.exists(f"/proc/{init}"), "end of the sandbox")
+            elif end == "init":
+                os.kill(init, signal.SIGKILL)
+                assert keeper.wait(timeout=30) == 1
+            keeper_lived = end == "down"
+            if end != "init":
+                done = subprocess.run(
+                    [*TESTBED, "down", directory], capture_output=True, text=True, timeout=60, check=True
+                )
+                assert f"{directory} is gone" in done.stderr
+            if keeper_lived:
+                assert keeper.wait(timeout=30) == 0
+            keeper.stdin.close()
+            keeper.stdout.close()
+        assert not os.path.exists(directory)
+        assert [pid for pid in inside if os.path.exists(f"/proc/{pid}")] == []
+        until(lambda: not made.in_use(), "end of the namespaces")
+    finally:
+        made.close()
+    assert ports.isdisjoint(interfaces())
+    assert directory not in Path("/proc/mounts").read_text()
 
 
 def test_several_at_once_know_nothing_of_each_other(make_hosts):
