@@ -45,7 +45,9 @@ class World:
         self.discovers = 0
         self.signum: int | None = None
         self.late: int | None = None
-        """The first signal that came when all workers had ended."""
+        """The first signal that came when all workers had ended, some of them wrongly."""
+        self.succeeded = False
+        """A signal came when all workers had ended with 0: it can change the exit code no more."""
         self.signals = 0
         self.most_signals = max(0, data.draw(st.integers(0, 9)) - 6)
         self.prepared: set[int] = set()  # for the attempt that is to come
@@ -203,7 +205,9 @@ class World:
                 policy = job.policy
                 runs = job.phase in ("starting", "running", "stopping")
                 if signum != signal.SIGUSR1 and self.signum is None:
-                    if runs and policy.ended == policy.world_size:
+                    if job.phase == "lingering":
+                        self.succeeded = True
+                    elif runs and policy.ended == policy.world_size:
                         self.late = self.late or signum
                     else:
                         self.signum = signum
@@ -266,7 +270,11 @@ def check_end(world: World) -> None:
     assert job.policy.restarts == len(counted) == len(job.entries("restarting"))
     assert job.policy.restarts <= job.policy.settings.max_restarts
     assert [failed.restarts for failed in job.of(p.Failed)] == list(range(len(job.of(p.Failed))))
-    if world.signum is not None:
+    if world.succeeded:
+        assert job.exit_code == 0
+        assert not any(world.codes.values())
+        assert len(world.codes) == len(job.members) * job.per_node
+    elif world.signum is not None:
         assert job.exit_code == 128 + world.signum
     elif world.late is not None and job.exit_code == 128 + world.late:
         pass  # the job would have gone on
