@@ -6,8 +6,13 @@ return, and gives every row away as a line once the program has left it for good
 
 * A program that hides the cursor, or moves up from an empty row below its display, redraws its display from the top.
   The rows above the top of the last redraw are final.
-* Otherwise a row is final when the cursor has been below it for SETTLE_S.
+* Otherwise a row is final SETTLE_S after the cursor has left it for a lower one, if what was written since shows that
+  the program will not return: the row is no bar, or the program has completed a line or redrawn a bar below it; and
+  the row is further up than the program has ever moved from the lowest row.
+* A program that has written lines for _STALE_S without a move upwards no longer counts as one that moves up.
 * More rows than MOST_ROWS are final from the top, and so are rows of more than _MOST_CELLS in all.
+
+Time alone makes no row final that may be drawn again: a worker may stand still in the middle of drawing.
 
 Rows hold printable characters and colours only: no other control sequence of the program leaves this module.
 """
@@ -21,7 +26,7 @@ from unicodedata import category, east_asian_width
 from distlaunch.ui.console.lines import PIECE
 
 SETTLE_S = 1.0
-"""How long the cursor must have been below a row for that to be final. tqdm returns at once, but for a busy machine."""
+"""How long the cursor must have been below a row for that to be final."""
 MOST_ROWS = 100
 _MOST_CELLS = 2 * PIECE
 """Of all rows: with more, the rows are final from the top."""
@@ -30,7 +35,9 @@ _MOST_COLUMNS = 1000
 _MOST_COLOURED = 4 * PIECE
 """A row that would take more bytes with its colours is shown without them."""
 _STALE_S = 10.0
-"""After so long without a move upwards, a program no longer counts as one that redraws."""
+"""After writing lines for so long without a move upwards, a program no longer counts as one that moves up."""
+_PAUSE_S = 1.0
+"""A longer time between two lines counts as this long."""
 _MOST_STYLE = 160
 _MOST_STATES = 16
 _LONGEST_SEQUENCE = 4096
@@ -56,13 +63,15 @@ def moves_cursor(data: bytes) -> bool:
 class _Row:
     """One row: a character, and the colours that it has, for each column; ``""`` is the second half of a wide one."""
 
-    __slots__ = ("cells", "left_s", "styles")
+    __slots__ = ("cells", "is_bar", "left_s", "styles")
 
     def __init__(self) -> None:
         self.cells: list[str] = []
         self.styles: list[str] = []
         self.left_s = 0.0
         """When the cursor last went down from here."""
+        self.is_bar = False
+        """The program has drawn over it, or returned to its start to draw."""
 
     def write(self, column: int, cells: list[str], style: str) -> None:
         if not cells:
@@ -126,7 +135,17 @@ class Display:
         """The row from which the cursor is moving up."""
         self._top = 0
         self._reach = 0
-        self._rose_s = 0.0
+        """How many rows the program moves up at most."""
+        self._wrote = False
+        """Something was written in this row since the cursor came to it."""
+        self._returned = False
+        """The cursor has returned to the start of this row, and nothing was written since."""
+        self._passed = 0
+        """The program has gone on below the first so many rows, and has not returned to them."""
+        self._left_s = 0.0
+        """When the cursor last went down."""
+        self._lines_s = 0.0
+        """How long the program has written lines since it last moved up or hid the cursor; pauses count little."""
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
         """Interpret bytes of the program; return the rows that are final, in order."""
@@ -146,11 +165,12 @@ class Display:
                     done += self._take(1)
             elif first == "\r":
                 self._column = 0
+                self._returned = True
             elif first == "\x1b":
                 if token[3] is not None:
                     self._control(token[1], token[2], token[3], now)
             else:
-                self._write(token[0], now)
+                self._write(token[0])
         cells = sum(len(row.cells) for row in self._rows)
         while cells > _MOST_CELLS and len(self._rows) > 1:
             cells -= len(self._rows[0].cells)
@@ -163,16 +183,12 @@ class Display:
 
     def due(self) -> float | None:
         """Return when ``settle`` is to be called next if nothing comes before."""
-        if self._at == 0 or (self._hidden and self._redraws):
-            return None
-        if self._hidden or self._redraws:
-            return max(self._rose_s + _STALE_S, self._rows[0].left_s + SETTLE_S)
-        return self._rows[0].left_s + SETTLE_S
+        return self._rows[0].left_s + SETTLE_S if self._left_for_good() else None
 
     def finish(self) -> list[bytes]:
         """Return all rows that show something: no more bytes will come, or the rows may be disturbed."""
         rows, self._rows = self._rows, [_Row()]
-        self._at = self._column = self._top = 0
+        self._at = self._column = self._top = self._passed = 0
         return [row.render() for row in rows if not row.is_blank()]
 
     def rows(self, columns: int | None = None) -> list[bytes]:
@@ -198,18 +214,23 @@ class Display:
 
     def _final(self, now: float) -> int:
         """Count the rows that are final, from the top."""
-        if not self._at:
-            return 0
-        if self._redraws and not self._hidden and now >= self._rose_s + _STALE_S:
-            self._redraws = False
         if self._redraws:
             return max(0, min(self._top, self._at - self._reach))
-        if self._hidden and now < self._rose_s + _STALE_S:
-            return 0
-        for index in range(self._at):
+        count = self._left_for_good()
+        for index in range(count):
             if self._rows[index].left_s + SETTLE_S > now:
                 return index
-        return self._at
+        return count
+
+    def _left_for_good(self) -> int:
+        """Count the rows, from the top, to which the program will not return as far as can be seen."""
+        if self._redraws or (self._hidden and self._lines_s < _STALE_S):
+            return 0
+        count = min(self._at, len(self._rows) - 1 - self._reach)
+        for index in range(self._passed, count):
+            if self._rows[index].is_bar:
+                return index
+        return max(0, count)
 
     def _take(self, count: int) -> list[bytes]:
         if not count:
@@ -218,6 +239,7 @@ class Display:
         del self._rows[:count]
         self._at = max(0, self._at - count)
         self._top = max(0, self._top - count)
+        self._passed = max(0, self._passed - count)
         if self._rising is not None:
             self._rising = max(0, self._rising - count)
         if not self._rows:
@@ -225,12 +247,21 @@ class Display:
         return done
 
     def _newline(self, now: float) -> None:
-        self._end_rise(now)
-        self._rows[self._at].left_s = now
-        self._down(1)
+        self._end_rise()
+        self._down(1, now)
         self._column = 0
 
-    def _down(self, count: int) -> None:
+    def _down(self, count: int, now: float) -> None:
+        row = self._rows[self._at]
+        row.left_s = now
+        if self._wrote and (self._reach or not row.is_bar):  # without a move up so far, several rows may be one frame
+            self._passed = max(self._passed, self._at)
+        self._wrote = self._returned = False
+        self._lines_s += min(now - self._left_s, _PAUSE_S)
+        self._left_s = now
+        if self._lines_s >= _STALE_S:
+            self._reach = 0
+            self._redraws = False
         self._at += count
         while len(self._rows) <= self._at:
             self._rows.append(_Row())
@@ -241,19 +272,22 @@ class Display:
             if not self._hidden:
                 self._redraws = self._column == 0 and self._rows[self._at].is_blank()
         self._at = max(0, self._at - count)
+        self._wrote = False
 
-    def _end_rise(self, now: float) -> None:
+    def _end_rise(self) -> None:
         """Note to which row the cursor has moved up, when the program goes on from there."""
         if self._rising is None:
             return
         self._reach = max(self._reach, self._rising - self._at)
         self._rising = None
         self._top = self._at
-        self._rose_s = now
+        self._passed = min(self._passed, self._at)
+        self._rows[self._at].is_bar = True
+        self._lines_s = 0.0
         self._redraws = self._redraws or self._hidden
 
-    def _write(self, text: str, now: float) -> None:
-        self._end_rise(now)
+    def _write(self, text: str) -> None:
+        self._end_rise()
         first = text[0]
         if first == "\b":
             self._column = max(0, self._column - 1)
@@ -268,8 +302,15 @@ class Display:
             text = "\ufffd"
         text = text[: max(0, PIECE - self._column)]
         cells = list(text) if text.isascii() else self._cells(text)
-        self._rows[self._at].write(self._column, cells, self._style)
+        row = self._rows[self._at]
+        row.write(self._column, cells, self._style)
+        row.is_bar = row.is_bar or self._returned
         self._column += len(cells)
+        if not text.isspace():
+            if self._wrote and self._returned:
+                self._passed = max(self._passed, self._at)
+            self._wrote = True
+            self._returned = False
 
     def _cells(self, text: str) -> list[str]:
         """Give each character the columns that it takes; one that combines goes with the one before."""
@@ -290,7 +331,10 @@ class Display:
             if private == "?" and parameters == "25" and final in "lh":
                 self._hidden = final == "l"
                 self._redraws = False
-                self._rose_s = now
+                self._lines_s = 0.0
+                if not self._hidden:  # the program has left what it has drawn
+                    self._reach = 0
+                    self._passed = max(self._passed, self._at)
             return
         if final == "m":
             self._colour(parameters)
@@ -303,10 +347,10 @@ class Display:
             case "F":
                 self._up(count or 1)
                 self._column = 0
+                self._returned = True
             case "B" | "E":
-                self._end_rise(now)
-                row.left_s = now
-                self._down(min(count or 1, MOST_ROWS - 1 - self._at))
+                self._end_rise()
+                self._down(min(count or 1, MOST_ROWS - 1 - self._at), now)
                 self._column = 0 if final == "E" else self._column
             case "C":
                 self._column = max(self._column, min(self._column + (count or 1), _MOST_COLUMNS))

@@ -213,8 +213,21 @@ def test_nested_bars_stay_until_the_program_leaves_them():
         assert display.feed(b"\n\rinner %d\x1b[A" % step, step) == []
         assert display.rows() == [b"outer 0", b"inner %d" % step]
     assert display.feed(b"\n\r       \x1b[A\router 1\n", 11.0) == []
-    assert display.due() == pytest.approx(12.0)
-    assert display.settle(12.1) == [b"outer 1"]
+    assert display.due() is None, "the next inner bar may follow"
+    assert display.feed(b"line 0\n", 12.0) == [b"outer 1"]
+    for line in range(1, 11):
+        assert display.feed(b"line %d\n" % line, 12.0 + line) == [b"line %d" % (line - 1)]
+    assert display.due() == pytest.approx(23.0)
+    assert display.settle(23.1) == [b"line 10"]
+    assert display.is_over
+
+
+def test_a_bar_becomes_a_line_once_something_follows_it():
+    display = Display()
+    display.feed(b"\r50%\r100%\n", 0.0)
+    assert (display.due(), display.settle(60.0)) == (None, [])
+    assert display.feed(b"a line\n", 61.0) == [b"100%"]
+    assert display.settle(62.1) == [b"a line"]
     assert display.is_over
 
 
