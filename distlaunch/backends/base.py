@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from distlaunch.core.model.record import Record
 from distlaunch.resolve.backend import PlannedBackend, Value
 
-__all__ = ["Backend", "BackendOption", "Requirement", "Value"]
+__all__ = ["Backend", "BackendOption", "Requirement", "Value", "option_name"]
 
 if TYPE_CHECKING:
     from distlaunch.resolve.location import Location
     from distlaunch.resolve.options import TrainOptions
 
 Kind = Literal["text", "choice", "flag", "count", "number", "seconds", "file"]
+
+
+def option_name(word: str) -> str:
+    """Return the name of the option that a word NAME=VALUE is about, however it is written."""
+    return word.partition("=")[0].strip().replace("_", "-").lower()
 
 
 class BackendOption(Record):

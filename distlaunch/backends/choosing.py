@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from distlaunch.backends.base import BackendOption, Value
+from distlaunch.backends.base import BackendOption, Value, option_name
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable, quoted
 
@@ -75,11 +75,6 @@ def chosen_options(given: Sequence[str], options: Sequence[BackendOption], backe
             raise ConfigError(f"-o {name} is given twice: {printable(texts[name])} and {printable(text)}")
         chosen[name], texts[name] = value, text
     return chosen
-
-
-def option_name(word: str) -> str:
-    """Give the name of the option that a word NAME=VALUE is about, however it is written."""
-    return word.partition("=")[0].strip().replace("_", "-").lower()
 
 
 def shape(option: BackendOption) -> str:

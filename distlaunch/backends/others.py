@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, get_args
 
-from distlaunch.backends.base import Backend, BackendOption, Kind, Requirement
-from distlaunch.backends.choosing import option_name
+from distlaunch.backends.base import Backend, BackendOption, Kind, Requirement, option_name
 from distlaunch.core.errors import ConfigError, LaunchError
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.core.model.variables import SET_FOR_WORKERS

@@ -5,7 +5,7 @@ Loaded only where ``Facts`` have surroundings: an option or a variable that hint
 
 from __future__ import annotations
 
-from distlaunch.core.errors import ConfigError
+from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.resolve.allocation import Allocation, Host, Origin
@@ -115,7 +115,6 @@ def _by_hand(options: TrainOptions) -> Allocation | None:
         )
     if rank is None and (options.rendezvous is None or most == 1):
         return None
-    from distlaunch.resolve.rendezvous import endpoint
     from distlaunch.resolve.sources.environment import MOST_HOSTS, numbered_hosts
 
     if rank is not None and rank >= most:
@@ -188,8 +187,6 @@ def _here(allocation: Allocation, options: TrainOptions, around: Surroundings) -
         return allocation.node_rank, by or allocation.source
     identity = around.identity
     if allocation.part == "node" and options.rendezvous is not None:
-        from distlaunch.resolve.rendezvous import endpoint
-
         meeting_host = endpoint(options)[0]
         if meeting_host is not None and is_this_machine(meeting_host, identity):
             return 0, options.named("rendezvous")
@@ -204,3 +201,31 @@ def _here(allocation: Allocation, options: TrainOptions, around: Surroundings) -
 
 def _source_of(allocation: Allocation, value: str) -> str | None:
     return next((origin.source for origin in allocation.origins if origin.value == value), None)
+
+
+def endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
+    """Parse --rendezvous: HOST:PORT, HOST, [IPv6]:PORT. Raises ConfigError."""
+    text, who = options.rendezvous, options.named("rendezvous")
+    if text is None:
+        return None, None
+    from distlaunch.resolve.sources.environment import host_or_address
+
+    host, number = text.strip(), ""
+    if host.startswith("["):
+        host, bracket, rest = host[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise _odd(text, who)
+        number = rest[1:]
+    elif host.count(":") == 1:
+        host, _, number = host.partition(":")
+        if not number:
+            raise _odd(text, who)
+    if number and not (number.isascii() and number.isdecimal() and len(number) <= 5 and 0 < int(number) <= 65535):
+        raise _odd(text, who)
+    host_or_address(host, who, hint="HOST:PORT, HOST being the node of rank 0")
+    return host, int(number) if number else None
+
+
+def _odd(text: str, who: str) -> ConfigError:
+    kind = UsageError if who.startswith("-") else ConfigError
+    return kind(f"{who} {quoted(text)}: expected HOST:PORT", hint="an IPv6 address needs brackets: [fd00::1]:29400")

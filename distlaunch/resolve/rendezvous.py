@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
-from distlaunch.core.model.text import counted, printable, quoted
+from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Node, Topology
-from distlaunch.resolve.location import Location
+from distlaunch.resolve.location import Location, endpoint
 from distlaunch.resolve.options import TrainOptions
 
 DEFAULT_PORT = 29400
@@ -88,34 +88,6 @@ def settle_unplanned(options: TrainOptions, location: Location) -> Rendezvous:
         master_port=allocation.master_port,
     )
     return settle(options, location, topology)
-
-
-def endpoint(options: TrainOptions) -> tuple[str | None, int | None]:
-    """Read --rendezvous: HOST:PORT, HOST, [IPv6]:PORT. Raises ConfigError."""
-    text, who = options.rendezvous, options.named("rendezvous")
-    if text is None:
-        return None, None
-    from distlaunch.resolve.sources.environment import host_or_address
-
-    host, number = text.strip(), ""
-    if host.startswith("["):
-        host, bracket, rest = host[1:].partition("]")
-        if not bracket or (rest and not rest.startswith(":")):
-            raise _odd(text, who)
-        number = rest[1:]
-    elif host.count(":") == 1:
-        host, _, number = host.partition(":")
-        if not number:
-            raise _odd(text, who)
-    if number and not (number.isascii() and number.isdecimal() and len(number) <= 5 and 0 < int(number) <= 65535):
-        raise _odd(text, who)
-    host_or_address(host, who, hint="HOST:PORT, HOST being the node of rank 0")
-    return host, int(number) if number else None
-
-
-def _odd(text: str, who: str) -> ConfigError:
-    kind = UsageError if who.startswith("-") else ConfigError
-    return kind(f"{who} {quoted(text)}: expected HOST:PORT", hint="an IPv6 address needs brackets: [fd00::1]:29400")
 
 
 def _own_number(location: Location, topology: Topology) -> int | None:

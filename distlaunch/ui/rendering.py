@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from distlaunch.backends.choosing import option_name
+from distlaunch.backends.base import option_name
 from distlaunch.backends.registry import backend_names, find_backend
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import defaults_of, fields_of

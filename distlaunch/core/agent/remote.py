@@ -70,6 +70,7 @@ def serve(
     agent = RemoteAgent(
         greeting=greeting, code_fd=code_fd, reading=reading, writing=writing, nofile=nofile, silence_s=silence_s,
         channel=channel, watcher=watcher, passes_signals=passes_signals,
+        orphan_grace_s=ORPHAN_S, write_reason=last_words,
     )  # fmt: skip
     return agent.run()
 

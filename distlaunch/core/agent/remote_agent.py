@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from distlaunch.core.agent.agent import Agent
@@ -21,7 +22,6 @@ from distlaunch.core.agent.feed import Feed
 from distlaunch.core.agent.frames import FrameStream
 from distlaunch.core.agent.hearing import Hearing
 from distlaunch.core.agent.kernel import rename_process
-from distlaunch.core.agent.remote import ORPHAN_S, last_words
 from distlaunch.core.agent.remote_ground import RemoteGround
 from distlaunch.core.agent.remote_output import RemoteTaker
 from distlaunch.core.errors import EXIT_SOFTWARE, ConfigError, ProtocolError
@@ -81,8 +81,11 @@ class RemoteAgent:
         channel: Channel[w.FromSpawner],
         watcher: int,
         passes_signals: bool = False,
+        orphan_grace_s: float,
+        write_reason: Callable[[str], None],
     ) -> None:
         self._greeting = greeting
+        self._write_reason = write_reason
         self._passes_signals = passes_signals
         self._hearing = Hearing(silence_s)
         self._clock = Clock()
@@ -102,7 +105,7 @@ class RemoteAgent:
         self._is_started = False
         self._attempt: int | None = None  # that has workers
         self._last_start: m.Start | None = None
-        self._grace_s = ORPHAN_S
+        self._grace_s = orphan_grace_s
         self._why = ""  # the coordinator is lost, or we are told to end
         self._is_unheard = False  # the former, by its silence
         self._has_left = False
@@ -285,7 +288,7 @@ class RemoteAgent:
 
     def _end_workers(self) -> None:
         """Ask the workers to end, nobody being there any more to do so; wait until they have, or were killed."""
-        last_words(self._why)
+        self._write_reason(self._why)
         self._stream.send(
             r.Ending(why=self._why, unheard=self._is_unheard)
         )  # if the other side is there, it is to know at once

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from distlaunch.backends import usual
 from distlaunch.backends.accelerate import Accelerate
 from distlaunch.backends.accelerate_config import Config, read_config
-from distlaunch.backends.choosing import option_name
+from distlaunch.backends.base import option_name
 from distlaunch.backends.config_text import read_document
 from distlaunch.backends.configuring import read_users_text
 from distlaunch.core.errors import UsageError

@@ -23,16 +23,15 @@ import codecs
 import re
 from unicodedata import category, east_asian_width
 
-from distlaunch.ui.console.lines import PIECE
-
 SETTLE_S = 1.0
 """How long the cursor must have been below a row for that to be final."""
 MOST_ROWS = 100
-_MOST_CELLS = 2 * PIECE
+_MOST_CELLS_OF_A_ROW = 64 << 10
+_MOST_CELLS = 2 * _MOST_CELLS_OF_A_ROW
 """Of all rows: with more, the rows are final from the top."""
 _MOST_COLUMNS = 1000
 """The cursor cannot be moved to the right of these columns without writing: no screen is wider."""
-_MOST_COLOURED = 4 * PIECE
+_MOST_COLOURED = 4 * _MOST_CELLS_OF_A_ROW
 """A row that would take more bytes with its colours is shown without them."""
 _STALE_S = 10.0
 """After writing lines for so long without a move upwards, a program no longer counts as one that moves up."""
@@ -293,14 +292,14 @@ class Display:
             self._column = max(0, self._column - 1)
             return
         if first == "\t":
-            self._column = max(self._column, min(self._column + 8 - self._column % 8, PIECE))
+            self._column = max(self._column, min(self._column + 8 - self._column % 8, _MOST_CELLS_OF_A_ROW))
             return
         code = ord(first)
         if code < 0x20:
             text = chr(0x2400 + code)
         elif _DELETE <= code < 0xA0:
             text = "\ufffd"
-        text = text[: max(0, PIECE - self._column)]
+        text = text[: max(0, _MOST_CELLS_OF_A_ROW - self._column)]
         cells = list(text) if text.isascii() else self._cells(text)
         row = self._rows[self._at]
         row.write(self._column, cells, self._style)
@@ -339,7 +338,7 @@ class Display:
         if final == "m":
             self._colour(parameters)
             return
-        count = min(int(parameters) if parameters.isdecimal() and len(parameters) <= 4 else 0, PIECE)
+        count = min(int(parameters) if parameters.isdecimal() and len(parameters) <= 4 else 0, _MOST_CELLS_OF_A_ROW)
         row = self._rows[self._at]
         match final:
             case "A":

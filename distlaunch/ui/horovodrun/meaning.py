@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from distlaunch.backends.choosing import option_name
+from distlaunch.backends.base import option_name
 from distlaunch.backends.config_text import Document, read_document
 from distlaunch.backends.configuring import read_users_text
 from distlaunch.core.errors import ConfigError, UsageError

@@ -9,8 +9,8 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
 from distlaunch.core.probe.lookup import Address, look_up
 from distlaunch.resolve.identity import is_this_machine
+from distlaunch.resolve.location import endpoint
 from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.rendezvous import endpoint
 from distlaunch.surroundings import read_surroundings
 from distlaunch.ui.torchrun.meaning import WAYS_OUT
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError
+from distlaunch.resolve.location import endpoint
 from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.rendezvous import endpoint
 
 
 @pytest.mark.parametrize(
