@@ -76,7 +76,8 @@ class Front:
 
     def open_console(self, world_size: int) -> Sink:
         """Open the console."""
-        from distlaunch.ui.console import open_console, parse_output_ranks
+        from distlaunch.ui.console.console import open_console
+        from distlaunch.ui.console.ranks import parse_output_ranks
 
         return open_console(
             world_size=world_size,

@@ -8,7 +8,7 @@ import pytest
 
 from distlaunch.core.model.layout import STDERR, STDOUT
 from distlaunch.job.sink import Sink, StatusView
-from distlaunch.ui.console import open_console
+from distlaunch.ui.console.console import open_console
 from distlaunch.ui.console.torchrun import open_torchrun_console
 from distlaunch.ui.console.writer import HIGH_WATER
 from distlaunch.ui.handover import Passthrough

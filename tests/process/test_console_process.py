@@ -20,7 +20,7 @@ def start():
     def run(body: str, **streams) -> subprocess.Popen[bytes]:
         code = (
             "import os, sys\n"
-            "from distlaunch.ui.console import open_console\n"
+            "from distlaunch.ui.console.console import open_console\n"
             "console = open_console(world_size=2, environ=dict(os.environ))\n"
         )
         env = {"PATH": os.environ.get("PATH", os.defpath)}
@@ -155,7 +155,7 @@ def test_opening_the_console_loads_nothing_heavy(start):
         import subprocess
         code = (
             "import sys, distlaunch.job.sink, threading, signal; before = set(sys.modules);"
-            "from distlaunch.ui.console import open_console;"
+            "from distlaunch.ui.console.console import open_console;"
             "console = open_console(world_size=8, environ={});"
             "console.output(0, 1, b'x' * 9, 0.0); console.tick(1.0); console.close(timeout_s=None);"
             "print('', *sorted(set(sys.modules) - before), file=sys.stderr)"

@@ -4,10 +4,3 @@ The way of a chunk: ``console`` (one lock, which ranks are shown) -> ``screen`` 
 ``records`` under jsonl) -> ``folding`` and ``blocks`` (the same line from many ranks becomes one) -> ``writer``
 (a bounded buffer and a thread for each of the descriptors 1 and 2).
 """
-
-from __future__ import annotations
-
-from distlaunch.ui.console.console import Console, open_console
-from distlaunch.ui.console.ranks import parse_output_ranks
-
-__all__ = ["Console", "open_console", "parse_output_ranks"]

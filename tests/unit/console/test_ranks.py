@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.ui.console import parse_output_ranks
-from distlaunch.ui.console.ranks import Prefixes
+from distlaunch.ui.console.ranks import Prefixes, parse_output_ranks
 
 
 @pytest.mark.parametrize(

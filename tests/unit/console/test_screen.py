@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.model.ids import format_ranks
-from distlaunch.ui.console import open_console, repeats
+from distlaunch.ui.console import repeats
+from distlaunch.ui.console.console import open_console
 
 
 def lines_of(shown: bytes, ranks: int) -> list[list[bytes]]:

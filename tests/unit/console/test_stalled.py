@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from distlaunch.ui.console import open_console
+from distlaunch.ui.console.console import open_console
 from distlaunch.ui.console.lines import PARTIAL_S
 
 WHOLE = b"x" * 70 + b"\n"
