@@ -1,4 +1,4 @@
-"""Layer ui: the command ``distlaunch``; also ``python -m distlaunch``.
+"""The command ``distlaunch``; also ``python -m distlaunch``.
 
 ``train``, ``plan``, ``render``, ``torchrun``, ``torch.distributed.launch``, ``deepspeed``, ``horovodrun`` and
 ``accelerate launch`` start without typer, whose loading costs more than starting a worker; everything else, help but
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import NoReturn
 
-    from distlaunch.resolve.options import TrainOptions
+    from distlaunch.planning.train_options import TrainOptions
 
 
 _LEGACY = "torch.distributed.launch"
@@ -43,7 +43,7 @@ _LINKS = {
 
 def main() -> NoReturn:
     """Run the command line of this process and exit with its code."""
-    from distlaunch.ui.errors import (
+    from distlaunch.cli.error_output import (
         EXIT_INTERRUPTED,
         guarded,
         ignore_signals,
@@ -90,57 +90,57 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
     """Run one command line and return its exit code. Raises LaunchError for what the user can put right."""
     from contextlib import suppress
 
-    from distlaunch.ui import quick
+    from distlaunch.cli import parser
 
-    with suppress(quick.HelpRequested):
+    with suppress(parser.HelpRequested):
         if argv[:1] == ["train"]:
-            options = quick.parse_train(argv[1:], environ)
+            options = parser.parse_train(argv[1:], environ)
             _warn(options, environ)
-            from distlaunch.ui.run import train
+            from distlaunch.cli.commands.train import train
 
             return train(options)
         if argv[:1] == ["plan"]:
-            options, plan_format, expand = quick.parse_plan(argv[1:], environ)
+            options, plan_format, expand = parser.parse_plan(argv[1:], environ)
             _warn(options, environ)
-            from distlaunch.ui.run import plan
+            from distlaunch.cli.commands.train import plan
 
             return plan(options, plan_format, expand=expand)
         if argv[:1] == ["render"]:
-            from distlaunch.ui.rendering import TARGETS, parse_render, render_file
+            from distlaunch.cli.commands.render import TARGETS, parse_render, render_file
 
             target = next((each for each in TARGETS if argv[1:2] == [each]), None)
             if target is not None:
                 return render_file(target, *parse_render(target, argv[2:], environ))
         if argv[:1] == ["torchrun"] or argv[:1] == [_LEGACY]:
-            from distlaunch.ui.torchrun.command import torchrun
+            from distlaunch.cli.compat.torchrun.command import torchrun
 
             return torchrun(argv[1:], environ, legacy=argv[0] == _LEGACY)
         if argv[:1] == ["deepspeed"]:
-            from distlaunch.ui.deepspeed.command import deepspeed
+            from distlaunch.cli.compat.deepspeed.command import deepspeed
 
             return deepspeed(argv[1:], environ)
         if argv[:1] == ["horovodrun"]:
-            from distlaunch.ui.horovodrun.command import horovodrun
+            from distlaunch.cli.compat.horovodrun.command import horovodrun
 
             return horovodrun(argv[1:], environ)
         if argv[:1] == ["accelerate"]:
-            from distlaunch.ui.accelerate.command import accelerate
+            from distlaunch.cli.compat.accelerate.command import accelerate
 
             return accelerate(argv[1:], environ)
-    from distlaunch.ui.cli import run_app
+    from distlaunch.cli.app import run_app
 
     return run_app(argv, environ)
 
 
 def _warn(options: TrainOptions, environ: Mapping[str, str]) -> None:
-    from distlaunch.ui.errors import print_warnings
-    from distlaunch.ui.quick import unknown_variables
+    from distlaunch.cli.error_output import print_warnings
+    from distlaunch.cli.parser import unknown_variables
 
     if not options.quiet:
         print_warnings(unknown_variables(environ))
     if options.script_args:
-        from distlaunch.ui.misplaced import misplaced_options
-        from distlaunch.ui.options import TRAIN_OPTIONS
+        from distlaunch.cli.misplaced_options import misplaced_options
+        from distlaunch.cli.option_table import TRAIN_OPTIONS
 
         names = (flag for option in TRAIN_OPTIONS for flag in option.all_flags)
         print_warnings(misplaced_options(options, names, environ))

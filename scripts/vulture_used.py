@@ -8,12 +8,12 @@ from distlaunch.backends.accelerate import Accelerate
 from distlaunch.backends.deepspeed import DeepSpeed
 from distlaunch.backends.fsdp import Fsdp
 from distlaunch.backends.tensorflow import TensorFlow
-from distlaunch.core.probe import nvml
-from distlaunch.ui import cli
+from distlaunch.core.probe import nvidia
+from distlaunch.cli import app
 
 _ = (
     # called by the interpreter
-    nvml.__getattr__,
+    nvidia.__getattr__,
 )
 
 # found by name in the registry's table
@@ -30,11 +30,11 @@ for _ in ():
     _torch.writable  # noqa: B018
 
 # called and read by typer and click, by name
-cli.command.collect_usage_pieces  # noqa: B018 - vulture takes a mention as a use
-cli.command.__signature__  # noqa: B018
-cli.command.__annotations__  # noqa: B018
-cli.command.run_backends  # noqa: B018
-cli.command.run_help  # noqa: B018
+app.command.collect_usage_pieces  # noqa: B018 - vulture takes a mention as a use
+app.command.__signature__  # noqa: B018
+app.command.__annotations__  # noqa: B018
+app.command.run_backends  # noqa: B018
+app.command.run_help  # noqa: B018
 
 # set in a forked worker, read by the standard library
 BaseProcess.authkey  # noqa: B018

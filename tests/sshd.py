@@ -65,7 +65,7 @@ def stand_in(source: str = STAND_IN) -> bytes:
     with zipfile.ZipFile(packed, "w") as file:
         for package in ("distlaunch", "distlaunch/core", "distlaunch/core/agent"):
             file.writestr(f"{package}/__init__.py", "")
-        file.writestr("distlaunch/core/agent/remote.py", source)
+        file.writestr("distlaunch/core/agent/main.py", source)
     return packed.getvalue()
 
 

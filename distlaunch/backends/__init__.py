@@ -1,1 +1,1 @@
-"""What a training framework needs from a launcher: one module each."""
+"""What each training framework needs from a launcher."""

@@ -1,4 +1,4 @@
-"""Layer backends: scripts of Hugging Face Accelerate, and its configuration files.
+"""Scripts of Hugging Face Accelerate, and its configuration files.
 
 ``accelerate launch`` says in variables what ``Accelerator()`` is to do; so does this. How many processes there are, on
 which machines and devices, is what distlaunch is told, whatever the file says of that.
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from distlaunch.backends import accelerate_config as c
 from distlaunch.backends import accelerate_names as n
 from distlaunch.backends.base import BackendOption, Requirement, Value
-from distlaunch.backends.config_text import Document, read_document
+from distlaunch.backends.config_file import Document, read_document
 from distlaunch.backends.deepspeed import DeepSpeed, read_config
 from distlaunch.backends.pytorch_ddp import TorchBackend
 from distlaunch.core.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Layer backends: what ``accelerate launch`` would set for a configuration file, and for what ranks above it."""
+"""What ``accelerate launch`` would set for a configuration file, and for what ranks above it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from distlaunch.backends import accelerate_names as n
 from distlaunch.backends.accelerate_values import check_value
-from distlaunch.backends.config_text import Document
+from distlaunch.backends.config_file import Document
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, quoted

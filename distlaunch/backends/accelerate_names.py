@@ -1,4 +1,4 @@
-"""Layer backends: the names of Accelerate 1.15: keys of its configuration files, and the variables that they become.
+"""The names of Accelerate 1.15: keys of its configuration files, and the variables that they become.
 
 Releases that know less read less. Left out is what is the launcher's here (``MASTER_*``, ``OMP_NUM_THREADS``, device
 masks) and Intel's ``KMP_AFFINITY``, which would put all workers of a node on the same cores.

@@ -1,4 +1,4 @@
-"""Layer backends: which values Accelerate 1.15 takes from its variables, so that a slip is told of before the start."""
+"""Which values Accelerate 1.15 takes from its variables, so that a slip is told of before the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer backends: what a backend is: the variables, words and options that one training framework needs of a launcher.
+"""What a backend is: the variables, words and options that one training framework needs of a launcher.
 
 A backend changes nothing else: supervision, output, reports and restarts are the same for all. One is a class of its
 own; ``distlaunch.backends`` is the entry-point group for those of other packages.
@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from distlaunch.core.model.record import Record
-from distlaunch.resolve.backend import PlannedBackend, Value
+from distlaunch.planning.backend import PlannedBackend, Value
 
 __all__ = ["Backend", "BackendOption", "Requirement", "Value", "option_name"]
 
 if TYPE_CHECKING:
-    from distlaunch.resolve.location import Location
-    from distlaunch.resolve.options import TrainOptions
+    from distlaunch.planning.node_source import Location
+    from distlaunch.planning.train_options import TrainOptions
 
 Kind = Literal["text", "choice", "flag", "count", "number", "seconds", "file"]
 

@@ -1,4 +1,4 @@
-"""Layer backends: DeepSpeed, for its own scripts, Accelerate's and those of the Transformers Trainer.
+"""DeepSpeed, for its own scripts, Accelerate's and those of the Transformers Trainer.
 
 The variables are those of DeepSpeed's own launcher (0.19), and where ZeRO is chosen here those of ``accelerate launch``
 (1.15), by which Accelerate and Transformers come to DeepSpeed. A script that calls ``deepspeed.initialize`` itself

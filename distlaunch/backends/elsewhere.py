@@ -1,4 +1,4 @@
-"""Layer backends: whether the modules that workers import are there for another interpreter than ours: it is asked."""
+"""Whether the modules that workers import are there for another interpreter than ours: it is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer backends: fully sharded data parallel, for the toolkit's ``wrap``, Accelerate and Transformers.
+"""Fully sharded data parallel, for the toolkit's ``wrap``, Accelerate and Transformers.
 
 The toolkit reads the options by themselves; the other two, which come to the same FSDP2 by them, read what ``accelerate
 launch`` sets. Their names and values are those of Accelerate 1.15; releases before 1.6 know only FSDP1, and go by the

@@ -1,4 +1,4 @@
-"""Layer backends: Horovod by gloo: its variables for each worker; its store is ours, on the master's port.
+"""Horovod by gloo: its variables for each worker; its store is ours, on the master's port.
 
 ``base_environment`` has dropped what an outer launcher set of these. Elastic Horovod is not offered: its protocol
 unpickles what comes over the network.
@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from distlaunch.backends.base import Backend, BackendOption, Requirement, Value
 from distlaunch.backends.horovod_settings import SETTINGS, is_idle
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.host_list import name_hosts
 from distlaunch.core.model.text import printable
 from distlaunch.core.model.topology import Topology
-from distlaunch.core.wire.remote import Surveyed
-from distlaunch.resolve.hostlist import name_hosts
-from distlaunch.resolve.meeting import led_astray
-from distlaunch.resolve.ranks import cross_ranks, cross_sizes
+from distlaunch.core.protocol.remote import Surveyed
+from distlaunch.planning.master_address import led_astray
+from distlaunch.planning.ranks import cross_ranks, cross_sizes
 
 _COMPRESSION = BackendOption(
     name="compression", about="what wrap() compresses gradients to", kind="choice", choices=("none", "fp16")

@@ -1,4 +1,4 @@
-"""Layer backends: what can be set of Horovod itself: the one table for ``-o``, horovodrun's options and its file.
+"""What can be set of Horovod itself: the one table for ``-o``, horovodrun's options and its file.
 
 The names, and what they become, are those of horovodrun 0.28.
 """

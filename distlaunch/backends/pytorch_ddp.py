@@ -1,4 +1,4 @@
-"""Layer backends: PyTorch's own environment (``env://``), for DDP and every script written for torchrun."""
+"""PyTorch's own environment (``env://``), for DDP and every script written for torchrun."""
 
 from __future__ import annotations
 

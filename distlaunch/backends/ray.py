@@ -1,4 +1,4 @@
-"""Layer backends: machines that are a Ray cluster: it says on which nodes workers run; all else is PyTorch's.
+"""Machines that are a Ray cluster: it says on which nodes workers run; all else is PyTorch's.
 
 Ray only gives places: a placement group's bundles. Where the nodes and the workers of each are asked for, a bundle is a
 node's share, on nodes of their own (STRICT_SPREAD); where only a number of workers is, each has a bundle, and those on
@@ -14,9 +14,9 @@ from distlaunch.backends.pytorch_ddp import PytorchDdp
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, quoted
-from distlaunch.resolve.allocation import Allocation, Host, Origin, Unit
-from distlaunch.resolve.location import Location
-from distlaunch.resolve.options import TrainOptions, counts_processes, on_cpus
+from distlaunch.planning.allocation import Allocation, Host, Origin, Unit
+from distlaunch.planning.node_source import Location
+from distlaunch.planning.train_options import TrainOptions, counts_processes, on_cpus
 
 _STRATEGIES = ("pack", "spread", "strict-pack", "strict-spread")
 _NOT_BESIDE = ("hosts", "hostfile", "discover", "include", "exclude", "node_rank", "rendezvous", "spares", "spread")

@@ -1,4 +1,4 @@
-"""Layer backends: backends by the name that ``--backend`` takes; each is a module, imported when it is asked for."""
+"""Backends by the name that ``--backend`` takes; each is a module, imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _load(name: str) -> type[Backend]:
     if len(points) > 1:
         packages = " and ".join(sorted(f"{point.value} ({package_of(point)})" for point in points))
         raise ConfigError(f"--backend {quoted(name)}: two packages have one of that name: {packages}")
-    from distlaunch.backends.others import guarded, loaded
+    from distlaunch.backends.plugins import guarded, loaded
 
     point = points[0]
     said = f"--backend {quoted(name)}: {package_of(point)} could not be loaded"

@@ -1,4 +1,4 @@
-"""Layer backends: whether the modules that a backend's workers import are there, asked without importing any.
+"""Whether the modules that a backend's workers import are there, asked without importing any.
 
 This interpreter is asked; ``elsewhere`` asks another.
 """
@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from distlaunch.backends.base import Requirement
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
-from distlaunch.core.probe.modules import is_importable
+from distlaunch.core.probe.python_modules import is_importable
 
 Installed = Callable[[Requirement], tuple[str | None, str]]
 """Gives the version of what has brought a module (as ``Found`` has it), and that package."""

@@ -1,4 +1,4 @@
-"""Layer backends: TensorFlow's MultiWorkerMirroredStrategy, whose workers find each other by ``TF_CONFIG``.
+"""TensorFlow's MultiWorkerMirroredStrategy, whose workers find each other by ``TF_CONFIG``.
 
 Each worker has a server on a port of its own, which all others have to know before they start: the nodes hold these
 ports. The cluster is the same text for all; the task, behind it, is each one's own. A worker computes on every GPU that
@@ -14,7 +14,7 @@ from distlaunch.backends.base import Backend, BackendOption, Requirement
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.topology import Topology
-from distlaunch.resolve.options import TrainOptions, check_kind
+from distlaunch.planning.train_options import TrainOptions, check_kind
 
 _CONFIG = "TF_CONFIG"
 _LEGACY = "TF_USE_LEGACY_KERAS"

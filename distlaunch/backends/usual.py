@@ -1,4 +1,4 @@
-"""Layer backends: files that are read where the user names none, such as the default configuration of Accelerate."""
+"""Files that are read where the user names none, such as the default configuration of Accelerate."""
 
 from __future__ import annotations
 

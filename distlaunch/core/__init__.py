@@ -1,1 +1,1 @@
-"""What travels to a node: standard library only, runnable under ``python -I -S``."""
+"""Runs on nodes: sent there as a zip. Standard library only."""

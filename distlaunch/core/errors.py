@@ -1,4 +1,4 @@
-"""Layer core: the one error tree. Every error has an exit code and may carry a hint.
+"""The one error tree. Every error has an exit code and may carry a hint.
 
 A handled error prints as one or two lines: ``distlaunch: error: <message>`` and ``  hint: <hint>``.
 Exit codes are the design's: 2 usage or configuration, 70 a fault of ours, 69 nodes that are not to be

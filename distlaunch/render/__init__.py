@@ -1,1 +1,1 @@
-"""Layer render: batch scripts and manifests, made of the options of ``train`` and a few more; pure."""
+"""Batch scripts and manifests, made from the options of ``train``. Pure."""

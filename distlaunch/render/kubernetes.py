@@ -1,4 +1,4 @@
-"""Layer render: an Indexed Job, and the headless Service by which its pods find each other; pure.
+"""An Indexed Job, and the headless Service by which its pods find each other; pure.
 
 Source: Kubernetes' documentation of Jobs, pod failure policies and DNS for Services and pods, and its Job controller (a
 Job fails when more pods than backoffLimit have; the first rule that fits counts, and rules see exit codes alone).
@@ -9,11 +9,11 @@ from __future__ import annotations
 import signal
 
 from distlaunch.core.errors import EXIT_HANG, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE
+from distlaunch.planning.rendezvous import DEFAULT_PORT
 from distlaunch.render import names, pod
 from distlaunch.render.request import Request, duration_s
 from distlaunch.render.shape import Shape
 from distlaunch.render.yaml import Noted, Value, written
-from distlaunch.resolve.rendezvous import DEFAULT_PORT
 
 _CONTAINER = "trainer"
 _NAME = "batch.kubernetes.io/job-name"

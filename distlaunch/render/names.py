@@ -1,4 +1,4 @@
-"""Layer render: names that Slurm and Kubernetes take; pure."""
+"""Names that Slurm and Kubernetes take; pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer render: what all kinds of pods have in common: command, variables, resources, volumes; pure."""
+"""What all kinds of pods have in common: command, variables, resources, volumes; pure."""
 
 from __future__ import annotations
 

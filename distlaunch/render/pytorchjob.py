@@ -1,4 +1,4 @@
-"""Layer render: a PyTorchJob of Kubeflow's Training Operator (v1); pure.
+"""A PyTorchJob of Kubeflow's Training Operator (v1); pure.
 
 Source: the operator's API reference and its controller, release 1.9. With restartPolicy ExitCode it replaces a pod that
 ended with 128 or more, and any other failure ends the job; it counts these pods only against a backoffLimit of 0.

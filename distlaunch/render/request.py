@@ -1,4 +1,4 @@
-"""Layer render: what the user asked to be rendered, and the sizes in it; pure."""
+"""What the user asked to be rendered, and the sizes in it; pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.planning.train_options import TrainOptions
 
 Target = Literal["slurm", "kubernetes", "pytorchjob", "trainjob"]
 Words = tuple[str, ...]

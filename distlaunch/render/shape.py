@@ -1,15 +1,15 @@
-"""Layer render: how many nodes a job has and what each gets, and which options mean nothing there; pure."""
+"""How many nodes a job has and what each gets, and which options mean nothing there; pure."""
 
 from __future__ import annotations
 
+from distlaunch.backends.backend_options import chosen_options, given_words
 from distlaunch.backends.base import Backend
-from distlaunch.backends.choosing import chosen_options, given_words
 from distlaunch.backends.registry import backend_names, find_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, quoted
+from distlaunch.planning.train_options import TrainOptions, check_kind, counts_processes, shares_gpus
 from distlaunch.render.request import Request
-from distlaunch.resolve.options import TrainOptions, check_kind, counts_processes, shares_gpus
 
 _SSH = ("ssh_user", "ssh_port", "ssh_key", "ssh_config", "ssh_host_keys", "ssh_fanout", "ssh_command")
 _NOWHERE: tuple[tuple[tuple[str, ...], str, str], ...] = (

@@ -1,4 +1,4 @@
-"""Layer render: a batch script for Slurm; pure.
+"""A batch script for Slurm; pure.
 
 Source: the manuals of sbatch and srun, and what a real Slurm 22.05 does (--signal without B: reaches steps only; the
 signal may come a minute early; a log is truncated when a job is requeued, unless it is appended to).

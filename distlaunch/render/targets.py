@@ -1,4 +1,4 @@
-"""Layer render: the kinds of files there are; pure."""
+"""The kinds of files there are; pure."""
 
 from __future__ import annotations
 

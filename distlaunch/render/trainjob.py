@@ -1,4 +1,4 @@
-"""Layer render: a TrainJob of Kubeflow Trainer v2; pure.
+"""A TrainJob of Kubeflow Trainer v2; pure.
 
 Source: Trainer's API reference, release 2.3 (runtimePatches; before, they were podTemplateOverrides), and JobSet's
 webhook (restartPolicy is OnFailure unless said, and pods' names have an end).

@@ -1,4 +1,4 @@
-r"""Layer render: YAML with comments, written so that every reader takes a text for that text; pure.
+r"""YAML with comments, written so that every reader takes a text for that text; pure.
 
 Only what any YAML reader, of 1.1 or 1.2, takes for a text stands bare; the rest is in double quotes: ``no``, ``1e3``
 and ``012`` are texts. What cannot be printed is escaped as YAML does it (JSON's pairs for ``\U0001f600`` are not YAML).

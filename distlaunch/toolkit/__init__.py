@@ -1,4 +1,4 @@
-"""Layer toolkit: the worker side, for training scripts: ``from distlaunch.toolkit import init, wrap, heartbeat``.
+"""The worker side, for training scripts: ``from distlaunch.toolkit import init, wrap, heartbeat``.
 
 A name is imported when it is asked for, so that ``heartbeat`` alone does not import torch.
 """

@@ -1,4 +1,4 @@
-"""Layer toolkit: the order of samples, and how far a training has come in it."""
+"""The order of samples, and how far a training has come in it."""
 
 from __future__ import annotations
 

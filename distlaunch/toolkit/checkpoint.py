@@ -1,4 +1,4 @@
-"""Layer toolkit: checkpoints that a kill at any instant leaves whole, and a training that goes on from the newest."""
+"""Checkpoints that a kill at any instant leaves whole, and a training that goes on from the newest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer toolkit: what a script gives a Checkpoint, and what of it is refused in words."""
+"""What a script gives a Checkpoint, and what of it is refused in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer toolkit: when workers ask each other whether one of them has been told to save. Decides; asks nobody itself."""
+"""When workers ask each other whether one of them has been told to save. Decides; asks nobody itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer toolkit: checkpoints at a URL that fsspec understands: ``s3://bucket/run``, ``gs://…``, ``memory://…``."""
+"""Checkpoints at a URL that fsspec understands: ``s3://bucket/run``, ``gs://…``, ``memory://…``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer toolkit: checkpoints in a directory that all nodes share."""
+"""Checkpoints in a directory that all nodes share."""
 
 from __future__ import annotations
 

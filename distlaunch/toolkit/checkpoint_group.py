@@ -1,4 +1,4 @@
-"""Layer toolkit: what all workers of a job settle together for their checkpoints, over groups of their own."""
+"""What all workers of a job settle together for their checkpoints, over groups of their own."""
 
 from __future__ import annotations
 

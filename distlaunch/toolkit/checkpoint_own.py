@@ -1,4 +1,4 @@
-"""Layer toolkit: what a worker adds to a checkpoint: of what it has for itself only what differs from rank 0's."""
+"""What a worker adds to a checkpoint: of what it has for itself only what differs from rank 0's."""
 
 from __future__ import annotations
 

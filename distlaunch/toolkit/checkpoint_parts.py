@@ -1,4 +1,4 @@
-"""Layer toolkit: what is sharded in the states of parts, as the average of an FSDP model's weights is.
+"""What is sharded in the states of parts, as the average of an FSDP model's weights is.
 
 A sharded tensor belongs to the workers that there are. It is therefore no part of a
 worker's own bytes, but an entry of the checkpoint, as the model's are, which any number of workers reads.

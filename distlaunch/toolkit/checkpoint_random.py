@@ -1,4 +1,4 @@
-"""Layer toolkit: the random generators that a script is likely to use."""
+"""The random generators that a script is likely to use."""
 
 from __future__ import annotations
 

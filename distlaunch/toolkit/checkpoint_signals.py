@@ -1,4 +1,4 @@
-"""Layer toolkit: the signals that ask for a checkpoint. TERM: save and end; USR1: save and go on."""
+"""The signals that ask for a checkpoint. TERM: save and end; USR1: save and go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer toolkit: what is in a checkpoint, and how it gets back into model, optimizer, scheduler and random states.
+"""What is in a checkpoint, and how it gets back into model, optimizer, scheduler and random states.
 
 Names are canonical (torch.distributed.checkpoint.state_dict), so that DDP, FSDP and a plain model read each other's.
 What a worker has for itself is its own entry, ``worker-<rank>``: the bytes of ``torch.save``; buffers, too, where they

@@ -1,4 +1,4 @@
-"""Layer toolkit: where checkpoints lie. ``Folder`` is a directory that all nodes share, ``Bucket`` an fsspec URL.
+"""Where checkpoints lie. ``Folder`` is a directory that all nodes share, ``Bucket`` an fsspec URL.
 
 A checkpoint is a folder ``step-<steps done>`` with torch.distributed.checkpoint's files and ``manifest.json``, which
 names each with its size and CRC-32. In a directory it gets its name by one rename when all of it is on the disk. An

@@ -1,4 +1,4 @@
-"""Layer toolkit: how all workers write a checkpoint in a thread: each its part, then rank 0 manifest and name."""
+"""How all workers write a checkpoint in a thread: each its part, then rank 0 manifest and name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer toolkit: who this worker is, and what it needs before it trains: a device, a process group, random seeds.
+"""Who this worker is, and what it needs before it trains: a device, a process group, random seeds.
 
 Under a launcher that sets ``RANK`` and the other variables of torchrun the group is formed with the other workers; in a
 plain ``python train.py`` it is a group of one, so that the same script works.

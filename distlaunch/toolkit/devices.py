@@ -1,4 +1,4 @@
-"""Layer toolkit: which device a worker trains on."""
+"""Which device a worker trains on."""
 
 from __future__ import annotations
 

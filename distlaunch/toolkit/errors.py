@@ -1,4 +1,4 @@
-"""Layer toolkit: the error for what a script, or its environment, asks of the toolkit and cannot have."""
+"""The error for what a script, or its environment, asks of the toolkit and cannot have."""
 
 from __future__ import annotations
 

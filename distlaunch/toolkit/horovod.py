@@ -1,4 +1,4 @@
-"""Layer toolkit: Horovod: it averages the gradients; a group of torch's beside it serves all the rest."""
+"""Horovod: it averages the gradients; a group of torch's beside it serves all the rest."""
 
 from __future__ import annotations
 

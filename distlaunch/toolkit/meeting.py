@@ -1,4 +1,4 @@
-"""Layer toolkit: how workers wait for each other before they end, for a bounded time and beside all collectives.
+"""How workers wait for each other before they end, for a bounded time and beside all collectives.
 
 They meet at the process group's store. A barrier of the group will not do: gloo's has a limit on rank 0 alone, any
 other collective pairs with what a worker that is not about to end has begun, and one that was given up holds up the

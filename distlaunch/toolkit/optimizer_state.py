@@ -1,4 +1,4 @@
-"""Layer toolkit: which group of an optimizer is which one of a checkpoint, and optimizers' states as they were.
+"""Which group of an optimizer is which one of a checkpoint, and optimizers' states as they were.
 
 Groups have no names. A group is the one of the checkpoint that has the same parameters, whatever the order of groups
 and of optimizers is.

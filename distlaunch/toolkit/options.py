@@ -1,4 +1,4 @@
-"""Layer toolkit: what the launcher's ``-o NAME=VALUE`` and the script ask of ``wrap`` and ``init``."""
+"""What the launcher's ``-o NAME=VALUE`` and the script ask of ``wrap`` and ``init``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer toolkit: tell the launcher how far this worker is. The protocol is a line of JSON: ``PROGRESS.md``."""
+"""Tell the launcher how far this worker is. The protocol is a line of JSON: ``PROGRESS.md``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer toolkit: warn if all workers train on the same batches, because nobody splits the data between them.
+"""Warn if all workers train on the same batches, because nobody splits the data between them.
 
 Each worker counts a digest of its first two batches in the store by which the workers have found each other. The one
 that brings the count of a digest to the number of workers warns. Nobody waits for anybody.

@@ -1,4 +1,4 @@
-"""Layer toolkit: torch's DTensor, of which each worker has a shard, wherever torch has it: 2.2 to 2.4 elsewhere."""
+"""Torch's DTensor, of which each worker has a shard, wherever torch has it: 2.2 to 2.4 elsewhere."""
 
 from __future__ import annotations
 

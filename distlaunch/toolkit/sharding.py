@@ -1,4 +1,4 @@
-"""Layer toolkit: FSDP2: which parts of a model are sharded for themselves, and an optimizer that follows."""
+"""FSDP2: which parts of a model are sharded for themselves, and an optimizer that follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer toolkit: make a model train with all workers: DDP, FSDP2 or Horovod, as the launcher was told."""
+"""Make a model train with all workers: DDP, FSDP2 or Horovod, as the launcher was told."""
 
 from __future__ import annotations
 

@@ -13,18 +13,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
-from distlaunch import launch_nodes
+from distlaunch.launch import remote
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import replace
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
-from distlaunch.job import actions as a
-from distlaunch.job.composition import Compose, Composition
-from distlaunch.job.policy import JobPolicy
-from distlaunch.job.settings import PolicySettings
-from distlaunch.planning import make_plan
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.policy.composition import Compose, Composition
+from distlaunch.coordinator.policy.job import JobPolicy
+from distlaunch.coordinator.policy.job_settings import PolicySettings
+from distlaunch.launch.make_plan import make_plan
+from distlaunch.planning.train_options import TrainOptions
 
 RAISED = b"""Traceback (most recent call last):
   File "train.py", line 5, in step
@@ -42,7 +42,7 @@ class Replay:
             script="train.py", hosts=f"n[00001-{nodes:05}]", procs_per_node=per_node, max_restarts=1, join_timeout=600.0
         )
         planned = make_plan(options, {"PATH": "/usr/bin", "HOME": "/nowhere"})
-        gathering = launch_nodes.Nodes(planned.composer, options, {}).gathering()
+        gathering = remote.Nodes(planned.composer, options, {}).gathering()
         self.composing_s = 0.0
         self.seconds = 0.0
         self.policy = JobPolicy(

@@ -57,7 +57,7 @@ def _timed(launcher: Launcher, key: str, program: str, *words: str) -> Sample:
 def host_file(launcher: Launcher, scale: Scale) -> Sample:
     program = (
         "import time\n"
-        "from distlaunch.resolve.hostfile import read_hostfile\n"
+        "from distlaunch.planning.hosts.hostfile import read_hostfile\n"
         f"text = ''.join(f'node{{number:06d}} slots=8  # rack {{number % 40}}\\n' for number in range({LINES}))\n"
         "began = time.perf_counter()\n"
         f"assert len(read_hostfile(text, 'hosts')) == {LINES}\n"
@@ -69,7 +69,7 @@ def host_file(launcher: Launcher, scale: Scale) -> Sample:
 def node_list(launcher: Launcher, scale: Scale) -> Sample:
     program = (
         "import sys, time\n"
-        "from distlaunch.resolve.hostlist import expand_nodelist\n"
+        "from distlaunch.core.model.host_list import expand_nodelist\n"
         "began = time.perf_counter()\n"
         "assert len(expand_nodelist(sys.argv[1], where='list')) == 65536\n"
         "print(time.perf_counter() - began)\n"

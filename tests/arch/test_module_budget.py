@@ -78,10 +78,8 @@ def test_a_local_train_loads_the_standard_library_alone_and_little_of_it(distlau
 
 def test_a_local_train_that_goes_well_loads_no_diagnosis_and_no_typer(distlaunch):
     ours = {name for name in modules_of(distlaunch, "train", *TRAINS["workers"]) if name.startswith("distlaunch.")}
-    assert unwanted(ours, {"distlaunch.ui.cli", "distlaunch.ui.tables", "distlaunch.core.probe.gpus", "distlaunch.core.probe.smi"}) == set()  # fmt: skip
-    assert not {name for name in ours if name.startswith("distlaunch.job.diagnose.")} - {
-        "distlaunch.job.diagnose.model"
-    }
+    assert unwanted(ours, {"distlaunch.cli.app", "distlaunch.cli.commands.plan_tables", "distlaunch.core.probe.gpus", "distlaunch.core.probe.smi"}) == set()  # fmt: skip
+    assert not {name for name in ours if name.startswith("distlaunch.diagnosis.")} - {"distlaunch.diagnosis.model"}
 
 
 def test_a_local_train_looks_for_no_other_node(distlaunch):
@@ -90,9 +88,9 @@ def test_a_local_train_looks_for_no_other_node(distlaunch):
         f"resolve.{name}"
         for name in ("location", "allocation", "identity", "hostlist", "hostfile", "filters", "explain")
     }
-    sources = {name for name in modules if name.startswith("distlaunch.resolve.sources.")}
+    sources = {name for name in modules if name.startswith("distlaunch.planning.clusters.")}
     assert unwanted(modules, {f"distlaunch.{name}" for name in around}) == set()
-    assert sources <= {"distlaunch.resolve.sources.local", "distlaunch.resolve.sources.torchrun"}
+    assert sources <= {"distlaunch.planning.local_topology", "distlaunch.planning.torchrun"}
 
 
 def test_a_failing_train_loads_nothing_heavy_to_explain_it(distlaunch):
@@ -119,6 +117,9 @@ def test_help_loads_the_command_line_framework_and_no_part_of_a_job(distlaunch, 
     # typer 0.29 loads pydantic itself when the root command runs its own options.
     assert unwanted(modules, HEAVY) == set()
     assert (
-        unwanted(modules, {"distlaunch.core.agent", "distlaunch.job", "distlaunch.launch", "distlaunch.planning"})
+        unwanted(
+            modules,
+            {"distlaunch.core.agent", "distlaunch.coordinator", "distlaunch.launch.run", "distlaunch.launch.make_plan"},
+        )
         == set()
     )

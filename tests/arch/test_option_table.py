@@ -11,16 +11,16 @@ MAY_LOAD = {
     "distlaunch.core",
     "distlaunch.core.errors",
     "distlaunch.core.model",
-    "distlaunch.core.model.layout",
+    "distlaunch.core.model.run_files",
     "distlaunch.core.model.record",
     "distlaunch.core.model.text",
-    "distlaunch.resolve",
-    "distlaunch.resolve.dialect",
-    "distlaunch.resolve.options",
-    "distlaunch.ui",
-    "distlaunch.ui.option",
-    "distlaunch.ui.options",
-    "distlaunch.ui.quick",
+    "distlaunch.planning",
+    "distlaunch.planning.dialect",
+    "distlaunch.planning.train_options",
+    "distlaunch.cli",
+    "distlaunch.cli.option",
+    "distlaunch.cli.option_table",
+    "distlaunch.cli.parser",
 }
 HEAVY = (
     "typer",
@@ -52,7 +52,7 @@ def test_parsing_train_loads_our_few_modules_and_nothing_else():
     # typing loads re itself; what counts is that the parser adds nothing.
     before = loaded("import __future__, collections.abc, typing")
     after = loaded(
-        "from distlaunch.ui.quick import parse_train\n"
+        "from distlaunch.cli.parser import parse_train\n"
         "parse_train(['--num-gpus=2', '--grace', '5m', '-x', 'A=1', '--bind', 'cores', 'train.py'], {})"
     )
     assert after - before <= MAY_LOAD
@@ -62,7 +62,7 @@ def test_parsing_train_loads_our_few_modules_and_nothing_else():
 def test_an_error_of_the_command_line_is_told_without_typer_and_rich():
     after = loaded(
         "import distlaunch.__main__ as command\n"
-        "from distlaunch.ui.errors import guarded\n"
+        "from distlaunch.cli.error_output import guarded\n"
         "assert guarded(lambda: command.run(['train', '--num-gpu', '2', 'train.py'], {})) == 2"
     )
     assert not after & {"typer", "click", "rich", "torch", "paramiko", "psutil", "asyncio", "argparse"}
@@ -70,7 +70,7 @@ def test_an_error_of_the_command_line_is_told_without_typer_and_rich():
 
 def test_help_loads_nothing_that_only_a_job_needs():
     code = (
-        "import sys, os, distlaunch.ui.cli as cli\n"
+        "import sys, os, distlaunch.cli.app as cli\n"
         "for words in (['--help'], ['train', '--help']):\n    assert cli.run_app(words, {}) == 0\n"
         "print('MODULES', *sys.modules)"
     )

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.job.transport.srun_step import node_list
-from distlaunch.resolve.hostlist import expand_nodelist
-from distlaunch.resolve.sources import slurm as source
+from distlaunch.core.model.host_list import expand_nodelist
+from distlaunch.planning.clusters import slurm as source
+from distlaunch.transport.slurm.step import node_list
 
 DATA = Path(__file__).parents[1] / "data" / "slurm"
 

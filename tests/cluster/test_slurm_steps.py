@@ -113,8 +113,8 @@ def test_each_worker_of_a_step_gets_each_signal_of_slurm_once(slurm):
 STRANGER = """
 import sys, time
 from distlaunch import __version__
-from distlaunch.core.agent.calling import call
-from distlaunch.core.wire.handshake import Party
+from distlaunch.core.agent.connect import call
+from distlaunch.core.protocol.handshake import Party
 job = int(sys.argv[1])
 party = Party(release=__version__, job_key=f"{job}.0")
 ports = [20000 + job * 4 % 10000 + more for more in range(4)]

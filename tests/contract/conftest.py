@@ -13,18 +13,18 @@ from collections.abc import Callable
 
 import pytest
 
-from distlaunch.core.agent.spawner import start_spawner
+from distlaunch.coordinator.joined.local_node import OwnNode
+from distlaunch.coordinator.policy.events_and_actions import FromNode, Joined
+from distlaunch.coordinator.runtime.local_agent import LocalTransport
+from distlaunch.coordinator.runtime.remote_agents import Fleet
+from distlaunch.coordinator.runtime.remote_output import Intake
+from distlaunch.core.agent.workers.spawner import start_spawner
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
-from distlaunch.core.wire import messages as m
-from distlaunch.job.actions import FromNode, Joined
-from distlaunch.job.fleet import Fleet
-from distlaunch.job.intake import Intake
-from distlaunch.job.own_node import OwnNode
-from distlaunch.job.transport.agentzip import agent_zip
-from distlaunch.job.transport.beside import open_beside
-from distlaunch.job.transport.link import Target
-from distlaunch.job.transport.local import LocalTransport
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.transport.agentzip import agent_zip
+from distlaunch.transport.beside import open_beside
+from distlaunch.transport.connection import Target
 
 _SET_CHILD_SUBREAPER = 36
 

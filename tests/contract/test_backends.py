@@ -8,16 +8,16 @@ from contextlib import suppress
 
 import pytest
 
+from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.base import Backend, Requirement
-from distlaunch.backends.choosing import chosen_options
-from distlaunch.backends.others import guarded
+from distlaunch.backends.plugins import guarded
 from distlaunch.backends.registry import backend_names, find_backend
 from distlaunch.backends.requirements import look_for
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.model.variables import SET_FOR_WORKERS
-from distlaunch.resolve.location import Location
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.planning.node_source import Location
+from distlaunch.planning.train_options import TrainOptions
 from tests.launcher import PROGRAMS
 
 TOPOLOGIES = {

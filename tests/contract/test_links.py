@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.job.transport.beside import open_beside
-from distlaunch.job.transport.child import reap
-from distlaunch.job.transport.hostkeys import HostKeyCheck
-from distlaunch.job.transport.link import Target
-from distlaunch.job.transport.openssh import OpenSsh
-from distlaunch.job.transport.ssh import Ssh
-from distlaunch.job.transport.sshconfig import Asked
+from distlaunch.transport.beside import open_beside
+from distlaunch.transport.child_process import reap
+from distlaunch.transport.connection import Target
+from distlaunch.transport.ssh.config import Asked
+from distlaunch.transport.ssh.host_keys import HostKeyCheck
+from distlaunch.transport.ssh.nodes import Ssh
+from distlaunch.transport.ssh.openssh import OpenSsh
 from tests.sshd import Sshd, children, stand_in
 
 BOUND_S = 60.0

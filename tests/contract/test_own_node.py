@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.coordinator.joined.local_node import _Looking
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
-from distlaunch.core.probe.refusal import explain_refusal
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
-from distlaunch.job.own_node import _Looking
+from distlaunch.core.probe.process_limits import explain_refusal
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
 from tests.contract.conftest import OneNode
 
 CPUS = CpuInventory(allowed=(0,), online=1)
@@ -173,9 +173,9 @@ def test_where_no_thread_can_be_started_the_survey_says_so(monkeypatch):
 
 LIMITED = """
 import resource, sys, time
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire.handshake import Party
-from distlaunch.job.transport.listening import Listener
+from distlaunch.core.protocol import messages as m
+from distlaunch.core.protocol.handshake import Party
+from distlaunch.transport.tcp_listener import Listener
 from tests.contract.conftest import Coordinator, OneNode
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 party = Party(release="1", job_key="")

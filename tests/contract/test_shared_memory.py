@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.core.wire import messages as m
+from distlaunch.core.protocol import agent_messages as m
 
 SHARED_MEMORY = Path("/dev/shm")
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from distlaunch.core.model.layout import STDERR, STDOUT
-from distlaunch.job.sink import Sink, StatusView
-from distlaunch.ui.console.console import open_console
-from distlaunch.ui.console.torchrun import open_torchrun_console
-from distlaunch.ui.console.writer import HIGH_WATER
-from distlaunch.ui.handover import Passthrough
+from distlaunch.console.console import open_console
+from distlaunch.console.handover import Passthrough
+from distlaunch.console.torchrun_style import open_torchrun_console
+from distlaunch.console.writer import HIGH_WATER
+from distlaunch.coordinator.runtime.sink import Sink, StatusView
+from distlaunch.core.model.run_files import STDERR, STDOUT
 
 VIEW = StatusView(
     phase="running",

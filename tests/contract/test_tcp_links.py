@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from distlaunch.job.transport.tcp_link import TcpLink
+from distlaunch.transport.tcp_connection import TcpLink
 from tests.contract.test_links import (  # noqa: F401 - pytest collects them here, with the fixtures below
     End,
     test_bytes_go_both_ways,

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from distlaunch.core.wire import messages as m
+from distlaunch.core.protocol import agent_messages as m
 
 # Workers that wait for signals without a gap in which one could come unnoticed.
 OBEYS = "import signal; print('up', flush=True); signal.pause()"

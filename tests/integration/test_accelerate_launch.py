@@ -15,13 +15,13 @@ import pytest
 
 from distlaunch.backends.accelerate import Accelerate
 from distlaunch.backends.accelerate_config import read_config
-from distlaunch.backends.choosing import chosen_options
-from distlaunch.backends.config_text import read_document
+from distlaunch.backends.backend_options import chosen_options
+from distlaunch.backends.config_file import read_document
+from distlaunch.cli.compat.accelerate.options import OPTIONS, OWN, THEIRS
+from distlaunch.cli.compat.accelerate.translate import understand
+from distlaunch.cli.compat.drop_in import plain_words
+from distlaunch.cli.parser import scan
 from distlaunch.core.model.topology import Node, Topology
-from distlaunch.ui.accelerate.meaning import understand
-from distlaunch.ui.accelerate.options import OPTIONS, OWN, THEIRS
-from distlaunch.ui.drop_in import plain_words
-from distlaunch.ui.quick import scan
 
 PATIENCE_S = 110.0
 PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")

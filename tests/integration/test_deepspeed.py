@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from distlaunch.backends.deepspeed import DeepSpeed
+from distlaunch.cli.compat.deepspeed.options import OPTIONS
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.filters import apply_filters
-from distlaunch.resolve.hostfile import read_hostfile
-from distlaunch.ui.deepspeed.options import OPTIONS
+from distlaunch.planning.hosts.hostfile import read_hostfile
+from distlaunch.planning.hosts.include_exclude import apply_filters
 from tests.launcher import PROGRAMS
 
 # Its environment takes two minutes to make on two cores, once.

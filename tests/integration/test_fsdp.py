@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.backends.choosing import chosen_options
+from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.fsdp import Fsdp
 from distlaunch.core.model.topology import Node, Topology
 

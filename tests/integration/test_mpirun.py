@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.select import select
+from distlaunch.planning.clusters.select import select
 
 AGENT = """#!/bin/sh
 # Stands in for ssh: drops options and the host, and runs the command here.

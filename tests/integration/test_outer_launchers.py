@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.core.agent import spawner
-from distlaunch.resolve import outer
+from distlaunch.core.agent.workers import spawner
+from distlaunch.planning import outer_launcher
 
 # Building Horovod takes up to a quarter of an hour, once.
 pytestmark = pytest.mark.timeout(2400)
@@ -235,4 +235,4 @@ def test_under_horovodrun_the_workers_are_one_job(outer_run, distlaunch, horovod
 
 
 def test_the_name_of_our_spawner_is_the_one_that_the_search_knows():
-    assert outer.SPAWNER == spawner.NAME
+    assert outer_launcher.SPAWNER == spawner.NAME

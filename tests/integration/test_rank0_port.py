@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from distlaunch.core.agent.preparing import Preparing
-from distlaunch.core.probe.interfaces import probe_interfaces
-from distlaunch.core.wire import messages as m
+from distlaunch.core.agent.node.attempt_setup import Preparing
+from distlaunch.core.probe.network import probe_interfaces
+from distlaunch.core.protocol import agent_messages as m
 
 RANKS = """
 import datetime, sys

@@ -35,10 +35,10 @@ SOON = ["--failure-grace", "1"]
 # Places bundles with GPUs and asks each node's agent; there are no such devices here, so that no job can use them.
 MASKS = """
 import json, os, select, sys
-from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import Decoder, encode
-from distlaunch.job.transport.link import Target
-from distlaunch.job.transport.ray_places import RayPlaces
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import Decoder, encode
+from distlaunch.transport.connection import Target
+from distlaunch.transport.ray.nodes import RayPlaces
 
 places, masks = RayPlaces(os.environ), []
 each = {"CPU": 1.0, "GPU": 1.0}
@@ -123,7 +123,9 @@ def in_ray(distlaunch, python, monkeypatch):
 
 def driver_of(job) -> int:
     children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    return next(int(pid) for pid in children if b"ray_driver" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return next(
+        int(pid) for pid in children if b"distlaunch.transport.ray.driver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
 
 
 def above(worker: int, what: str) -> int:

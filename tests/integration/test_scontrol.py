@@ -13,7 +13,7 @@ import subprocess
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.hostlist import expand_nodelist
+from distlaunch.core.model.host_list import expand_nodelist
 
 LISTS = int(os.environ.get("LISTS", "2000"))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from distlaunch.job.heard import SECOND_S
+from distlaunch.coordinator.policy.signals import SECOND_S
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 SRUN = PROGRAMS / "nodes" / "srun.sh"

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from distlaunch.core.agent import calling
-from distlaunch.core.agent.calling import Stopped
-from distlaunch.core.wire.handshake import Party
-from distlaunch.core.wire.peers import Welcome
-from distlaunch.job.transport.listening import Listener
+from distlaunch.core.agent import connect
+from distlaunch.core.agent.connect import Stopped
+from distlaunch.core.protocol.handshake import Party
+from distlaunch.core.protocol.launcher_messages import Welcome
+from distlaunch.transport.tcp_listener import Listener
 
 PARTY = Party(release="1.2.3", job_key="77")
 BOUND_S = 60.0
@@ -76,7 +76,7 @@ class Reception:
 
 
 def call(host, ports, *, party=PARTY, rank=3, within_s=BOUND_S, progress=None, watched=None, otherwise=None):
-    return calling.call(
+    return connect.call(
         host, ports, party=party, rank=rank, own_host="n3", instance="i", until=time.monotonic() + within_s,
         progress=progress, watched=watched, otherwise=otherwise,
     )  # fmt: skip

@@ -12,12 +12,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from distlaunch.core.agent import calling, trying
-from distlaunch.core.agent.calling import Stopped, TurnedAwayError
+from distlaunch.core.agent import connect, trying
+from distlaunch.core.agent.connect import Stopped, TurnedAwayError
 from distlaunch.core.errors import NodesError
 from distlaunch.core.model.record import replace
-from distlaunch.core.wire.codec import encode
-from distlaunch.core.wire.peers import Turned, Welcome
+from distlaunch.core.protocol.codec import encode
+from distlaunch.core.protocol.launcher_messages import Turned, Welcome
 from tests.process.conftest import until
 from tests.process.reception import (
     BOUND_S,
@@ -308,7 +308,7 @@ def test_a_connection_with_itself_counts_as_refused():
 def test_two_addresses_of_one_listener_that_is_slow_are_let_in_once(monkeypatch):
     """Both are called, as the first does not answer soon, but only one gets a proof."""
     names(monkeypatch, lambda: ["127.0.0.1", "127.0.0.2"])
-    monkeypatch.setattr(calling, "_HEARD_OUT_S", 0.0)
+    monkeypatch.setattr(connect, "_HEARD_OUT_S", 0.0)
     gate, proofs = threading.Event(), []
 
     def admit(call):

@@ -20,7 +20,7 @@ def start():
     def run(body: str, **streams) -> subprocess.Popen[bytes]:
         code = (
             "import os, sys\n"
-            "from distlaunch.ui.console.console import open_console\n"
+            "from distlaunch.console.console import open_console\n"
             "console = open_console(world_size=2, environ=dict(os.environ))\n"
         )
         env = {"PATH": os.environ.get("PATH", os.defpath)}
@@ -154,8 +154,8 @@ def test_opening_the_console_loads_nothing_heavy(start):
         """
         import subprocess
         code = (
-            "import sys, distlaunch.job.sink, threading, signal; before = set(sys.modules);"
-            "from distlaunch.ui.console.console import open_console;"
+            "import sys, distlaunch.coordinator.runtime.sink, threading, signal; before = set(sys.modules);"
+            "from distlaunch.console.console import open_console;"
             "console = open_console(world_size=8, environ={});"
             "console.output(0, 1, b'x' * 9, 0.0); console.tick(1.0); console.close(timeout_s=None);"
             "print('', *sorted(set(sys.modules) - before), file=sys.stderr)"
@@ -167,7 +167,7 @@ def test_opening_the_console_loads_nothing_heavy(start):
     )
     _, err = process.communicate(timeout=20)
     loaded = set(err.decode().split())
-    assert "distlaunch.ui.console.console" in loaded
+    assert "distlaunch.console.console" in loaded
     assert not {name.partition(".")[0] for name in loaded} & {"rich", "re", "json", "logging", "pathlib", "subprocess"}
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from distlaunch.job.error_file import ErrorFile
+from distlaunch.coordinator.runtime.error_file import ErrorFile
 
 RECORDS = """
 import json, os, sys, time

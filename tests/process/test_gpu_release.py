@@ -8,9 +8,9 @@ import sys
 # Runs an attempt and then prepares the next one on a real agent and spawner.
 DRIVER = """
 import os, select, sys, time
-from distlaunch.core.agent.spawner import start_spawner
-from distlaunch.core.wire import messages as m
-from distlaunch.job.transport.local import LocalTransport
+from distlaunch.core.agent.workers.spawner import start_spawner
+from distlaunch.core.protocol import messages as m
+from distlaunch.coordinator.runtime.local_agent import LocalTransport
 
 class Nowhere:
     def output(self, *_): pass

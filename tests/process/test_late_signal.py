@@ -16,7 +16,7 @@ from tests.process.team import Team
 SOURCE = """
 import os, signal
 from distlaunch import launching
-from distlaunch.job.signals import SignalPipe
+from distlaunch.coordinator.runtime.signal_pipe import SignalPipe
 
 class Console:
     def close(self, *, timeout_s, hurried):

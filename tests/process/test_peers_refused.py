@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from distlaunch.core.agent.tree import descendants_of, stat_of
+from distlaunch.core.agent.workers.process_tree import descendants_of, stat_of
 from tests.process.conftest import spawner_below, until
 from tests.process.team import Team, free_port
 

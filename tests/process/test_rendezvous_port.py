@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.model.record import replace
-from distlaunch.core.wire.codec import encode
-from distlaunch.core.wire.handshake import Party
-from distlaunch.core.wire.peers import PEER_VERSION, Call, Proof, Welcome
-from distlaunch.job.transport import limits, listening
-from distlaunch.job.transport.listening import HANDSHAKE_S, MOST_PENDING, Listener
+from distlaunch.core.protocol.codec import encode
+from distlaunch.core.protocol.handshake import Party
+from distlaunch.core.protocol.launcher_messages import PEER_VERSION, Call, Proof, Welcome
+from distlaunch.transport import open_files, tcp_listener
+from distlaunch.transport.tcp_listener import HANDSHAKE_S, MOST_PENDING, Listener
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 TOKEN = "8f14e45fceea167a5a36dedd4bea2543"
@@ -237,7 +237,7 @@ def test_whoever_only_looks_whether_the_port_is_open_is_not_mentioned(loop):
 
 
 def test_without_a_descriptor_left_those_that_are_not_known_make_room(run, monkeypatch):
-    monkeypatch.setattr(limits, "allow", lambda needed: False)
+    monkeypatch.setattr(open_files, "allow", lambda needed: False)
     with closing(Loop()) as loop, ExitStack() as stack:
         used = len(os.listdir("/proc/self/fd"))
         callers = [stack.enter_context(socket.create_connection(("127.0.0.1", loop.port))) for _ in range(10)]
@@ -249,7 +249,7 @@ def test_without_a_descriptor_left_those_that_are_not_known_make_room(run, monke
 
 
 def test_with_no_descriptor_at_all_it_waits_instead_of_spinning(monkeypatch):
-    monkeypatch.setattr(limits, "allow", lambda needed: False)
+    monkeypatch.setattr(open_files, "allow", lambda needed: False)
     clock = Clock()
     with closing(Loop(clock=clock)) as loop, socket.create_connection(("127.0.0.1", loop.port)):
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -272,7 +272,7 @@ def test_our_limit_of_open_files_is_raised_as_far_as_needed(monkeypatch):
 
 def test_a_flood_of_connections_is_taken_at_a_bounded_rate(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(listening, "_BURST", 8)
+    monkeypatch.setattr(tcp_listener, "_BURST", 8)
     with closing(Loop(clock=clock)) as loop, ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(socket.create_connection(("127.0.0.1", loop.port)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.job.heard import MERGE_S, SECOND_S
+from distlaunch.coordinator.policy.signals import MERGE_S, SECOND_S
 from tests.process.conftest import later_than_a_double
 
 

@@ -336,7 +336,7 @@ def test_a_job_loads_neither_typer_nor_torch(distlaunch):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     modules = set(done.stdout.partition("MODULES")[2].split())
-    assert "distlaunch.ui.torchrun.command" in modules
+    assert "distlaunch.cli.compat.torchrun.command" in modules
     assert not {"typer", "click", "rich", "torch", "argparse", "asyncio", "string", "difflib", "textwrap"} & modules
     assert "distlaunch.core.probe.gpus" not in modules, "nobody asked which GPUs there are"
 

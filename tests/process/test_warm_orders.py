@@ -11,9 +11,9 @@ import pytest
 DRIVER = """
 import os, select, signal, sys, time
 from distlaunch.core.agent import tree
-from distlaunch.core.agent.spawner import start_spawner
-from distlaunch.core.agent.streams import bootstrap_environment
-from distlaunch.core.wire import messages as m, spawning as w
+from distlaunch.core.agent.workers.spawner import start_spawner
+from distlaunch.core.agent.workers.streams import bootstrap_environment
+from distlaunch.core.protocol import messages as m, spawning as w
 
 SCRIPT = '''
 import os, sys, time

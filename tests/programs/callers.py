@@ -7,8 +7,8 @@ import threading
 import time
 import traceback
 
-from distlaunch.core.agent.calling import call
-from distlaunch.core.wire.handshake import Party
+from distlaunch.core.agent.connect import call
+from distlaunch.core.protocol.handshake import Party
 
 host, port, count, token = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4].encode() or None
 PARTY = Party(release="1.2.3", job_key="77", token=token)

@@ -8,7 +8,7 @@ import pytest
 from distlaunch.backends.base import Requirement
 from distlaunch.backends.ray import Ray
 from distlaunch.core.errors import ConfigError
-from distlaunch.launch_ray import check_own_python, told_if_slow
+from distlaunch.launch.ray import check_own_python, told_if_slow
 
 BOUND_S = 60.0
 

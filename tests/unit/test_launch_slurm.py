@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from distlaunch.core.errors import EXIT_REQUEUE
-from distlaunch.launch_slurm import NodeAddresses, Site, _Asked, _gpus, why_not_requeued
-from distlaunch.resolve.allocation import Allocation, Host
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.launch.slurm import NodeAddresses, Site, _Asked, _gpus, why_not_requeued
+from distlaunch.planning.allocation import Allocation, Host
+from distlaunch.planning.train_options import TrainOptions
 
 ENDING = "JobId=4 JobState=COMPLETING Reason=None RunTime=00:10:00 TimeLimit=01:00:00"
 CANCELLED = "not requeued: the job was cancelled"

@@ -1,1 +1,1 @@
-"""Starts, watches and stops the workers of one node."""
+"""The agent: runs on a node, and starts, watches and stops the workers there."""

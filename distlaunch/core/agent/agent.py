@@ -1,4 +1,4 @@
-"""Layer core.agent: the agent of one node: the worker table, with its hands.
+"""The agent of one node: the worker table, with its hands.
 
 It owns no loop. Whoever hosts it (the launcher's own loop on one machine) polls ``descriptors()`` and calls
 ``on_ready``, ``tick`` at ``deadline()``, and ``handle`` for each message of the coordinator.
@@ -15,29 +15,29 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from distlaunch.core.agent import table as t
-from distlaunch.core.agent import tree
-from distlaunch.core.agent.channel import Channel
-from distlaunch.core.agent.evidence import oom_kills
-from distlaunch.core.agent.leavings import Leavings, names_of
-from distlaunch.core.agent.output import Posted, Pump, PumpFailed, Taker
-from distlaunch.core.agent.ports import HeldPort
-from distlaunch.core.agent.preloading import Preloading
-from distlaunch.core.agent.preparing import GpusFree, Preparing
-from distlaunch.core.agent.pseudo_terminal import PseudoTerminal
-from distlaunch.core.agent.remains import Remains
-from distlaunch.core.agent.spawner import SWEEP_S
-from distlaunch.core.agent.stacks import StackTaker
-from distlaunch.core.agent.streams import Ground, WorkerStreams, bootstrap_environment
-from distlaunch.core.agent.watcher import CLEANERS_S
+from distlaunch.core.agent.node.attempt_setup import GpusFree, Preparing
+from distlaunch.core.agent.node.ports import HeldPort
+from distlaunch.core.agent.workers import process_tree
+from distlaunch.core.agent.workers import worker_table as t
+from distlaunch.core.agent.workers.channel import Channel
+from distlaunch.core.agent.workers.exit_evidence import oom_kills
+from distlaunch.core.agent.workers.output_pump import Posted, Pump, PumpFailed, Taker
+from distlaunch.core.agent.workers.preload_log import Preloading
+from distlaunch.core.agent.workers.pseudo_terminal import PseudoTerminal
+from distlaunch.core.agent.workers.remains import Remains
+from distlaunch.core.agent.workers.shared_memory import Leavings, names_of
+from distlaunch.core.agent.workers.spawner import SWEEP_S
+from distlaunch.core.agent.workers.stacks import StackTaker
+from distlaunch.core.agent.workers.streams import Ground, WorkerStreams, bootstrap_environment
+from distlaunch.core.agent.workers.watcher import CLEANERS_S
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.layout import STDERR
 from distlaunch.core.model.never import assert_never
 from distlaunch.core.model.record import replace
+from distlaunch.core.model.run_files import STDERR
 from distlaunch.core.model.text import ended_how
-from distlaunch.core.probe.refusal import explain_refusal
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import spawning as w
+from distlaunch.core.probe.process_limits import explain_refusal
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import spawner_messages as w
 
 _PUMP_S = 2.0
 _WATCHER_S = CLEANERS_S + 1.0
@@ -391,7 +391,7 @@ class Agent:
     def _continue_spawner(self) -> None:
         """Let watcher and spawner go on: somebody may have stopped them."""
         for pid in filter(None, (self._watcher, self._spawner)):
-            tree.send(pid, signal.SIGCONT, parent_or_ancestor=os.getpid())
+            process_tree.send(pid, signal.SIGCONT, parent_or_ancestor=os.getpid())
 
     def _post(self, event: Posted | GpusFree | m.Stacks | m.Fault) -> None:
         self._posted.append(event)

@@ -1,4 +1,4 @@
-"""Layer core.agent: messages to and from the coordinator over two descriptors, which never block their owner."""
+"""Messages to and from the coordinator over two descriptors, which never block their owner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from distlaunch.core.wire.codec import Decoder, encode
+from distlaunch.core.protocol.codec import Decoder, encode
 
 _READ_BYTES = 1 << 18
 

@@ -1,4 +1,4 @@
-"""Layer core.agent: the addresses that the name of a launcher stands for, looked up again and again."""
+"""The addresses that the name of a launcher stands for, looked up again and again."""
 
 from __future__ import annotations
 

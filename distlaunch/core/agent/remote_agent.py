@@ -1,4 +1,4 @@
-"""Layer core.agent: an agent on a machine of its own: its loop, what it does beside its workers, and its end.
+"""An agent on a machine of its own: its loop, what it does beside its workers, and its end.
 
 Its coordinator is lost when the channel ends or nothing has come for a while; it is also told to end by signals. Then
 the workers are asked to end, and killed after their grace, and this process ends with them. What it cannot do, being
@@ -17,18 +17,18 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from distlaunch.core.agent.agent import Agent
-from distlaunch.core.agent.channel import Channel
-from distlaunch.core.agent.feed import Feed
 from distlaunch.core.agent.frames import FrameStream
-from distlaunch.core.agent.hearing import Hearing
-from distlaunch.core.agent.kernel import rename_process
+from distlaunch.core.agent.liveness import Hearing
 from distlaunch.core.agent.remote_ground import RemoteGround
-from distlaunch.core.agent.remote_output import RemoteTaker
+from distlaunch.core.agent.workers.channel import Channel
+from distlaunch.core.agent.workers.kernel import rename_process
+from distlaunch.core.agent.workers.remote_output import RemoteTaker
+from distlaunch.core.agent.workers.stdin import Feed
 from distlaunch.core.errors import EXIT_SOFTWARE, ConfigError, ProtocolError
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
-from distlaunch.core.wire import spawning as w
-from distlaunch.core.wire.codec import Decoder, encode
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol import spawner_messages as w
+from distlaunch.core.protocol.codec import Decoder, encode
 
 NAME = "dl-agent"
 _END_S = 10.0

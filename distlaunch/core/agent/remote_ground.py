@@ -1,4 +1,4 @@
-"""Layer core.agent: what an agent on a machine of its own finds there, and brings: its folder, stdin, addresses."""
+"""What an agent on a machine of its own finds there, and brings: its folder, stdin, addresses."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
-from distlaunch.core.agent.bounded import FILES_S, within
-from distlaunch.core.agent.feed import Feed
-from distlaunch.core.agent.filing import LogFiles
-from distlaunch.core.agent.lodging import Lodging, settled
-from distlaunch.core.agent.private_files import make_private_dirs
-from distlaunch.core.agent.reach import Reaching
-from distlaunch.core.agent.streams import Ground
-from distlaunch.core.agent.surveying import Surveying
-from distlaunch.core.model.layout import TRAIN, Layout
+from distlaunch.core.agent.node.reachability import Reaching
+from distlaunch.core.agent.node.survey import Surveying
+from distlaunch.core.agent.workers.deadline import FILES_S, within
+from distlaunch.core.agent.workers.log_files import LogFiles
+from distlaunch.core.agent.workers.stdin import Feed
+from distlaunch.core.agent.workers.streams import Ground
+from distlaunch.core.agent.workers.temporary_directory import Lodging, settled
 from distlaunch.core.model.record import replace
-from distlaunch.core.wire import messages as m
+from distlaunch.core.model.run_files import TRAIN, Layout
+from distlaunch.core.private_files import make_private_dirs
+from distlaunch.core.protocol import agent_messages as m
 
 
 class RemoteGround(Ground):

@@ -1,4 +1,4 @@
-"""Layer core.agent: what every connection between launchers is set to."""
+"""What every connection between launchers is set to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer core.agent: one address at which a listener may be: connected to, spoken with, and tried again."""
+"""One address at which a listener may be: connected to, spoken with, and tried again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import suppress
 
 from distlaunch.core.agent.tcp import tune
 from distlaunch.core.probe.lookup import Address
-from distlaunch.core.wire.handshake import CallerSide, Stranger
-from distlaunch.core.wire.peers import Turned, Welcome
+from distlaunch.core.protocol.handshake import CallerSide, Stranger
+from distlaunch.core.protocol.launcher_messages import Turned, Welcome
 
 CONNECT_S = 5.0
 ANSWER_S = 10.0

@@ -1,1 +1,1 @@
-"""Frozen data shared by every layer: ids, topology, plan, worker variables."""
+"""Frozen data that all rooms share: plan, topology, worker variables."""

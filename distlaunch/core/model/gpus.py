@@ -1,4 +1,4 @@
-"""Layer core.model: the GPUs that a node has, as far as it can tell without torch."""
+"""The GPUs that a node has, as far as it can tell without torch."""
 
 from __future__ import annotations
 

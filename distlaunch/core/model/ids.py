@@ -1,4 +1,4 @@
-"""Layer core.model: ranks, written as people write them."""
+"""Ranks, written as people write them."""
 
 from __future__ import annotations
 

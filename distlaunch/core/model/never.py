@@ -1,4 +1,4 @@
-"""Layer core.model: exhaustive matching, which the standard library has only from 3.11."""
+"""Exhaustive matching, which the standard library has only from 3.11."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer core.model: the CPUs that a node offers to the launcher and its workers."""
+"""The CPUs that a node offers to the launcher and its workers."""
 
 from __future__ import annotations
 

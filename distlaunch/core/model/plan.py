@@ -1,4 +1,4 @@
-"""Layer core.model: a launch plan, complete but for what only the nodes can settle (ports, slots of other machines)."""
+"""A launch plan, complete but for what only the nodes can settle (ports, slots of other machines)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Container, Iterator, Mapping
 from typing import Literal
 
 from distlaunch.core.model.gpus import Gpu
-from distlaunch.core.model.layout import TRAIN, Layout
 from distlaunch.core.model.record import Record
+from distlaunch.core.model.run_files import TRAIN, Layout
 from distlaunch.core.model.topology import Node, total_slots
 from distlaunch.core.model.variables import SET_FOR_NODES
 

@@ -1,4 +1,4 @@
-"""Layer core.model: frozen, slotted, keyword-only data, as ``@dataclass`` makes it but without its start-up cost.
+"""Frozen, slotted, keyword-only data, as ``@dataclass`` makes it but without its start-up cost.
 
 ``dataclass`` compiles several functions for each class, 0.8 ms a class here, and importing it loads ``inspect``: with
 the 60 classes on the way to the first worker that was over half of the launcher's own start-up. A ``Record`` shares

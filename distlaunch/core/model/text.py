@@ -1,4 +1,4 @@
-r"""Layer core.model: words that come from outside, made fit to stand in a line of ours.
+r"""Words that come from outside, made fit to stand in a line of ours.
 
 Three kinds of text need three ways: a user's word within a message (``quoted``), a line of ours with names in it
 (``printable``), and what workers write, byte for byte, to a terminal (``ui.console.escapes.clean``).

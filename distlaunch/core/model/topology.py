@@ -1,4 +1,4 @@
-"""Layer core.model: which nodes a job has, and what each gives it."""
+"""Which nodes a job has, and what each gives it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer core.model: processes of our own that a debugger must not follow.
+"""Processes of our own that a debugger must not follow.
 
 debugpy replaces ``os.fork``: the child connects to the debugger and waits until the client has answered. Only workers
 are to do that, when they are executed, and each of them once.

@@ -1,4 +1,4 @@
-"""Layer core.model: names of variables, once.
+"""Names of variables, once.
 
 Sources: what torchrun 2.13 sets and reads, Open MPI's, MPICH's and Horovod's worker variables, TF_CONFIG.
 """

@@ -1,1 +1,1 @@
-"""What a node can tell about itself: GPUs, CPUs, NUMA, limits. Reads the machine, starts nothing but nvidia-smi."""
+"""What a node can find out about itself: GPUs, CPUs, limits, interfaces."""

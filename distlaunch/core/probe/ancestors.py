@@ -1,4 +1,4 @@
-"""Layer core.probe: which processes started this one, the nearest first."""
+"""Which processes started this one, the nearest first."""
 
 from __future__ import annotations
 

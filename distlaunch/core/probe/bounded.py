@@ -1,4 +1,4 @@
-"""Layer core.probe: ask a driver that may hang or crash, without hanging or crashing with it.
+"""Ask a driver that may hang or crash, without hanging or crashing with it.
 
 A process stuck in a wedged driver cannot even be killed, and a thread stuck there keeps its process from ending. So the
 asking happens in a child that is left behind, killed, when the deadline has passed.

@@ -1,4 +1,4 @@
-"""Layer core.probe: where the own process sits in the cgroup trees, version 1, 2 or both.
+"""Where the own process sits in the cgroup trees, version 1, 2 or both.
 
 ``/proc/self/cgroup`` names the own directory from the tree's root, ``/proc/self/mountinfo`` where a part of that tree
 is mounted: in a container the mounted part usually begins below the root (cgroups(7), "/proc files").

@@ -1,4 +1,4 @@
-"""Layer core.probe: which CPUs this node grants us, and whether the kernel ran out of memory."""
+"""Which CPUs this node grants us, and whether the kernel ran out of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer core.probe: read files: the kernel's small ones, below a root that tests can move, and a user's, in bounds."""
+"""Read files: the kernel's small ones, below a root that tests can move, and a user's, in bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer core.probe: which processes still hold memory on this node's NVIDIA GPUs."""
+"""Which processes still hold memory on this node's NVIDIA GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer core.probe: which GPUs this node has, without torch and without trusting the driver to answer."""
+"""Which GPUs this node has, without torch and without trusting the driver to answer."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _counted(files: list[int], *, problem: str | None) -> GpuInventory:
 
 def _ask_nvml(root: str) -> _Answer:
     """List the GPUs as plain data; this runs in a child."""
-    from distlaunch.core.probe.nvml import NvmlError, load_nvml, read_nvml
+    from distlaunch.core.probe.nvidia import NvmlError, load_nvml, read_nvml
 
     named = [NVML_NAME] if root == "/" else []  # the linker knows the real root's libraries only
     lib = load_nvml([*named, *(under(root, path) for path in _NVML_ELSEWHERE)])

@@ -1,4 +1,4 @@
-"""Layer core.probe: list AMD GPUs by what the kernel's compute driver says in sysfs."""
+"""List AMD GPUs by what the kernel's compute driver says in sysfs."""
 
 from __future__ import annotations
 

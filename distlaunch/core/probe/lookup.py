@@ -1,4 +1,4 @@
-"""Layer core.probe: the addresses that a host's name stands for; by a thread, as no lookup can be interrupted."""
+"""The addresses that a host's name stands for; by a thread, as no lookup can be interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer core.probe: list NVIDIA GPUs by what ``nvidia-smi`` prints."""
+"""List NVIDIA GPUs by what ``nvidia-smi`` prints."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import Decoder, encode
-from distlaunch.job.transport.agentzip import agent_zip
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import Decoder, encode
+from distlaunch.transport.agentzip import agent_zip
 
 STUB = """
 import os,sys
@@ -27,7 +27,7 @@ while n:
     b=os.read(0,n); n-=len(b)
     os.write(f,b)
 sys.path.insert(0,"/proc/self/fd/%d"%f)
-from distlaunch.core.agent.remote import main
+from distlaunch.core.agent.main import main
 main(sys.argv[2],f,silence_s=float(sys.argv[3]))
 """
 PLENTY = 1 << 40

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
 from tests.process.conftest import spawner_below
 
 UP = "import os, sys, time\nprint('up', flush=True)\n"

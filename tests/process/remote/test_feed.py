@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
 
 READS_ALL = "import sys, hashlib\ndata = sys.stdin.buffer.read()\nprint(len(data), hashlib.sha256(data).hexdigest())\n"
 READS_A_LINE = "print('got', input())\n"

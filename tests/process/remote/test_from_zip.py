@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.core.wire import messages as m
+from distlaunch.core.protocol import agent_messages as m
 
 VERSIONS = sorted(
     str(path)

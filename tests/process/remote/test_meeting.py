@@ -7,9 +7,9 @@ from contextlib import closing
 
 import pytest
 
-from distlaunch.core.probe.interfaces import probe_interfaces
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
+from distlaunch.core.probe.network import probe_interfaces
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
 
 SERVES = (
     "import os, socket\n"

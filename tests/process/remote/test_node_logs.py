@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from distlaunch.core.wire import messages as m
+from distlaunch.core.protocol import agent_messages as m
 
 WRITES = "import os, sys\nos.write(1, b'out' + b'x' * 100000)\nos.write(2, b'err')\n"
 

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from distlaunch.core.model.layout import MARKER
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
+from distlaunch.core.model.run_files import MARKER
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.job.transport.hostkeys import HostKeyCheck
-from distlaunch.job.transport.link import Target, Unconnected
-from distlaunch.job.transport.openssh import OpenSsh
-from distlaunch.job.transport.ssh import Ssh
-from distlaunch.job.transport.sshconfig import Asked
+from distlaunch.transport.connection import Target, Unconnected
+from distlaunch.transport.ssh.config import Asked
+from distlaunch.transport.ssh.host_keys import HostKeyCheck
+from distlaunch.transport.ssh.nodes import Ssh
+from distlaunch.transport.ssh.openssh import OpenSsh
 from tests.contract.test_links import End
 from tests.sshd import Sshd, stand_in
 

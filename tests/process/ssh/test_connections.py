@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.job.transport.hostkeys import HostKeyCheck
-from distlaunch.job.transport.link import Target
-from distlaunch.job.transport.ssh import Ssh
-from distlaunch.job.transport.sshconfig import Asked
+from distlaunch.transport.connection import Target
+from distlaunch.transport.ssh.config import Asked
+from distlaunch.transport.ssh.host_keys import HostKeyCheck
+from distlaunch.transport.ssh.nodes import Ssh
 from tests.contract.test_links import End
 from tests.process.ssh.conftest import BOUND_S, failure, works
 from tests.sshd import stand_in

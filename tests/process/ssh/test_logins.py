@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from distlaunch.job.transport.link import Unconnected
-from distlaunch.job.transport.sshconfig import Asked
+from distlaunch.transport.connection import Unconnected
+from distlaunch.transport.ssh.config import Asked
 from tests.process.ssh.conftest import failure, program, reach, works
 from tests.sshd import make_key
 

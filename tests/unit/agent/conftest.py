@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.core.agent import table as t
-from distlaunch.core.agent.output import Drained, OutputsClosed
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import spawning as w
+from distlaunch.core.agent.workers import worker_table as t
+from distlaunch.core.agent.workers.output_pump import Drained, OutputsClosed
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import spawner_messages as w
 
 
 def spec(rank: int, **changed) -> m.WorkerSpec:

@@ -8,11 +8,11 @@ import threading
 import pytest
 
 from distlaunch.core.agent import remote_ground
-from distlaunch.core.agent.bounded import within
-from distlaunch.core.agent.feed import Feed
-from distlaunch.core.agent.preloading import Preloading
 from distlaunch.core.agent.remote_ground import RemoteGround
-from distlaunch.core.wire import messages as m
+from distlaunch.core.agent.workers.deadline import within
+from distlaunch.core.agent.workers.preload_log import Preloading
+from distlaunch.core.agent.workers.stdin import Feed
+from distlaunch.core.protocol import agent_messages as m
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def test_folders_that_cannot_be_made_now_do_not_hold_up_the_start(tmp_path, monk
 
 
 def test_a_preload_log_that_cannot_be_opened_now_does_not_hold_up_the_start(tmp_path, monkeypatch, stands_still):
-    monkeypatch.setattr("distlaunch.core.agent.preloading.FILES_S", 0.05)
-    monkeypatch.setattr("distlaunch.core.agent.preloading.os.open", stands_still)
+    monkeypatch.setattr("distlaunch.core.agent.workers.preload_log.FILES_S", 0.05)
+    monkeypatch.setattr("distlaunch.core.agent.workers.preload_log.os.open", stands_still)
     preloading = Preloading(lambda _: None, lambda: 0.0)
     order, output = preloading.begin(start(str(tmp_path)))
     os.close(output)

@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from distlaunch.core.agent.feed import Feed
 from distlaunch.core.agent.frames import FrameStream
-from distlaunch.core.agent.remote_output import RemoteTaker
+from distlaunch.core.agent.workers.remote_output import RemoteTaker
+from distlaunch.core.agent.workers.stdin import Feed
 from distlaunch.core.errors import ProtocolError
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import Decoder, encode
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import Decoder, encode
 
 
 class Ends:

@@ -6,9 +6,9 @@ import select
 
 import pytest
 
-from distlaunch.core.agent.hearing import Hearing
+from distlaunch.core.agent.liveness import Hearing
 from distlaunch.core.errors import ProtocolError
-from distlaunch.core.wire import remote as r
+from distlaunch.core.protocol import remote as r
 
 
 class Hearer:

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from distlaunch.core.agent.leavings import Leavings, names_of
-from distlaunch.core.wire import messages as m
+from distlaunch.core.agent.workers.shared_memory import Leavings, names_of
+from distlaunch.core.protocol import agent_messages as m
 
 
 def removed(folder, *names: str, owner: int | None = None) -> None:

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from distlaunch.core.agent.lodging import Lodging, has_run_dir, remove_tree, settled
-from distlaunch.core.model.layout import MARKER
-from distlaunch.core.wire import messages as m
+from distlaunch.core.agent.workers.temporary_directory import Lodging, has_run_dir, remove_tree, settled
+from distlaunch.core.model.run_files import MARKER
+from distlaunch.core.protocol import agent_messages as m
 
 RUN_DIR = "/runs/job-1"
 

@@ -4,8 +4,8 @@ import os
 import queue
 import threading
 
-from distlaunch.core.agent.output import Pump
-from distlaunch.core.agent.table import Drained, OutputsClosed
+from distlaunch.core.agent.workers.output_pump import Pump
+from distlaunch.core.agent.workers.worker_table import Drained, OutputsClosed
 
 SIZE = 60_000  # less than any pipe holds
 

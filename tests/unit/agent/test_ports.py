@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.core.agent import ports
-from distlaunch.core.agent.ports import HeldPort, PortUse, hold_port
+from distlaunch.core.agent.node import ports
+from distlaunch.core.agent.node.ports import HeldPort, PortUse, hold_port
 from distlaunch.core.errors import ConfigError
 
 ADDRESSES = [

@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from distlaunch.core.agent import preparing as module
-from distlaunch.core.agent.preparing import Preparing
+from distlaunch.core.agent.node import attempt_setup as module
+from distlaunch.core.agent.node.attempt_setup import Preparing
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.wire import messages as m
+from distlaunch.core.protocol import agent_messages as m
 
 
 class Node:

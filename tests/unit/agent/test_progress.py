@@ -7,8 +7,15 @@ import select
 
 import pytest
 
-from distlaunch.core.agent.progress import GATHER_S, LINE_BYTES, NAMES, PERIOD_S, SignsOfLife, last_heartbeat
-from distlaunch.core.wire import messages as m
+from distlaunch.core.agent.workers.progress_pipe import (
+    GATHER_S,
+    LINE_BYTES,
+    NAMES,
+    PERIOD_S,
+    SignsOfLife,
+    last_heartbeat,
+)
+from distlaunch.core.protocol import agent_messages as m
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from distlaunch.core.agent.stacks import SIGNAL, TEXT_BYTES, StackTaker
-from distlaunch.core.wire import messages as m
+from distlaunch.core.agent.workers.stacks import SIGNAL, TEXT_BYTES, StackTaker
+from distlaunch.core.protocol import agent_messages as m
 
 ARMED = """
 import faulthandler, signal, sys, time
@@ -124,7 +124,7 @@ def test_a_file_that_a_worker_has_of_its_own_in_the_place_of_ours_is_never_writt
 
 
 def test_many_workers_share_the_size_of_an_answer(node, no_spy, monkeypatch):
-    monkeypatch.setattr("distlaunch.core.agent.stacks._ANSWER_BYTES", 3000)
+    monkeypatch.setattr("distlaunch.core.agent.workers.stacks._ANSWER_BYTES", 3000)
     for _ in range(2):
         node.start(TALKS)
     texts = [stack.text for stack in node.collect().values()]

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distlaunch.core.agent.scopes import Room, Scopes
-from distlaunch.core.agent.store import HOLD_S, Store, _Client, is_here
+from distlaunch.core.agent.node.horovod_store import HOLD_S, Store, _Client, is_here
+from distlaunch.core.agent.node.scopes import Room, Scopes
 
 BOUND_S = 60.0
 
@@ -384,7 +384,7 @@ def test_a_store_for_this_machine_alone_turns_others_away(make_store, monkeypatc
     store, port = make_store(only_here=True)
     store.start()
     assert ask(port, "PUT", "/s/0", b"x") == (200, b"")
-    monkeypatch.setattr("distlaunch.core.agent.store.is_here", lambda address: address != "127.0.0.1")
+    monkeypatch.setattr("distlaunch.core.agent.node.horovod_store.is_here", lambda address: address != "127.0.0.1")
     with connect(port) as connection:
         assert connection.recv(1) == b""
 

@@ -5,9 +5,9 @@ import select
 import signal
 import time
 
-from distlaunch.core.agent.surveying import Surveying, look_around
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
+from distlaunch.core.agent.node.survey import Surveying, look_around
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
 
 ORDER = r.Survey(
     serial=1, workdir="/", pythons=(), script="", program="", run_dir="", gpus=False, topology=False

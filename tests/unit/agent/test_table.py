@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from distlaunch.core.agent import table as t
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import spawning as w
+from distlaunch.core.agent.workers import worker_table as t
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import spawner_messages as w
 
 CONT = (signal.SIGCONT, w.SCOPE_PROCESS)
 

@@ -5,9 +5,9 @@ import errno
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distlaunch.core.agent import table as t
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import spawning as w
+from distlaunch.core.agent.workers import worker_table as t
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import spawner_messages as w
 
 
 @given(data=st.data(), ranks=st.integers(0, 4), attempts=st.integers(1, 2))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.core.agent import tree
+from distlaunch.core.agent.workers import process_tree
 
 # A parent with two children, one of which has a child; all wait for their stdin to close. It prints all pids.
 FAMILY = textwrap.dedent("""
@@ -39,12 +39,12 @@ class Family:
         return [self.parent, self.child, self.grandchild, self.sibling]
 
     def states(self) -> str:
-        facts = [tree.stat_of(pid) for pid in self.all]
+        facts = [process_tree.stat_of(pid) for pid in self.all]
         return "".join(fact[0] if fact else "-" for fact in facts)
 
     def end(self) -> None:
         for pid in self.all:
-            tree.send(pid, signal.SIGKILL)
+            process_tree.send(pid, signal.SIGKILL)
         self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait()
@@ -71,13 +71,13 @@ def stopped(family: Family) -> None:
 
 def ended(pids: list[int]) -> None:
     """Wait until processes are gone or zombies."""
-    soon(lambda: all((facts := tree.stat_of(pid)) is None or facts[0] in "ZX" for pid in pids))
+    soon(lambda: all((facts := process_tree.stat_of(pid)) is None or facts[0] in "ZX" for pid in pids))
 
 
 def test_children_are_the_direct_ones(family):
-    assert set(tree.children_of(family.parent)) == {family.child, family.sibling}
-    assert tree.children_of(family.grandchild) == []
-    assert family.parent in tree.children_of(os.getpid())
+    assert set(process_tree.children_of(family.parent)) == {family.child, family.sibling}
+    assert process_tree.children_of(family.grandchild) == []
+    assert family.parent in process_tree.children_of(os.getpid())
 
 
 def test_children_are_found_whichever_thread_started_them():
@@ -89,7 +89,7 @@ def test_children_are_found_whichever_thread_started_them():
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     child = int(process.stdout.readline())
-    found = tree.children_of(process.pid)
+    found = process_tree.children_of(process.pid)
     process.stdin.close()
     process.wait()
     process.stdout.close()
@@ -97,29 +97,29 @@ def test_children_are_found_whichever_thread_started_them():
 
 
 def test_without_the_kernels_list_children_are_found_by_their_parent(family):
-    by_parent = tree._children_by_parent()
+    by_parent = process_tree._children_by_parent()
     assert set(by_parent[family.parent]) == {family.child, family.sibling}
     assert family.grandchild not in by_parent
 
 
 def test_descendants_are_all_below_each_after_its_parent(family):
-    found = tree.descendants_of(family.parent)
+    found = process_tree.descendants_of(family.parent)
     assert sorted(found) == sorted([family.child, family.grandchild, family.sibling])
     assert found.index(family.child) < found.index(family.grandchild)
 
 
 def test_what_stat_tells(family):
-    state, parent, session, started, group = tree.stat_of(family.child)
+    state, parent, session, started, group = process_tree.stat_of(family.child)
     assert (parent, session, group) == (family.parent, os.getsid(0), os.getpgrp())
     assert state in "RS"
-    assert started >= tree.stat_of(family.parent)[3]
+    assert started >= process_tree.stat_of(family.parent)[3]
 
 
 def test_stat_reads_names_with_brackets_and_spaces(tmp_path):
     program = tmp_path / "a ) S 1 (b"
     program.symlink_to("/bin/cat")
     process = subprocess.Popen([program], stdin=subprocess.PIPE)
-    facts = tree.stat_of(process.pid)
+    facts = process_tree.stat_of(process.pid)
     process.stdin.close()
     process.wait()
     assert facts[1:3] == (os.getpid(), os.getsid(0))
@@ -128,50 +128,52 @@ def test_stat_reads_names_with_brackets_and_spaces(tmp_path):
 def test_of_a_process_that_is_gone_nothing_is_told():
     process = subprocess.Popen(["true"])
     process.wait()
-    assert tree.stat_of(process.pid) is None
-    assert tree.children_of(process.pid) == []
-    assert tree.descendants_of(process.pid) == []
-    assert tree.catches(process.pid, signal.SIGUSR1) is False
-    assert tree.cookie_rank(process.pid, "c") is None
-    assert tree.send(process.pid, signal.SIGTERM) is False
+    assert process_tree.stat_of(process.pid) is None
+    assert process_tree.children_of(process.pid) == []
+    assert process_tree.descendants_of(process.pid) == []
+    assert process_tree.catches(process.pid, signal.SIGUSR1) is False
+    assert process_tree.cookie_rank(process.pid, "c") is None
+    assert process_tree.send(process.pid, signal.SIGTERM) is False
 
 
 def test_send_signals_one_process_only(family):
-    assert tree.send(family.sibling, signal.SIGKILL)
+    assert process_tree.send(family.sibling, signal.SIGKILL)
     ended([family.sibling])
     assert "Z" not in family.states()[:3]
 
 
 def test_send_refuses_a_process_that_is_not_below_the_ancestor(family):
-    assert tree.send(family.child, signal.SIGKILL, parent_or_ancestor=family.sibling) is False
-    assert tree.send(family.parent, signal.SIGKILL, parent_or_ancestor=family.parent) is False, "itself is not below"
-    assert tree.send(os.getpid(), signal.SIGKILL, parent_or_ancestor=family.parent) is False
+    assert process_tree.send(family.child, signal.SIGKILL, parent_or_ancestor=family.sibling) is False
+    assert process_tree.send(family.parent, signal.SIGKILL, parent_or_ancestor=family.parent) is False, (
+        "itself is not below"
+    )
+    assert process_tree.send(os.getpid(), signal.SIGKILL, parent_or_ancestor=family.parent) is False
     assert set(family.states()) <= {"R", "S", "D"}
 
 
 @pytest.mark.parametrize("ancestor", ["child", "parent"])
 def test_send_takes_a_parent_or_a_farther_ancestor(family, ancestor):
-    assert tree.send(family.grandchild, signal.SIGKILL, parent_or_ancestor=getattr(family, ancestor))
+    assert process_tree.send(family.grandchild, signal.SIGKILL, parent_or_ancestor=getattr(family, ancestor))
     ended([family.grandchild])
 
 
 def test_a_tree_is_stopped_and_continued_as_a_whole(family):
-    tree.signal_tree(family.parent, signal.SIGSTOP, include_root=True)
+    process_tree.signal_tree(family.parent, signal.SIGSTOP, include_root=True)
     stopped(family)
-    tree.signal_tree(family.parent, signal.SIGCONT, include_root=True)
+    process_tree.signal_tree(family.parent, signal.SIGCONT, include_root=True)
     soon(lambda: "T" not in family.states())
 
 
 def test_the_root_can_be_left_out(family):
-    tree.signal_tree(family.parent, signal.SIGKILL, include_root=False)
+    process_tree.signal_tree(family.parent, signal.SIGKILL, include_root=False)
     ended([family.child, family.grandchild, family.sibling])
     assert family.process.wait() == 0, "it ended by itself, its children being gone"
 
 
 def test_a_stopped_tree_can_be_killed(family):
-    tree.signal_tree(family.parent, signal.SIGSTOP, include_root=True)
+    process_tree.signal_tree(family.parent, signal.SIGSTOP, include_root=True)
     stopped(family)
-    tree.kill_each_tree([family.parent])
+    process_tree.kill_each_tree([family.parent])
     assert family.process.wait() == -signal.SIGKILL
     ended(family.all)
 
@@ -186,7 +188,7 @@ def test_a_tree_that_goes_on_forking_is_killed():
     )
     os.close(reader)
     children = [int(process.stdout.readline()) for _ in range(5)]
-    tree.kill_each_tree([process.pid])
+    process_tree.kill_each_tree([process.pid])
     assert process.wait() == -signal.SIGKILL
     children += map(int, process.stdout.read().split())  # ends when the last of them has closed it
     process.stdout.close()
@@ -198,7 +200,7 @@ def test_a_cleaner_is_known_from_its_first_moment_on():
     for _ in range(20):  # most have no command line yet when their parent goes on
         tracker = ResourceTracker()
         tracker.ensure_running()
-        assert tree.is_cleaner(tracker._pid)
+        assert process_tree.is_cleaner(tracker._pid)
         tracker._stop()
 
 
@@ -226,10 +228,10 @@ def test_a_live_process_without_a_command_line_costs_its_wait_once(monkeypatch):
     assert process.stdout.readline() == "0\n"
     real = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: pauses.append(seconds) or real(seconds))
-    tree.is_cleaner(process.pid)
+    process_tree.is_cleaner(process.pid)
     first = len(pauses)
     for _ in range(5):
-        tree.is_cleaner(process.pid)
+        process_tree.is_cleaner(process.pid)
     assert Path(f"/proc/{process.pid}/cmdline").read_bytes() == b""
     process.kill()
     process.wait()
@@ -248,7 +250,7 @@ def test_who_catches_a_signal_is_known():
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     process.stdout.readline()
-    caught = [tree.catches(process.pid, signum) for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)]
+    caught = [process_tree.catches(process.pid, signum) for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)]
     process.stdin.close()
     process.stdout.close()
     process.wait()
@@ -272,7 +274,7 @@ def test_a_cookie_tells_which_worker_a_process_stems_from(env, rank):
     )
     process.stdin.write(b"up\n")  # exec may not have set up the environment yet when Popen returns
     process.stdout.readline()
-    found = tree.cookie_rank(process.pid, "c00c1e")
+    found = process_tree.cookie_rank(process.pid, "c00c1e")
     process.stdin.close()
     process.stdout.close()
     process.wait()

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from distlaunch.core.agent.warm import WarmStart
-from distlaunch.core.agent.warm_order import changed_variables
-from distlaunch.core.agent.warm_phase import ANSWER_S, FIRST_WORD_S, NOTE_S
-from distlaunch.core.probe.modules import is_importable, nearest_module
-from distlaunch.core.wire import spawning as w
+from distlaunch.core.agent.workers.warm_order import changed_variables
+from distlaunch.core.agent.workers.warm_phase import ANSWER_S, FIRST_WORD_S, NOTE_S
+from distlaunch.core.agent.workers.warm_start import WarmStart
+from distlaunch.core.probe.python_modules import is_importable, nearest_module
+from distlaunch.core.protocol import spawner_messages as w
 
 SETUP = w.Setup(env={"A": "1", "PYTHONPATH": "/x"}, cwd="/", cookie="c", nofile=256, signal_group=False)
 ARGV = ("python", "train.py")

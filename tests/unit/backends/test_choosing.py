@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.backends.accelerate import Accelerate
-from distlaunch.backends.choosing import chosen_options, given_words
-from distlaunch.backends.configuring import configured_backend
+from distlaunch.backends.backend_options import chosen_options, given_words
 from distlaunch.backends.deepspeed import DeepSpeed
 from distlaunch.backends.horovod import Horovod
+from distlaunch.backends.option_files import configured_backend
 from distlaunch.backends.pytorch_ddp import PytorchDdp
 from distlaunch.backends.ray import Ray
 from distlaunch.backends.registry import find_backend
+from distlaunch.cli.parser import parse_plan, parse_train
 from distlaunch.core.errors import ConfigError
-from distlaunch.ui.quick import parse_plan, parse_train
 
 
 def address(*words: str, **environ: str) -> str:

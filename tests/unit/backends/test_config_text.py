@@ -11,7 +11,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from distlaunch.backends.config_text import read_document
+from distlaunch.backends.config_file import read_document
 from distlaunch.core.errors import ConfigError
 
 KEYS = st.text(string.ascii_letters + "_", min_size=1, max_size=12).filter(

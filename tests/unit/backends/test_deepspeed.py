@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from distlaunch.backends.choosing import chosen_options
+from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.deepspeed import DeepSpeed
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology

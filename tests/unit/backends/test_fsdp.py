@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.backends.choosing import chosen_options
+from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.fsdp import Fsdp
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology

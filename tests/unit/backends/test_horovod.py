@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from distlaunch.backends.choosing import chosen_options
+from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.horovod import Horovod
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.backends.base import Backend
-from distlaunch.backends.configuring import check_files
+from distlaunch.backends.option_files import check_files
 from distlaunch.core.errors import ConfigError
 
 

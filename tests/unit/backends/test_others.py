@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from distlaunch.backends.base import Backend, BackendOption, Requirement
-from distlaunch.backends.others import guarded
+from distlaunch.backends.plugins import guarded
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
-from distlaunch.resolve.backend import PlannedBackend
+from distlaunch.planning.backend import PlannedBackend
 
 ONE = Topology(nodes=(Node(host="a", slots=1),), device="cpu")
 ARGUMENTS = {

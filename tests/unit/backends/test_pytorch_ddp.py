@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from distlaunch.backends.choosing import chosen_options
+from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.pytorch_ddp import PytorchDdp
 from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.model.variables import BACKEND_OPTIONS
-from distlaunch.resolve.variables import job_variables
+from distlaunch.planning.variables import job_variables
 
 CPUS = Topology(nodes=(Node(host="a", slots=2),), device="cpu")
 GPUS = Topology(nodes=(Node(host="a", slots=2),), device="cuda")

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from distlaunch.backends.choosing import chosen_options
+from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.ray import Ray
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.planning.train_options import TrainOptions
 
 
 def backend(*words: str) -> Ray:

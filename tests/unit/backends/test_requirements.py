@@ -11,8 +11,8 @@ from distlaunch.backends.base import Requirement
 from distlaunch.backends.elsewhere import installed_for
 from distlaunch.backends.requirements import check_installed, install_words, look_for
 from distlaunch.backends.tensorflow import TensorFlow
+from distlaunch.cli.pages import page_text
 from distlaunch.core.errors import ConfigError
-from distlaunch.ui.pages import page_text
 from tests import environments
 
 LEGACY = {"TF_USE_LEGACY_KERAS": "1"}

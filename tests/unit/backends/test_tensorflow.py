@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from distlaunch.backends.choosing import chosen_options
+from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.tensorflow import TensorFlow
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import Gpu, GpuInventory, MigDevice
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.topology import Node, Topology
-from distlaunch.resolve.facts import Facts
-from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.sources.local import local_topology
+from distlaunch.planning.facts import Facts
+from distlaunch.planning.local_topology import local_topology
+from distlaunch.planning.train_options import TrainOptions
 
 CLUSTER = ("10.0.0.1:1", "10.0.0.1:2", "10.0.0.2:3", "[fd00::2]:4")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.backends.accelerate import Accelerate
-from distlaunch.backends.configuring import configured_backend
+from distlaunch.backends.option_files import configured_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.planning.train_options import TrainOptions
 
 CPUS = Topology(nodes=(Node(host="a", slots=1),), device="cpu")
 

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from distlaunch.ui.console.console import open_console
+from distlaunch.console.console import open_console
 
 
 class Clock:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.ui.console.escapes import clean, hold_back, is_clean
+from distlaunch.console.escapes import clean, hold_back, is_clean
 
 
 @pytest.mark.parametrize("line", [b"plain", "überall · 100 % ░█\tü".encode(), b"", "°µ£".encode()])

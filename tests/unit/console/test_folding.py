@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distlaunch.ui.console.folding import Folder
+from distlaunch.console.folding import Folder
 
 LINES = st.lists(st.sampled_from([b"", b"a", b"b", b"epoch 1", b"x" * 300]), min_size=1, max_size=30)
 

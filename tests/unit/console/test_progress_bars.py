@@ -3,7 +3,7 @@ from __future__ import annotations
 import pyte
 import pytest
 
-from distlaunch.ui.console.display import Display
+from distlaunch.console.live_display import Display
 from tests.unit.console.test_terminal import view
 
 FRAME_S = 0.05

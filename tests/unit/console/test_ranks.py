@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.console.prefixes import Prefixes, parse_output_ranks
 from distlaunch.core.errors import ConfigError
-from distlaunch.ui.console.ranks import Prefixes, parse_output_ranks
 
 
 @pytest.mark.parametrize(

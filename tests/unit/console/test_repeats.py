@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distlaunch.ui.console.repeats import Repeats, alike, without_rank
+from distlaunch.console.repeated_blocks import Repeats, alike, without_rank
 
 PEER = "[rank{0}]: RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:{1}"
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distlaunch.console import repeated_blocks
+from distlaunch.console.console import open_console
 from distlaunch.core.model.ids import format_ranks
-from distlaunch.ui.console import repeats
-from distlaunch.ui.console.console import open_console
 
 
 def lines_of(shown: bytes, ranks: int) -> list[list[bytes]]:
@@ -70,7 +70,7 @@ CONTENT = st.one_of(
 @given(st.lists(st.tuples(st.integers(0, 2), CONTENT, st.floats(0, 0.2)), max_size=40))
 def test_unprefixed_output_is_what_each_rank_wrote_but_for_lines_drawn_over(memory, chunks):
     patched = pytest.MonkeyPatch()
-    patched.setattr(repeats, "_LEAST_LINES", 10**9)  # no block becomes a line that only counts it
+    patched.setattr(repeated_blocks, "_LEAST_LINES", 10**9)  # no block becomes a line that only counts it
     written = [b""] * 3
     some = memory(world_size=3)
     now = 0.0

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from distlaunch.ui.console.console import open_console
-from distlaunch.ui.console.lines import PARTIAL_S
+from distlaunch.console.console import open_console
+from distlaunch.console.lines import PARTIAL_S
 
 WHOLE = b"x" * 70 + b"\n"
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.console.status_line import next_change, status_text
+from distlaunch.coordinator.policy.job_progress import Summary
+from distlaunch.coordinator.runtime.sink import StatusView
 from distlaunch.core.model.record import replace
-from distlaunch.job.progress import Summary
-from distlaunch.job.sink import StatusView
-from distlaunch.ui.console.status import next_change, status_text
 
 
 def view(phase="running", max_restarts=0) -> StatusView:

@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
-from distlaunch.job.sink import StatusView
-from distlaunch.ui.console.tty import TerminalWriter
+from distlaunch.console.terminal_writer import TerminalWriter
+from distlaunch.coordinator.runtime.sink import StatusView
 
 
 def view(**changes) -> StatusView:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.ui.console.torchrun import HOLD_S, open_torchrun_console
+from distlaunch.console.torchrun_style import HOLD_S, open_torchrun_console
 
 OUT, ERR = 1, 2
 TEE = {(rank, stream): "tee" for rank in range(4) for stream in (OUT, ERR)}

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from distlaunch.ui.console.writer import HIGH_WATER, Writer
+from distlaunch.console.writer import HIGH_WATER, Writer
 
 
 class Reader:
@@ -175,8 +175,8 @@ def test_without_a_thread_to_be_had_the_descriptor_counts_as_failed_and_nobody_w
     # A stack that does not fit into the address space: the same error as at the limit of processes, for root too.
     source = (
         "import os, resource, threading\n"
-        "from distlaunch.ui.console.tty import TerminalWriter\n"
-        "from distlaunch.ui.console.writer import Writer\n"
+        "from distlaunch.console.terminal_writer import TerminalWriter\n"
+        "from distlaunch.console.writer import Writer\n"
         "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
         "threading.stack_size(8 << 30)\n"
         "for writer in (Writer(1), TerminalWriter(1, skipped=lambda lines: b'', colour=False)):\n"

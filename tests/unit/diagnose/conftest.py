@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.job.diagnose.model import WorkerEnd
+from distlaunch.diagnosis.model import WorkerEnd
 
 HERE = Path(__file__).parent
 

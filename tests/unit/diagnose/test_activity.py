@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.job.diagnose.activity import find_activity
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.diagnosis.activity import find_activity
 
 SITE = "/venv/lib/python3.11/site-packages"
 LIB = "/usr/lib/python3.11"

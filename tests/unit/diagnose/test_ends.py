@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from distlaunch.job.diagnose.errorfile import read_error_file
-from distlaunch.job.diagnose.judge import diagnose
+from distlaunch.diagnosis.errorfile import read_error_file
+from distlaunch.diagnosis.first_cause import diagnose
 
 
 def one(end_of, tail="", **fields):

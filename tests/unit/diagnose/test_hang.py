@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.core.wire import messages as m
-from distlaunch.job.diagnose.hang import HangDiagnosis, diagnose_hang
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.diagnosis.hang import HangDiagnosis, diagnose_hang
 
 RECORDED = Path(__file__).parent / "recorded_stacks"
 PROJECT = "/home/user/project"

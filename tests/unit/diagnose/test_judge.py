@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.job.diagnose.judge import diagnose, looks_like_consequence
+from distlaunch.diagnosis.first_cause import diagnose, looks_like_consequence
 
 
 def raised(text, line=7):

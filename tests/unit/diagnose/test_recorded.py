@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.job.diagnose.judge import diagnose, looks_like_consequence
-from distlaunch.job.diagnose.report import diagnosis_record, render_report
+from distlaunch.diagnosis.first_cause import diagnose, looks_like_consequence
+from distlaunch.diagnosis.report import diagnosis_record, render_report
 
 PROGRAMS = sorted(path.stem for path in (Path(__file__).parents[2] / "programs" / "failures").glob("[!_]*.py"))
 

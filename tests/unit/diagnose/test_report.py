@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distlaunch.job.diagnose.errorfile import read_error_file
-from distlaunch.job.diagnose.judge import diagnose, looks_like_consequence
-from distlaunch.job.diagnose.model import WorkerEnd
-from distlaunch.job.diagnose.report import diagnosis_record, one_line, render_report
-from distlaunch.job.diagnose.text import without_escapes
+from distlaunch.diagnosis.clean_text import without_escapes
+from distlaunch.diagnosis.errorfile import read_error_file
+from distlaunch.diagnosis.first_cause import diagnose, looks_like_consequence
+from distlaunch.diagnosis.model import WorkerEnd
+from distlaunch.diagnosis.report import diagnosis_record, one_line, render_report
 
 TAIL = """\
 Traceback (most recent call last):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.job.diagnose.stacks import View, main_thread, package_of, parse_stacks
+from distlaunch.diagnosis.stack_parser import View, main_thread, package_of, parse_stacks
 
 HERE = Path(__file__).parent
 PROJECT = "/home/user/project"
@@ -220,7 +220,7 @@ def test_a_venv_beside_the_script_is_not_the_users():
 
 def test_frames_outside_of_the_script_are_not_shown():
     runner = ("<frozen runpy>", 88, "_run_code")
-    ours = ("/opt/distlaunch/core/agent/warm.py", 12, "run")
+    ours = ("/opt/distlaunch/core/agent/workers/warm_start.py", 12, "run")
     assert view_of(dump(SCRIPT, runner, ours)).shown(9) == ["train.py:9 in <module>"]
 
 

@@ -10,8 +10,8 @@ import textwrap
 
 import pytest
 
-from distlaunch.job.diagnose.judge import diagnose, looks_like_consequence
-from distlaunch.job.diagnose.report import diagnosis_record, one_line, render_report
+from distlaunch.diagnosis.first_cause import diagnose, looks_like_consequence
+from distlaunch.diagnosis.report import diagnosis_record, one_line, render_report
 
 CUT_OFF = "its traceback was cut off"
 TORCH = "/home/user/venv/lib/python3.11/site-packages/torch"

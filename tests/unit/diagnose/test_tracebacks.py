@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from distlaunch.job.diagnose.judge import diagnose
+from distlaunch.diagnosis.first_cause import diagnose
 
 
 def explained(end_of, tail, **fields):

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from distlaunch.core.wire import peers as p
-from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import Decoder, encode
-from distlaunch.job.assembly import Assembly
+from distlaunch.coordinator.joined.launchers import Assembly
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import Decoder, encode
 from tests.unit.job.fleets import WITHIN_S, PairLink
 
 APPLY = {

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.coordinator.policy import events_and_actions as p
+from distlaunch.coordinator.policy.composition import Composition
+from distlaunch.coordinator.policy.job import JobPolicy
+from distlaunch.coordinator.policy.job_settings import Gathering, PolicySettings
 from distlaunch.core.errors import NodesError
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.topology import Node
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
-from distlaunch.job import actions as p
-from distlaunch.job.composition import Composition
-from distlaunch.job.failures import ConnectFailure
-from distlaunch.job.policy import JobPolicy
-from distlaunch.job.settings import Gathering, PolicySettings
-from distlaunch.resolve.meeting import Meeting
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
+from distlaunch.planning.master_address import Meeting
+from distlaunch.transport.failures import ConnectFailure
 from tests.unit.job.assembling import meeting  # noqa: F401 - a fixture
 from tests.unit.job.fleets import fleets  # noqa: F401 - a fixture
 from tests.unit.job.peering import peering  # noqa: F401 - a fixture

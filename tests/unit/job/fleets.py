@@ -11,14 +11,14 @@ from contextlib import suppress
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import Decoder, encode
-from distlaunch.job import actions as a
-from distlaunch.job.failures import ConnectFailure
-from distlaunch.job.fleet import Fleet
-from distlaunch.job.intake import Intake
-from distlaunch.job.transport.link import Target, Unconnected
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.runtime.remote_agents import Fleet
+from distlaunch.coordinator.runtime.remote_output import Intake
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import Decoder, encode
+from distlaunch.transport.connection import Target, Unconnected
+from distlaunch.transport.failures import ConnectFailure
 
 WITHIN_S = 20.0
 REMARK = m.Remark(text="", warning=False)

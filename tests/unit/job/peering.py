@@ -9,16 +9,16 @@ from collections import deque
 
 import pytest
 
+from distlaunch.coordinator.joined.launcher import PeerRunner
+from distlaunch.coordinator.joined.peer_settings import PeerSettings
 from distlaunch.core.agent.remote_agent import Clock
 from distlaunch.core.model.record import Record
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import peers as p
-from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import Decoder, encode
-from distlaunch.job.peer import PeerRunner
-from distlaunch.job.peer_settings import PeerSettings
-from distlaunch.planning import make_plan
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import Decoder, encode
+from distlaunch.launch.make_plan import make_plan
+from distlaunch.planning.train_options import TrainOptions
 
 CLOSED = object()
 """A step: the coordinator closes the connection."""

@@ -6,12 +6,12 @@ import signal
 
 import pytest
 
+from distlaunch.coordinator.joined.seats import PROBE_S
+from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.core.errors import EXIT_UNAVAILABLE, EXIT_USAGE
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import peers as p
-from distlaunch.core.wire import remote as r
-from distlaunch.job import actions as a
-from distlaunch.job.seats import PROBE_S
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
 from tests.unit.job.assembling import APPLY, answers
 from tests.unit.job.fleets import GONE
 

@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.runtime.start_bound import START_S
 from distlaunch.core.model.record import replace
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import peers as p
-from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import encode
-from distlaunch.job import actions as a
-from distlaunch.job.start_bound import START_S
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import encode
 from tests.unit.job.assembling import APPLY, Peer, answers
 from tests.unit.job.fleets import GONE, WITHIN_S, exited
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.coordinator.runtime.message_budget import COORDINATOR_SIZES, NODE_SIZES, CoordinatorBudget, NodeBudget
 from distlaunch.core.errors import ProtocolError
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import peers as p
-from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import MAX_RAW_BYTES, Decoder, encode
-from distlaunch.job.budget import COORDINATOR_SIZES, NODE_SIZES, CoordinatorBudget, NodeBudget
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import MAX_RAW_BYTES, Decoder, encode
 from tests.unit.job.peering import commence
 
 PONG = r.Pong(serial=1, clock=0.0)

@@ -8,14 +8,14 @@ import time
 
 import pytest
 
+from distlaunch.coordinator.joined.declining import decline
 from distlaunch.core.model.record import replace
-from distlaunch.core.wire import peers as p
-from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import Decoder
-from distlaunch.core.wire.handshake import Party
-from distlaunch.job.declining import decline
-from distlaunch.job.transport.listening import Listener
-from distlaunch.resolve.rendezvous import Rendezvous
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import Decoder
+from distlaunch.core.protocol.handshake import Party
+from distlaunch.planning.rendezvous import Rendezvous
+from distlaunch.transport.tcp_listener import Listener
 from tests.unit.job.fleets import WITHIN_S
 
 PARTY = Party(release="1", job_key="j", token=b"secret")

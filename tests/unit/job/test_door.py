@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 
+from distlaunch.coordinator.joined.admission import Caller
 from distlaunch.core.model.record import replace
-from distlaunch.core.wire import peers as p
-from distlaunch.core.wire.handshake import Party
-from distlaunch.job.door import Caller
-from distlaunch.job.transport.listening import Listener
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol.handshake import Party
+from distlaunch.transport.tcp_listener import Listener
 from tests.unit.job.fleets import WITHIN_S
 from tests.unit.job.peering import Signals, planner
 

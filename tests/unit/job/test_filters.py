@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distlaunch.core.model.layout import TORCHRUN, TRAIN, is_our_folder, is_ours
-from distlaunch.job.filters import LineFilter
-from distlaunch.job.rundir import folder_name
+from distlaunch.coordinator.runtime.filters import LineFilter
+from distlaunch.coordinator.runtime.run_directory import folder_name
+from distlaunch.core.model.run_files import TORCHRUN, TRAIN, is_our_folder, is_ours
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
-from distlaunch.job import actions as a
-from distlaunch.job.failures import ConnectFailure
-from distlaunch.job.start_bound import START_S
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.runtime.start_bound import START_S
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
+from distlaunch.transport.failures import ConnectFailure
 from tests.unit.job.fleets import REMARK, WITHIN_S, exited
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.core.model.layout import TRAIN
-from distlaunch.core.wire import remote as r
-from distlaunch.job import actions as a
-from distlaunch.job.filters import LineFilter
-from distlaunch.job.records import OutputFiles
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.runtime.filters import LineFilter
+from distlaunch.coordinator.runtime.records import OutputFiles
+from distlaunch.core.model.run_files import TRAIN
+from distlaunch.core.protocol import remote as r
 from tests.unit.job.fleets import Kept, Nodes
 
 
@@ -83,7 +83,7 @@ def test_more_ranks_than_files_may_be_open_all_have_their_logs(tmp_path, monkeyp
     files.begin_attempt(0)
     most = len(os.listdir("/proc/self/fd")) + 24
     if not room:
-        monkeypatch.setattr("distlaunch.core.agent.filing._most_open", lambda: 10**6)
+        monkeypatch.setattr("distlaunch.core.agent.workers.log_files._most_open", lambda: 10**6)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
         for turn in range(2):

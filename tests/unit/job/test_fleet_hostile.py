@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
-from distlaunch.job import actions as a
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
 from tests.unit.job.fleets import REMARK, exited
 
 ELSEWHERE = {

@@ -4,11 +4,11 @@ import signal
 
 import pytest
 
+from distlaunch.coordinator.policy.events_and_actions import Signalled
+from distlaunch.coordinator.policy.job_settings import Scheduler
+from distlaunch.coordinator.policy.signals import ECHO_S, HOLD_S, Signals
 from distlaunch.core.model.record import replace
-from distlaunch.core.wire import messages as m
-from distlaunch.job.actions import Signalled
-from distlaunch.job.heard import ECHO_S, HOLD_S, Signals
-from distlaunch.job.settings import Scheduler
+from distlaunch.core.protocol import agent_messages as m
 
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 

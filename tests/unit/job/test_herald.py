@@ -6,8 +6,8 @@ import inspect
 
 import pytest
 
-from distlaunch.job.herald import Herald, LocalRanks, Passing
-from distlaunch.job.sink import Sink
+from distlaunch.coordinator.joined.consoles import Herald, LocalRanks, Passing
+from distlaunch.coordinator.runtime.sink import Sink
 
 
 class Shown:

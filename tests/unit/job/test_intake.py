@@ -8,15 +8,15 @@ import threading
 
 import pytest
 
-from distlaunch.core.model.layout import MARKER, TRAIN
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
-from distlaunch.job import actions as a
-from distlaunch.job.desk import Desk
-from distlaunch.job.intake import Intake
-from distlaunch.job.records import EventLog
-from distlaunch.job.reports import Reporter
-from distlaunch.job.rundir import make_run_dir
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.runtime.desk import Desk
+from distlaunch.coordinator.runtime.records import EventLog
+from distlaunch.coordinator.runtime.remote_output import Intake
+from distlaunch.coordinator.runtime.reports import Reporter
+from distlaunch.coordinator.runtime.run_directory import make_run_dir
+from distlaunch.core.model.run_files import MARKER, TRAIN
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
 from tests.unit.job.fleets import WITHIN_S, Kept
 
 

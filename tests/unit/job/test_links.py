@@ -6,10 +6,10 @@ import threading
 import time
 from contextlib import suppress
 
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import encode
-from distlaunch.job import actions as a
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import encode
 from tests.unit.job.fleets import REMARK, WITHIN_S
 
 TURN_S = 5.0

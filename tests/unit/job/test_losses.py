@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.job import actions as p
-from distlaunch.job.actions import LossKind
-from distlaunch.job.diagnose.report import one_line, render_report
-from distlaunch.job.losses import Loss, diagnosis_of
+from distlaunch.coordinator.policy import events_and_actions as p
+from distlaunch.coordinator.policy.events_and_actions import LossKind
+from distlaunch.coordinator.policy.losses import Loss, diagnosis_of
+from distlaunch.diagnosis.report import one_line, render_report
 
 
 def test_the_report_of_a_lost_node(make_nodes):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.job import actions as p
-from distlaunch.job.gathering import DISCOVER_S, ELASTIC_WAIT_S
+from distlaunch.coordinator.policy import events_and_actions as p
+from distlaunch.coordinator.policy.node_setup import DISCOVER_S, ELASTIC_WAIT_S
+from distlaunch.core.protocol import agent_messages as m
 
 # --- spares
 

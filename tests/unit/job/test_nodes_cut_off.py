@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.job import actions as p
+from distlaunch.coordinator.policy import events_and_actions as p
 
 WHY = "Ray's driver was killed by signal 9"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 
+from distlaunch.coordinator.policy import events_and_actions as p
+from distlaunch.coordinator.policy.membership import AFTER_S, BACK_S, COOLING_S, LOSSES_S
+from distlaunch.coordinator.policy.node_setup import ELASTIC_WAIT_S, LOOK_AGAIN_S
 from distlaunch.core.errors import NodesError
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
-from distlaunch.job import actions as p
-from distlaunch.job.gathering import ELASTIC_WAIT_S, LOOK_AGAIN_S
-from distlaunch.job.membership import AFTER_S, BACK_S, COOLING_S, LOSSES_S
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
 
 BACK = max(BACK_S, 5.0 + AFTER_S)
 """When a lost node is tried first: what ran there has the failure grace."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
-from distlaunch.job import actions as p
+from distlaunch.coordinator.policy import events_and_actions as p
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
 
 
 def test_all_nodes_are_connected_at_once_and_each_is_surveyed_as_it_joins(make_nodes):

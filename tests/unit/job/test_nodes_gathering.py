@@ -6,12 +6,12 @@ import signal
 
 import pytest
 
+from distlaunch.coordinator.policy import events_and_actions as p
+from distlaunch.coordinator.policy.node_setup import LOOK_AGAIN_S, LOOK_S, WAITING_S
 from distlaunch.core.errors import ConfigError, NodesError
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
-from distlaunch.job import actions as p
-from distlaunch.job.gathering import LOOK_AGAIN_S, LOOK_S, WAITING_S
-from distlaunch.resolve.members import NodesDiffer
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
+from distlaunch.planning.surveyed_nodes import NodesDiffer
 
 # --- nodes that cannot be reached
 

@@ -6,14 +6,14 @@ import signal
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
-from distlaunch.job import actions as p
-from distlaunch.job.attempt import CAUSE_S
-from distlaunch.job.gathering import LOOK_AGAIN_S
-from distlaunch.job.hangs import SAMPLES
-from distlaunch.job.membership import AFTER_S
-from distlaunch.resolve.members import NodesDiffer
+from distlaunch.coordinator.policy import events_and_actions as p
+from distlaunch.coordinator.policy.attempt import CAUSE_S
+from distlaunch.coordinator.policy.hang_detection import SAMPLES
+from distlaunch.coordinator.policy.membership import AFTER_S
+from distlaunch.coordinator.policy.node_setup import LOOK_AGAIN_S
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
+from distlaunch.planning.surveyed_nodes import NodesDiffer
 from tests.unit.job.fleets import exited
 
 

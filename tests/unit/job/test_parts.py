@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.coordinator.runtime.message_checks import Part
 from distlaunch.core.errors import ProtocolError
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import peers as p
-from distlaunch.job.parts import Part
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
 from tests.unit.job.fleets import exited
 
 

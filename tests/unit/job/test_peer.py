@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from distlaunch.core.errors import ConfigError, NodesError
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import peers as p
-from distlaunch.core.wire import remote as r
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
 from tests.unit.job.fleets import GONE, exited
 from tests.unit.job.peering import CLOSED, VERDICT, commence, prepare, reach, stop
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import peers as p
-from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import VERSION, encode
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import VERSION, encode
 from tests.unit.job.peering import CLOSED, FORGED, VERDICT, Peering, commence, planner, prepare, reach, stop
 from tests.unit.wire.test_codec import NUMBERS, TEXTS, messages_of
 

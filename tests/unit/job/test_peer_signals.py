@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import peers as p
-from distlaunch.core.wire import remote as r
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
 from tests.unit.job.fleets import GONE
 from tests.unit.job.peering import CLOSED, VERDICT, commence, stop
 
@@ -77,7 +77,7 @@ def test_a_signal_while_workers_are_stopped_for_a_lost_coordinator_is_the_exit_c
 
 
 def test_the_second_signal_kills_workers_that_are_stopped_for_a_lost_coordinator(peering, monkeypatch):
-    monkeypatch.setattr("distlaunch.job.heard.SECOND_S", 0.2)
+    monkeypatch.setattr("distlaunch.coordinator.policy.signals.SECOND_S", 0.2)
     peer = peering(commence(), lambda: peer.signals.come(signal.SIGTERM), lambda: None, CLOSED)
     peer.own.deaf = True
     later = threading.Timer(0.25, lambda: peer.signals.come(signal.SIGTERM))
@@ -110,7 +110,7 @@ def test_a_node_that_breaks_in_the_pause_before_the_coordinator_is_called_again_
 
 
 def test_a_second_term_right_behind_the_first_does_not_take_the_grace_from_a_launcher_that_leaves(peering, monkeypatch):
-    monkeypatch.setattr("distlaunch.job.heard.MERGE_S", 60.0)
+    monkeypatch.setattr("distlaunch.coordinator.policy.signals.MERGE_S", 60.0)
     peer = peering(commence(), lambda: peer.signals.come(signal.SIGTERM), leaves=True, flexible=True, grace_s=7.0)
     peer.own.deaf, peer.own.on_stop = True, lambda: peer.signals.come(signal.SIGTERM)
     peer.signals.on_read = lambda: peer.handled(m.Stop) and peer.own.say(GONE)

@@ -4,10 +4,10 @@ import signal
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire.spawning import Leftovers, LeftProcess
-from distlaunch.job import actions as p
-from distlaunch.job.supervision import NOTICE_S
+from distlaunch.coordinator.policy import events_and_actions as p
+from distlaunch.coordinator.policy.supervision import NOTICE_S
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol.spawner_messages import Leftovers, LeftProcess
 
 
 def test_begin_asks_every_node_to_prepare_and_only_the_master_for_a_port(make_job):

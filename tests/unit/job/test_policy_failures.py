@@ -4,10 +4,10 @@ import signal
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.job import actions as p
-from distlaunch.job.attempt import CAUSE_S, SAME_S, TAILS_KEPT
-from distlaunch.job.restarts import Outcome, why_final
+from distlaunch.coordinator.policy import events_and_actions as p
+from distlaunch.coordinator.policy.attempt import CAUSE_S, SAME_S, TAILS_KEPT
+from distlaunch.coordinator.policy.restarts import Outcome, why_final
+from distlaunch.core.protocol import agent_messages as m
 
 
 def stops(job, actions) -> list[tuple[int, int, float]]:

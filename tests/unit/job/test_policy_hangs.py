@@ -6,16 +6,16 @@ import signal
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.job import actions as a
-from distlaunch.job import hangs, supervision
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.policy import hang_detection, supervision
+from distlaunch.core.protocol import agent_messages as m
 
 DUMP = """Current thread 0x00007f00 (most recent call first):
   File "/home/u/train.py", line {line} in step
   File "/home/u/train.py", line 9 in <module>
 """
 TIMEOUT_S = 30.0
-GAP_S = (TIMEOUT_S + hangs.SLACK_S) / 10
+GAP_S = (TIMEOUT_S + hang_detection.SLACK_S) / 10
 """Between two samples."""
 
 
@@ -41,7 +41,7 @@ class Watched:
         return actions
 
     def fall_silent(self) -> list:
-        return self.pass_time(TIMEOUT_S + hangs.SLACK_S)
+        return self.pass_time(TIMEOUT_S + hang_detection.SLACK_S)
 
     def stacks(self, node=0, *, line=5, odd=None, attempt=None, serial=None) -> list:
         ranks = range(node * self.job.per_node, (node + 1) * self.job.per_node)
@@ -93,7 +93,7 @@ def test_silent_workers_are_asked_where_they_stand_then_stopped_and_the_job_ends
     watch = watched()
     job = watch.job
     assert asked(job, watch.pass_time(TIMEOUT_S)) == []
-    assert asked(job, watch.pass_time(hangs.SLACK_S)) == [0]
+    assert asked(job, watch.pass_time(hang_detection.SLACK_S)) == [0]
     assert job.sent(m.Stop) == []
     actions = watch.stand_still(odd=1)
     assert [stop.signum for _, stop in job.sent(m.Stop, actions)] == [signal.SIGTERM]
@@ -243,7 +243,7 @@ def test_nodes_that_do_not_answer_after_ctrl_c_put_the_stop_off_for_two_seconds_
     watch.pass_time(NOTICE_S + 20)
     watch.job.signal(signal.SIGINT)
     assert watch.job.sent(m.Stop) == []
-    watch.pass_time(hangs.STOP_ANSWER_S)
+    watch.pass_time(hang_detection.STOP_ANSWER_S)
     assert len(watch.job.sent(m.Stop)) == 1
 
 
@@ -290,7 +290,7 @@ def test_of_a_worker_that_has_sent_heartbeats_output_is_no_sign_of_life(watched)
     watch.alive(0, 1, 2)
     watch.pass_time(TIMEOUT_S - 1)
     watch.alive(wrote=[0, 1, 2])
-    assert asked(watch.job, watch.pass_time(1 + hangs.SLACK_S)) == [0]
+    assert asked(watch.job, watch.pass_time(1 + hang_detection.SLACK_S)) == [0]
 
 
 def test_output_of_a_worker_without_heartbeats_counts_beside_those_of_others(watched):
@@ -313,7 +313,7 @@ def test_signs_of_an_attempt_before_count_for_nothing(watched):
     watch = watched()
     watch.pass_time(TIMEOUT_S - 1)
     watch.alive(0, attempt=7)
-    assert asked(watch.job, watch.pass_time(1 + hangs.SLACK_S)) == [0]
+    assert asked(watch.job, watch.pass_time(1 + hang_detection.SLACK_S)) == [0]
 
 
 def test_time_counts_from_when_all_workers_have_started(make_job):
@@ -324,16 +324,16 @@ def test_time_counts_from_when_all_workers_have_started(make_job):
     job.now = 1000.0
     assert job.policy.deadline() is None
     job.started(1)
-    assert job.policy.deadline() == pytest.approx(1000 + TIMEOUT_S + hangs.SLACK_S)
+    assert job.policy.deadline() == pytest.approx(1000 + TIMEOUT_S + hang_detection.SLACK_S)
 
 
 def test_nodes_that_do_not_answer_are_not_waited_for_long(watched):
     watch = watched(nodes=3, per_node=2)
     assert asked(watch.job, watch.fall_silent()) == [0, 1, 2]
-    for _ in range(hangs.SAMPLES):
+    for _ in range(hang_detection.SAMPLES):
         assert watch.job.sent(m.Stop) == []
         watch.stacks(1, odd=2)
-        watch.pass_time(hangs.ANSWER_S)
+        watch.pass_time(hang_detection.ANSWER_S)
         watch.pass_time(GAP_S)
     assert len(watch.job.sent(m.Stop)) == 3
     assert watch.job.entries("hang")[0]["groups"]
@@ -389,7 +389,7 @@ def test_where_only_heartbeats_were_missed_the_report_says_so_and_what_to_do(wat
     watch.alive(0, 1, 2)
     watch.pass_time(TIMEOUT_S - 1)
     watch.alive(wrote=[0, 1, 2])
-    watch.pass_time(1 + hangs.SLACK_S)
+    watch.pass_time(1 + hang_detection.SLACK_S)
     watch.stacks(odd=1)
     [event] = watch.job.entries("hang")
     assert event["output_came"] is True
@@ -511,7 +511,7 @@ def test_a_coordinator_that_was_frozen_itself_gives_signs_of_life_time_to_come_i
 def test_a_rank_that_has_left_the_others_alone_is_mentioned_once(make_job):
     watch = Watched(make_job(per_node=4).run())
     watch.job.exited(2)
-    assert watch.pass_time(hangs.ALONE_S - 1) == []
+    assert watch.pass_time(hang_detection.ALONE_S - 1) == []
     watch.job.exited(3)
     [said] = watch.pass_time(1.0)
     assert said.text == "ranks 2-3 ended with 0 60 s ago; 2 workers still running"

@@ -6,9 +6,9 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.core.model.record import replace
-from distlaunch.core.wire import messages as m
-from distlaunch.job import actions as p
+from distlaunch.core.protocol import agent_messages as m
 
 TOLD = (-15, 143, 0, 1, -9)
 

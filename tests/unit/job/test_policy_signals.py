@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.job import actions as p
-from distlaunch.job.heard import MERGE_S, SECOND_S
+from distlaunch.coordinator.policy import events_and_actions as p
+from distlaunch.coordinator.policy.signals import MERGE_S, SECOND_S
+from distlaunch.core.protocol import agent_messages as m
 
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 ASKING = ENDING[:3]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.job.progress import Progress
+from distlaunch.coordinator.policy.job_progress import Progress
+from distlaunch.core.protocol import agent_messages as m
 
 
 def beat(progress: Progress, now: float, **steps) -> list[dict]:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from distlaunch.job.rundir import join_run_dir, make_run_dir
+from distlaunch.coordinator.runtime.run_directory import join_run_dir, make_run_dir
 
 
 @pytest.fixture

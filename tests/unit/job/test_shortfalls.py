@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.job.failures import ConnectFailure
-from distlaunch.job.membership import Member
-from distlaunch.job.shortfalls import why_not, without
+from distlaunch.coordinator.policy.membership import Member
+from distlaunch.coordinator.policy.shortfalls import why_not, without
+from distlaunch.transport.failures import ConnectFailure
 
 
 def failures(*hosts):

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire import remote as r
-from distlaunch.job import actions as a
-from distlaunch.job.step_fleet import StepFleet
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.runtime.slurm_agents import StepFleet
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
 from tests.unit.job.fleets import exited
 
 TERM, USR1 = int(signal.SIGTERM), int(signal.SIGUSR1)

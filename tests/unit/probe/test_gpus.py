@@ -17,7 +17,7 @@ import pytest
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.probe.bounded import in_child
 from distlaunch.core.probe.gpus import NVML_NAME, probe_gpus
-from distlaunch.core.probe.nvml import NvmlError, read_nvml
+from distlaunch.core.probe.nvidia import NvmlError, read_nvml
 
 DATA = Path(__file__).parents[2] / "data" / "gpus"
 PROBE = """
@@ -274,7 +274,7 @@ def test_library_that_crashes_takes_nothing_down(probe_with_library):
 
 
 def test_library_is_found_by_name_where_the_linker_looks(nvml_library):
-    code = "from distlaunch.core.probe.nvml import load_nvml; print(load_nvml(['no-such.so', 'libnvidia-ml.so.1']).nvmlInit_v2())"
+    code = "from distlaunch.core.probe.nvidia import load_nvml; print(load_nvml(['no-such.so', 'libnvidia-ml.so.1']).nvmlInit_v2())"
     environ = {"LD_LIBRARY_PATH": str(nvml_library.parent), "FAKE_NVML_INIT": "42"}
     assert subprocess.check_output([sys.executable, "-c", code], env=environ, text=True) == "42\n"
 

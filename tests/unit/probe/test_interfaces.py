@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.core.probe import interfaces
-from distlaunch.core.probe.interfaces import (
+from distlaunch.core.probe import network
+from distlaunch.core.probe.network import (
     parse_addresses,
     parse_links,
     parse_networks,
@@ -132,6 +132,6 @@ def test_a_kernel_that_does_not_answer_is_no_error(monkeypatch):
     def refuse(*_args, **_kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(interfaces.socket, "socket", refuse)
+    monkeypatch.setattr(network.socket, "socket", refuse)
     assert probe_addresses() == ()
     assert probe_interfaces() == ()

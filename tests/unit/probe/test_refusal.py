@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from distlaunch.core.probe.refusal import explain_refusal
+from distlaunch.core.probe.process_limits import explain_refusal
 
 
 @pytest.fixture

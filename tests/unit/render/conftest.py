@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from distlaunch.cli.commands.render import parse_render
+from distlaunch.cli.commands.spelling import spell
 from distlaunch.render.request import Request
 from distlaunch.render.targets import render
-from distlaunch.ui.rendering import parse_render
-from distlaunch.ui.spelling import spell
 
 
 def text_of(target: str, *words: str, **environ: str) -> str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.backends.configuring import configured_backend
+from distlaunch.backends.option_files import configured_backend
 from distlaunch.backends.registry import find_backend
+from distlaunch.cli.commands.render import parse_render
+from distlaunch.cli.parser import parse_train
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import replace
-from distlaunch.resolve.facts import Facts, Surroundings
-from distlaunch.resolve.identity import Identity
-from distlaunch.resolve.location import locate
-from distlaunch.resolve.topology import build_topology
-from distlaunch.ui.quick import parse_train
-from distlaunch.ui.rendering import parse_render
+from distlaunch.planning.build_topology import build_topology
+from distlaunch.planning.facts import Facts, Surroundings
+from distlaunch.planning.hosts.this_host import Identity
+from distlaunch.planning.node_source import locate
 from tests.unit.render.cluster import pods_of
 from tests.unit.render.test_manifests import ODD
 

@@ -9,13 +9,13 @@ import pytest
 from distlaunch.backends.registry import find_backend
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.node import CpuInventory
-from distlaunch.core.wire.remote import Interface, Surveyed
-from distlaunch.resolve.facts import Facts, Surroundings
-from distlaunch.resolve.identity import Identity
-from distlaunch.resolve.location import locate
-from distlaunch.resolve.members import Composer
-from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.topology import build_topology
+from distlaunch.core.protocol.remote import Interface, Surveyed
+from distlaunch.planning.build_topology import build_topology
+from distlaunch.planning.facts import Facts, Surroundings
+from distlaunch.planning.hosts.this_host import Identity
+from distlaunch.planning.node_source import locate
+from distlaunch.planning.surveyed_nodes import Composer
+from distlaunch.planning.train_options import TrainOptions
 from tests.unit.resolve.joiners import by_hand, from_source  # noqa: F401 - fixtures
 
 

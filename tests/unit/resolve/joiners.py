@@ -8,15 +8,15 @@ from distlaunch.backends.base import Backend
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import replace
-from distlaunch.core.wire import peers as p
-from distlaunch.core.wire.remote import Interface, Surveyed
-from distlaunch.resolve.allocation import Allocation, Host
-from distlaunch.resolve.facts import Surroundings
-from distlaunch.resolve.identity import Identity
-from distlaunch.resolve.joining import Joiner
-from distlaunch.resolve.location import Location, locate
-from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.topology import build_topology
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol.remote import Interface, Surveyed
+from distlaunch.planning.allocation import Allocation, Host
+from distlaunch.planning.build_topology import build_topology
+from distlaunch.planning.facts import Surroundings
+from distlaunch.planning.hosts.this_host import Identity
+from distlaunch.planning.joined_plan import Joiner
+from distlaunch.planning.node_source import Location, locate
+from distlaunch.planning.train_options import TrainOptions
 
 
 class Plain(Backend):

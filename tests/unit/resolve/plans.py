@@ -8,9 +8,9 @@ from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.plan import LaunchPlan
-from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.plan import build_plan
-from distlaunch.resolve.sources.local import local_topology
+from distlaunch.planning.build_plan import build_plan
+from distlaunch.planning.local_topology import local_topology
+from distlaunch.planning.train_options import TrainOptions
 
 TWO = GpuInventory(gpus=(Gpu(index=0, numa_node=0), Gpu(index=1, numa_node=1)), source="nvml")
 

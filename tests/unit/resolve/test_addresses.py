@@ -6,8 +6,8 @@ import pytest
 
 from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.backend import PlannedBackend
-from distlaunch.resolve.meeting import addresses, check_interface, led_astray, usable_by
+from distlaunch.planning.backend import PlannedBackend
+from distlaunch.planning.master_address import addresses, check_interface, led_astray, usable_by
 from tests.unit.resolve.meetings import DOCKER, node
 
 

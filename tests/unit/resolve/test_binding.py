@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.core.model.node import CpuInventory
-from distlaunch.resolve.binding import bind_cpus, pinned_note, threads_per_worker
+from distlaunch.planning.cpu_binding import bind_cpus, pinned_note, threads_per_worker
 
 
 def machine(cores: int, *, threads: int = 1, nodes: int = 1, allowed: set[int] | None = None, **more) -> CpuInventory:

@@ -8,15 +8,15 @@ import subprocess
 import pytest
 
 from distlaunch.backends.tensorflow import TensorFlow
+from distlaunch.coordinator.policy.start_messages import Streams, starts
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.topology import Node, Topology
-from distlaunch.core.wire.codec import encode
-from distlaunch.job.starting import Streams, starts
-from distlaunch.resolve.backend import PlannedBackend
-from distlaunch.resolve.cluster import check_cluster, cluster_names, cluster_of, with_cluster
-from distlaunch.resolve.meeting import Meeting
+from distlaunch.core.protocol.codec import encode
+from distlaunch.planning.backend import PlannedBackend
+from distlaunch.planning.master_address import Meeting
+from distlaunch.planning.worker_addresses import check_cluster, cluster_names, cluster_of, with_cluster
 from tests.unit.resolve.plans import plan as planned_by
 from tests.unit.resolve.plans import refused
 

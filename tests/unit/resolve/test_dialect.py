@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.resolve.dialect import Dialect
+from distlaunch.planning.dialect import Dialect
 
 DIALECT = Dialect(
     spelling=(

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.variables import DEVICE_MASKS, SET_FOR_WORKERS, without_outer_launchers
-from distlaunch.resolve.environment import base_environment, check_total, given_environment, unless_set
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.planning.environment import base_environment, check_total, given_environment, unless_set
+from distlaunch.planning.train_options import TrainOptions
 
 OUTER = [
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PET_NNODES", "TF_CONFIG",

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.filters import Chosen, apply_filters
-from distlaunch.resolve.hostfile import parse_hosts
+from distlaunch.planning.hosts.hostfile import parse_hosts
+from distlaunch.planning.hosts.include_exclude import Chosen, apply_filters
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
 FOUR = "worker-0:4,worker-1:4,worker-2:2,worker-10:4"

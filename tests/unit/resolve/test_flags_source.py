@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.allocation import Origin
-from distlaunch.resolve.sources.flags import discovered_hosts, find
+from distlaunch.planning.allocation import Origin
+from distlaunch.planning.hosts.from_options import discovered_hosts, find
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.allocation import Host
-from distlaunch.resolve.hostfile import parse_hosts, read_hostfile, read_lines
+from distlaunch.planning.allocation import Host
+from distlaunch.planning.hosts.hostfile import parse_hosts, read_hostfile, read_lines
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.hostlist import MOST_HOSTS, expand_nodelist, fold_counts, fold_hosts, parse_counts
+from distlaunch.core.model.host_list import MOST_HOSTS, expand_nodelist, fold_counts, fold_hosts, parse_counts
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
 WHERE = "SLURM_JOB_NODELIST"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distlaunch.resolve.identity import Identity, is_this_machine, names_in
+from distlaunch.planning.hosts.this_host import Identity, is_this_machine, names_in
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
 NODE = Identity(

@@ -6,10 +6,10 @@ import pytest
 
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.record import replace
-from distlaunch.core.wire.remote import Reached, Route
-from distlaunch.resolve.agreement import NodesDiffer
-from distlaunch.resolve.joining import Member
-from distlaunch.resolve.rendezvous import settle_unplanned
+from distlaunch.core.protocol.remote import Reached, Route
+from distlaunch.planning.agreement import NodesDiffer
+from distlaunch.planning.joined_plan import Member
+from distlaunch.planning.rendezvous import settle_unplanned
 from tests.unit.resolve.joiners import slurm, surveyed, tasks, told
 
 # --- where launchers meet

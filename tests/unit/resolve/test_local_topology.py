@@ -5,8 +5,8 @@ import pytest
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import Gpu, GpuInventory, MigDevice
 from distlaunch.core.model.topology import Topology
-from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.sources.local import local_topology
+from distlaunch.planning.local_topology import local_topology
+from distlaunch.planning.train_options import TrainOptions
 
 FOUR = GpuInventory(
     gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}0000000-0000", name="H100", numa_node=i // 2) for i in range(4)),

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from distlaunch.backends.base import Backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import Gpu, GpuInventory
-from distlaunch.planning import is_alone
-from distlaunch.resolve.allocation import Allocation, Host
-from distlaunch.resolve.explain import explain
-from distlaunch.resolve.facts import Surroundings
-from distlaunch.resolve.identity import Identity
-from distlaunch.resolve.location import Location, check_lists, locate
-from distlaunch.resolve.masks import trusting
-from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.plan import build_plan
-from distlaunch.resolve.select import NAMES, SYSTEMS
-from distlaunch.resolve.sources.local import local_topology
-from distlaunch.resolve.topology import build_topology
+from distlaunch.launch.make_plan import is_alone
+from distlaunch.planning.allocation import Allocation, Host
+from distlaunch.planning.build_plan import build_plan
+from distlaunch.planning.build_topology import build_topology
+from distlaunch.planning.clusters.select import NAMES, SYSTEMS
+from distlaunch.planning.explain import explain
+from distlaunch.planning.facts import Surroundings
+from distlaunch.planning.gpu_masks import trusting
+from distlaunch.planning.hosts.this_host import Identity
+from distlaunch.planning.local_topology import local_topology
+from distlaunch.planning.node_source import Location, check_lists, locate
+from distlaunch.planning.train_options import TrainOptions
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 

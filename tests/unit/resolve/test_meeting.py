@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.record import replace
-from distlaunch.core.wire.remote import Interface
-from distlaunch.resolve.cluster import cluster_of
-from distlaunch.resolve.meeting import addresses, meet
-from distlaunch.resolve.plan import bind
+from distlaunch.core.protocol.remote import Interface
+from distlaunch.planning.build_plan import bind
+from distlaunch.planning.master_address import addresses, meet
+from distlaunch.planning.worker_addresses import cluster_of
 from tests.unit.resolve.meetings import DOCKER, GLOO, NCCL, TENSORPIPE, node, reached, way
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.node import CpuInventory
-from distlaunch.resolve.members import NodesDiffer
+from distlaunch.planning.surveyed_nodes import NodesDiffer
 
 
 def names(made) -> list[str]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.core.errors import NodesError
-from distlaunch.resolve.plan import bind
+from distlaunch.planning.build_plan import bind
 
 SLOTS = st.lists(st.integers(1, 5), min_size=1, max_size=7)
 

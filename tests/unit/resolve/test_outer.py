@@ -6,7 +6,7 @@ import pytest
 
 from distlaunch.core.model.plan import Outer
 from distlaunch.core.probe.ancestors import Ancestor, ancestors
-from distlaunch.resolve.outer import SPAWNER, outer_launcher
+from distlaunch.planning.outer_launcher import SPAWNER, outer_launcher
 
 TORCH = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none"}
 HOROVOD = {"HOROVOD_RANK": "3", "HOROVOD_SIZE": "8", "HOROVOD_LOCAL_RANK": "1"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ProtocolError
-from distlaunch.core.wire import peers as p
-from distlaunch.resolve.joining import interfaces_of
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.planning.joined_plan import interfaces_of
 from tests.unit.resolve.joiners import Plain, tasks
 
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distlaunch.core.model.layout import TORCHRUN, TRAIN
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
+from distlaunch.core.model.run_files import TORCHRUN, TRAIN
 from distlaunch.core.model.topology import Node, Topology
-from distlaunch.resolve.plan import bind
+from distlaunch.planning.build_plan import bind
 from tests.unit.resolve.plans import plan
 
 # --- binding

@@ -8,8 +8,8 @@ from distlaunch.backends.base import Backend
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.topology import Node, Topology
-from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.plan import build_plan
+from distlaunch.planning.build_plan import build_plan
+from distlaunch.planning.train_options import TrainOptions
 from tests.unit.resolve.plans import plan, refused
 
 

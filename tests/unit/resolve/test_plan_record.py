@@ -11,10 +11,10 @@ from distlaunch.core.model.gpus import Gpu
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.topology import Node, Topology
-from distlaunch.resolve.meeting import Meeting
-from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.plan import bind, build_plan
-from distlaunch.resolve.sources.local import local_topology
+from distlaunch.planning.build_plan import bind, build_plan
+from distlaunch.planning.local_topology import local_topology
+from distlaunch.planning.master_address import Meeting
+from distlaunch.planning.train_options import TrainOptions
 
 
 def plan(make_facts, *, topology=None, facts=None, job="job-1", **options) -> LaunchPlan:

@@ -9,9 +9,9 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.model.variables import SET_FOR_WORKERS
-from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.plan import bind, build_plan
-from distlaunch.resolve.sources.local import local_topology
+from distlaunch.planning.build_plan import bind, build_plan
+from distlaunch.planning.local_topology import local_topology
+from distlaunch.planning.train_options import TrainOptions
 from tests.unit.resolve.plans import TWO, plan, refused, variables
 
 

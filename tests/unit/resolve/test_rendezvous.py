@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.location import endpoint
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.planning.node_source import endpoint
+from distlaunch.planning.train_options import TrainOptions
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.resolve.allocation import Host
+from distlaunch.planning.allocation import Host
 from tests.unit.resolve.topologies import plan, refused, sizes
 
 CUDA = "CUDA_VISIBLE_DEVICES"

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import Gpu, GpuInventory
-from distlaunch.resolve.allocation import Allocation, Host
-from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.topology import build_topology
+from distlaunch.planning.allocation import Allocation, Host
+from distlaunch.planning.build_topology import build_topology
+from distlaunch.planning.train_options import TrainOptions
 
 
 def gpus(count: int) -> GpuInventory:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.resolve.plan import bind
-from distlaunch.resolve.travel import travelling
+from distlaunch.planning.build_plan import bind
+from distlaunch.planning.remote_environment import travelling
 
 STAY = (
     *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "MAIL", "HOSTNAME", "DISPLAY", "XAUTHORITY", "TMPDIR"),

@@ -7,10 +7,10 @@ import pytest
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.topology import Topology
-from distlaunch.resolve.allocation import Allocation, Host
-from distlaunch.resolve.hostfile import parse_hosts
-from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.topology import build_topology
+from distlaunch.planning.allocation import Allocation, Host
+from distlaunch.planning.build_topology import build_topology
+from distlaunch.planning.hosts.hostfile import parse_hosts
+from distlaunch.planning.train_options import TrainOptions
 
 
 def gpus(count: int) -> GpuInventory:

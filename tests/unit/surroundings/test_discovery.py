@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch import discovery
 from distlaunch.core.errors import ConfigError
-from distlaunch.discovery import run_discover
+from distlaunch.launch import discovery
+from distlaunch.launch.discovery import run_discover
 
 PATH = {"PATH": os.defpath}
 

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from distlaunch import surroundings
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.identity import is_this_machine
-from distlaunch.resolve.options import TrainOptions
-from distlaunch.surroundings import own_identity, read_surroundings
+from distlaunch.launch import surroundings
+from distlaunch.launch.surroundings import own_identity, read_surroundings
+from distlaunch.planning.hosts.this_host import is_this_machine
+from distlaunch.planning.train_options import TrainOptions
 
 HOSTS = "127.0.0.1 localhost\n127.0.1.1 n1.example.org n1\n10.0.0.7 n1-ib storage\n10.0.0.8 other\n"
 

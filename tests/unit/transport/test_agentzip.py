@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import distlaunch
-from distlaunch.job.transport.agentzip import agent_zip
+from distlaunch.transport.agentzip import agent_zip
 
 PACKAGE = Path(distlaunch.__file__).parent
 IMPORTS = (
-    "import sys; sys.path.insert(0, sys.argv[1]); import distlaunch.core.agent.spawner as module;"
+    "import sys; sys.path.insert(0, sys.argv[1]); import distlaunch.core.agent.workers.spawner as module;"
     "print(module.__file__, module.__cached__)"
 )
 
@@ -55,7 +55,10 @@ def test_its_code_is_this_pythons_and_is_compared_with_no_file(members):
 
 def test_the_same_python_compiles_nothing(packed, tmp_path):
     (tmp_path / "agent.zip").write_bytes(packed)
-    assert imported(sys.executable, tmp_path / "agent.zip") == f"{tmp_path}/agent.zip/distlaunch/core/agent/spawner.pyc"
+    assert (
+        imported(sys.executable, tmp_path / "agent.zip")
+        == f"{tmp_path}/agent.zip/distlaunch/core/agent/workers/spawner.pyc"
+    )
 
 
 def imported(python: str, path: Path) -> str:
@@ -78,7 +81,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import distlaunch
 assert distlaunch.__file__.startswith(sys.argv[1]), distlaunch.__file__
-from distlaunch.job.transport.agentzip import agent_zip
+from distlaunch.transport.agentzip import agent_zip
 open(sys.argv[2], 'wb').write(agent_zip())
 """
 

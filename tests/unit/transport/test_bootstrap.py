@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from distlaunch.core.wire.remote import GREETING
-from distlaunch.job.transport.bootstrap import FLAGS, STUB, is_plain, remote_command, start_agent
-from distlaunch.job.transport.trouble import Trouble
+from distlaunch.core.protocol.remote import GREETING
+from distlaunch.transport.bootstrap import FLAGS, STUB, is_plain, remote_command, start_agent
+from distlaunch.transport.connect_errors import Trouble
 from tests.sshd import stand_in
 
 WORD = "0123456789abcdef"

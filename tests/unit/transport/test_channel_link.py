@@ -8,7 +8,7 @@ import threading
 import pytest
 from paramiko import SSHException
 
-from distlaunch.job.transport.channel_link import WINDOW, Inbox, Words
+from distlaunch.transport.ssh.exec_channel import WINDOW, Inbox, Words
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.job.transport.child import Child, Leash, reap
-from distlaunch.job.transport.trouble import Trouble
-from distlaunch.job.transport.wires import CommandWire
+from distlaunch.transport.child_process import Child, Leash, reap
+from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.ssh.wires import CommandWire
 
 BOUND_S = 30.0
 FAMILY = "echo $$; sleep 3600 & echo $!; wait"
@@ -151,7 +151,7 @@ def test_it_ends_with_whoever_started_it_however_that_ends(tmp_path, number):
     """From a thread that has ended long before, as from one that opens links."""
     program = f"""
         import os, signal, threading
-        from distlaunch.job.transport.child import Child, Leash
+        from distlaunch.transport.child_process import Child, Leash
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         leash, made = Leash(), []
         start = lambda: made.append(Child(["/bin/sh", "-c", {FAMILY!r}], environ=os.environ, leash=leash))

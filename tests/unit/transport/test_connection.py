@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from distlaunch.job.transport import burying
-from distlaunch.job.transport.burying import bury
-from distlaunch.job.transport.connection import Connection
+from distlaunch.transport import cleanup
+from distlaunch.transport.cleanup import bury
+from distlaunch.transport.ssh.client import Connection
 
 BOUND_S = 30.0
 
@@ -66,7 +66,7 @@ def test_what_is_buried_is_done_in_order_by_one_thread_that_ends():
     may.set()
     gone()
     assert done == [(number, "dl-bury") for number in range(100)]
-    assert burying._thread is None
+    assert cleanup._thread is None
 
 
 def test_what_fails_harms_nothing_after_it():

@@ -9,9 +9,9 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from distlaunch.job.transport import dialing
-from distlaunch.job.transport.dialing import Address, dial, resolve
-from distlaunch.job.transport.trouble import Trouble
+from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.ssh import stream
+from distlaunch.transport.ssh.stream import Address, dial, resolve
 
 
 def soon(within_s: float = 20.0) -> float:
@@ -121,7 +121,7 @@ def test_the_next_address_is_tried_after_a_refusal(refusing, listening):
 def test_a_silent_address_holds_up_no_other(black_hole, listening):
     started = time.monotonic()
     assert dialled(address(black_hole), address(listening)) == address(listening)
-    assert time.monotonic() - started < dialing.CONNECT_S / 2
+    assert time.monotonic() - started < stream.CONNECT_S / 2
 
 
 def test_different_failures_are_told_apart(black_hole, refusing):

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from distlaunch.job.transport.hostkeys import HostKeyCheck, Unchecked
-from distlaunch.job.transport.jumps import hop_of
-from distlaunch.job.transport.sshconfig import HostSettings
-from distlaunch.job.transport.trouble import Trouble
+from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.ssh.config import HostSettings
+from distlaunch.transport.ssh.host_keys import HostKeyCheck, Unchecked
+from distlaunch.transport.ssh.jumps import hop_of
 
 KIND, BLOB, OTHER = "ssh-ed25519", b"key", b"other"
 

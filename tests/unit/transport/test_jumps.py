@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from distlaunch.job.transport import jumps
-from distlaunch.job.transport.sshconfig import Asked, HostSettings
-from distlaunch.job.transport.trouble import Trouble
+from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.ssh import jumps
+from distlaunch.transport.ssh.config import Asked, HostSettings
 
 BOUND_S = 30.0
 NODE = HostSettings(host="n", hostname="n", port=22, user="u", key_files=(), agent=None, jumps="jump")

@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = """
 import resource, subprocess
-from distlaunch.job.transport.limits import allow_files, as_found
+from distlaunch.transport.open_files import allow_files, as_found
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 allow_files(links={links}, logs={logs})
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], flush=True)
@@ -34,7 +34,7 @@ def test_the_limit_is_raised_as_far_as_needed_for_us_alone(soft, hard, links, lo
 
 TWICE = """
 import resource
-from distlaunch.job.transport.limits import allow, found
+from distlaunch.transport.open_files import allow, found
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))
 print(found(100), allow(50), allow(200), allow(1000), allow(1000), found(300), resource.getrlimit(resource.RLIMIT_NOFILE))
 """

@@ -8,9 +8,9 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from distlaunch.core.agent.ports import hold_port
+from distlaunch.core.agent.node.ports import hold_port
 from distlaunch.core.errors import ConfigError
-from distlaunch.job.transport.open_port import PortTakenError, open_port
+from distlaunch.transport.open_port import PortTakenError, open_port
 
 
 @pytest.fixture(autouse=True)

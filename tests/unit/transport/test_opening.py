@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.job.transport import opening
-from distlaunch.job.transport.child import Leash
-from distlaunch.job.transport.link import Target
-from distlaunch.resolve.options import TrainOptions
+from distlaunch.planning.train_options import TrainOptions
+from distlaunch.transport import route
+from distlaunch.transport.child_process import Leash
+from distlaunch.transport.connection import Target
 
 
 @pytest.fixture
@@ -28,15 +28,15 @@ def ways(monkeypatch):
 
         return Way
 
-    monkeypatch.setattr(opening, "agent_zip", lambda: b"code")
-    monkeypatch.setattr(opening, "Ssh", way("paramiko"))
-    monkeypatch.setattr(opening, "OpenSsh", way("openssh"))
-    monkeypatch.setattr(opening, "open_beside", lambda target, within_s, **_: ("beside", target.host, within_s))
+    monkeypatch.setattr(route, "agent_zip", lambda: b"code")
+    monkeypatch.setattr(route, "Ssh", way("paramiko"))
+    monkeypatch.setattr(route, "OpenSsh", way("openssh"))
+    monkeypatch.setattr(route, "open_beside", lambda target, within_s, **_: ("beside", target.host, within_s))
     return noted
 
 
 def opened(target: Target, **options):
-    return opening.opener(TrainOptions(**options), {}, Leash())(target, 5.0)
+    return route.opener(TrainOptions(**options), {}, Leash())(target, 5.0)
 
 
 def test_this_machine_needs_no_network(ways):
@@ -78,13 +78,13 @@ def test_the_launchers_interpreter_is_tried_first_and_the_workers_next(ways):
 
 def test_what_is_no_command_is_refused_at_once():
     with pytest.raises(ConfigError):
-        opening.opener(TrainOptions(ssh_command="ssh 'x"), {}, Leash())
+        route.opener(TrainOptions(ssh_command="ssh 'x"), {}, Leash())
 
 
 def test_a_command_that_checks_no_host_keys_is_told_of_once(ways):
     told: list[str] = []
     options = TrainOptions(ssh_host_keys="off", ssh_command="ssh")
-    open_link = opening.opener(options, {}, Leash(), note=told.append)
+    open_link = route.opener(options, {}, Leash(), note=told.append)
     open_link(Target(host="n0", here=True), 5.0)
     assert not told
     open_link(Target(host="n1"), 5.0)

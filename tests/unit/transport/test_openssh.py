@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.job.transport.link import Target
-from distlaunch.job.transport.openssh import OpenSsh, understood
-from distlaunch.job.transport.sshconfig import Asked
+from distlaunch.transport.connection import Target
+from distlaunch.transport.ssh.config import Asked
+from distlaunch.transport.ssh.openssh import OpenSsh, understood
 
 
 def made(command="ssh", *, host_keys="strict", **asked):

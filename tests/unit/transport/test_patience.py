@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.job.transport.patience import Patience
+from distlaunch.transport.patience import Patience
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from distlaunch.core.errors import ConfigError, NodesError
-from distlaunch.job.transport import ray_places
-from distlaunch.job.transport.link import Target, Unconnected
-from distlaunch.job.transport.ray_places import RayPlaces
+from distlaunch.transport.connection import Target, Unconnected
+from distlaunch.transport.ray import nodes
+from distlaunch.transport.ray.nodes import RayPlaces
 
 FIRST = """
 import json, os, socket, sys
@@ -37,7 +37,7 @@ def driver(monkeypatch):
     made = []
 
     def start(script):
-        monkeypatch.setattr(ray_places, "_DRIVER", FIRST + script)
+        monkeypatch.setattr(nodes, "_DRIVER", FIRST + script)
         made.append(RayPlaces(dict(os.environ)))
         return made[-1]
 
@@ -139,7 +139,7 @@ def test_a_link_ends_no_sooner_than_it_is_known_how_its_driver_has_ended(driver)
 def test_the_drivers_modules_are_never_first_looked_for_in_the_users_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), "", "/lib", "/other"])
-    assert ray_places._path() == ["/lib", "/other", str(tmp_path), ""]
+    assert nodes._path() == ["/lib", "/other", str(tmp_path), ""]
 
 
 def test_a_module_of_the_users_folder_does_not_end_the_driver(driver, monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from distlaunch.job.transport.ray_seat import Seat
+from distlaunch.transport.ray.actor import Seat
 
 GREETING = b"hello\n"
 AGENT = "import os, sys; sys.stdin.buffer.read(4); print('noise\\nhello', flush=True); "

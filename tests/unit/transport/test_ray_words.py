@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.job.transport.ray_words import Problem, lacking, one_for_each_gpu, said, without_room, without_stamps
+from distlaunch.transport.ray.capacity import Problem, lacking, one_for_each_gpu, said, without_room, without_stamps
 
 
 def node(name: str, **resources: float):

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from distlaunch.job.transport.link import Target, Unconnected
-from distlaunch.job.transport.srun import Srun
-from distlaunch.job.transport.srun_step import Wanted
+from distlaunch.transport.connection import Target, Unconnected
+from distlaunch.transport.slurm.nodes import Srun
+from distlaunch.transport.slurm.step import Wanted
 
 
 class Ending:

@@ -7,10 +7,10 @@ from itertools import groupby
 
 import pytest
 
+from distlaunch.core.model.host_list import expand_nodelist
 from distlaunch.core.model.record import replace
-from distlaunch.job.transport.child import Leash
-from distlaunch.job.transport.srun_step import Step, Wanted, agent_argv, end_steps, node_list, step_argv, step_environ
-from distlaunch.resolve.hostlist import expand_nodelist
+from distlaunch.transport.child_process import Leash
+from distlaunch.transport.slurm.step import Step, Wanted, agent_argv, end_steps, node_list, step_argv, step_environ
 
 FIXED = Wanted(nodes=2, all_or_none=True, grace_s=25.0, inside=False)
 

@@ -8,9 +8,9 @@ import socket
 
 import pytest
 
-from distlaunch.job.transport import sshconfig
-from distlaunch.job.transport.sshconfig import Asked, home_of, parse, read_settings, settings_of, with_tokens
-from distlaunch.job.transport.trouble import Trouble
+from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.ssh import config as sshconfig
+from distlaunch.transport.ssh.config import Asked, home_of, parse, read_settings, settings_of, with_tokens
 
 HOME = "/home/me"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from distlaunch.job.failures import ConnectFailure
-from distlaunch.job.transport.unreachable import render
+from distlaunch.transport.failures import ConnectFailure
+from distlaunch.transport.unreachable import render
 
 
 def refused(number: int) -> ConnectFailure:

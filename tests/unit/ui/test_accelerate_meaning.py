@@ -7,17 +7,17 @@ import json
 import pytest
 
 from distlaunch.backends.accelerate_config import read_config
-from distlaunch.backends.config_text import read_document
+from distlaunch.backends.config_file import read_document
+from distlaunch.cli.compat.accelerate.command import accelerate, configuration
+from distlaunch.cli.compat.accelerate.options import OPTIONS, THEIRS
+from distlaunch.cli.compat.accelerate.translate import Meaning, understand
+from distlaunch.cli.compat.drop_in import plain_words
+from distlaunch.cli.parser import HelpRequested, scan
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.node import CpuInventory
-from distlaunch.resolve.facts import Facts
-from distlaunch.resolve.sources.local import local_topology
-from distlaunch.ui.accelerate.command import accelerate, configuration
-from distlaunch.ui.accelerate.meaning import Meaning, understand
-from distlaunch.ui.accelerate.options import OPTIONS, THEIRS
-from distlaunch.ui.drop_in import plain_words
-from distlaunch.ui.quick import HelpRequested, scan
+from distlaunch.planning.facts import Facts
+from distlaunch.planning.local_topology import local_topology
 
 TWO_MACHINES = {
     "distributed_type": "MULTI_GPU",

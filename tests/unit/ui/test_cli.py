@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distlaunch
+from distlaunch.cli import parser
+from distlaunch.cli.app import run_app
+from distlaunch.cli.option import Option
+from distlaunch.cli.option_table import GROUP_TITLES, PLAN_OPTIONS, TRAIN_OPTIONS
+from distlaunch.cli.pages import PAGES
 from distlaunch.core.errors import LaunchError, UsageError
-from distlaunch.ui import quick
-from distlaunch.ui.cli import run_app
-from distlaunch.ui.option import Option
-from distlaunch.ui.options import GROUP_TITLES, PLAN_OPTIONS, TRAIN_OPTIONS
-from distlaunch.ui.pages import PAGES
 
 VALUES = {
     "text": ["x", "a b", "A=1", "\udcff", "-", ""],
@@ -85,7 +85,7 @@ def outcome(parse):
     """Give what a parser makes of a command line, its errors as data."""
     try:
         return parse()
-    except quick.HelpRequested:
+    except parser.HelpRequested:
         return "help"
     except LaunchError as error:
         return type(error), error.message, error.hint
@@ -108,14 +108,14 @@ def through_typer(command: str, words: list[str], environ: dict[str, str]):
 @settings(deadline=None, max_examples=150, database=None)
 @given(words=command_lines(TRAIN_OPTIONS), environ=environments())
 def test_typer_and_the_quick_parser_make_the_same_of_train(words, environ):
-    expected = outcome(lambda: quick.parse_train(words, environ))
+    expected = outcome(lambda: parser.parse_train(words, environ))
     assert outcome(lambda: through_typer("train", words, environ)) == expected
 
 
 @settings(deadline=None, max_examples=50, database=None)
 @given(words=command_lines(PLAN_OPTIONS), environ=environments())
 def test_typer_and_the_quick_parser_make_the_same_of_plan(words, environ):
-    expected = outcome(lambda: quick.parse_plan(words, environ))
+    expected = outcome(lambda: parser.parse_plan(words, environ))
     assert outcome(lambda: through_typer("plan", words, environ)) == expected
 
 
@@ -153,7 +153,7 @@ def test_the_help_of_other_launchers_words_is_of_their_options(command, shown, c
     assert [each for each in shown if each not in text] == []
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
-    options = import_module(f"distlaunch.ui.{command.split()[0]}.options").OPTIONS
+    options = import_module(f"distlaunch.cli.compat.{command.split()[0]}.options").OPTIONS
     assert [flag for option in options for flag in option.all_flags if flag not in text] == []
     assert "--hosts in DISTLAUNCH_HOSTS" in text
     assert "DISTLAUNCH_NUM_GPUS" not in text

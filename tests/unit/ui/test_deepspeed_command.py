@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
+from distlaunch.cli.compat.deepspeed.command import pid_file
 from distlaunch.core.errors import ConfigError
-from distlaunch.ui.deepspeed.command import pid_file
 
 
 def test_the_file_is_there_as_long_as_the_job(tmp_path):

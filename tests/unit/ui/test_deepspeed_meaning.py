@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.cli.compat.deepspeed.command import deepspeed
+from distlaunch.cli.compat.deepspeed.options import OPTIONS, THEIRS
+from distlaunch.cli.compat.deepspeed.translate import Meaning, understand
+from distlaunch.cli.compat.drop_in import plain_words
+from distlaunch.cli.parser import scan
 from distlaunch.core.errors import ConfigError, UsageError
-from distlaunch.resolve.options import NO_LOCAL_RANK, USE_CPUS
-from distlaunch.ui.deepspeed.command import deepspeed
-from distlaunch.ui.deepspeed.meaning import Meaning, understand
-from distlaunch.ui.deepspeed.options import OPTIONS, THEIRS
-from distlaunch.ui.drop_in import plain_words
-from distlaunch.ui.quick import scan
+from distlaunch.planning.train_options import NO_LOCAL_RANK, USE_CPUS
 
 NO_FILE = "/nowhere/hostfile"
 

@@ -6,12 +6,12 @@ from importlib import import_module
 
 import pytest
 
-from distlaunch.core.agent.calling import TurnedAwayError
+from distlaunch.cli.compat.drop_in import in_words_of, plain_words, whole_name
+from distlaunch.cli.option_table import TRAIN_OPTIONS
+from distlaunch.core.agent.connect import TurnedAwayError
 from distlaunch.core.errors import ConfigError, LaunchError, UsageError
-from distlaunch.core.wire.peers import Turned
-from distlaunch.resolve.dialect import Dialect
-from distlaunch.ui.drop_in import in_words_of, plain_words, whole_name
-from distlaunch.ui.options import TRAIN_OPTIONS
+from distlaunch.core.protocol.launcher_messages import Turned
+from distlaunch.planning.dialect import Dialect
 
 DIALECT = Dialect(spelling=(("--job-id", "--rdzv-id"), ("--num-procs", "-np")))
 
@@ -73,6 +73,6 @@ def test_a_beginning_of_several_names_is_refused_unless_they_are_one_options():
 
 @pytest.mark.parametrize("name", ["deepspeed", "horovodrun"])
 def test_options_of_other_backends_are_not_those_of_a_launcher_with_its_own(name):
-    fields = [option.field for option in import_module(f"distlaunch.ui.{name}.options").OPTIONS]
+    fields = [option.field for option in import_module(f"distlaunch.cli.compat.{name}.options").OPTIONS]
     assert not {"backend", "address"} & set(fields)
     assert len(fields) == len(set(fields))

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.cli.error_output import guarded, print_warnings
 from distlaunch.core.errors import LaunchError
-from distlaunch.ui.errors import guarded, print_warnings
 
 
 def run_guarded(code: str, tmp_path: Path, *, unbuffered: str = "", **popen) -> subprocess.CompletedProcess[str]:
     """Run ``guarded(work)`` in a process of its own, where ``code`` defines ``work``."""
-    source = f"import sys\nfrom distlaunch.ui.errors import guarded\n{code}\nsys.exit(guarded(work))\n"
+    source = f"import sys\nfrom distlaunch.cli.error_output import guarded\n{code}\nsys.exit(guarded(work))\n"
     return subprocess.run(
         [sys.executable, "-c", source],
         env={"PATH": os.defpath, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": unbuffered},
@@ -67,13 +67,13 @@ def test_a_fault_of_ours_is_one_line_and_a_private_file_with_the_traceback(tmp_p
 
 
 def test_a_fault_whose_traceback_cannot_be_saved_says_where_it_happened_in_one_line(tmp_path):
-    code = "import tempfile\ntempfile.tempdir = '/nowhere'\nfrom distlaunch.ui.option import convert\n"
+    code = "import tempfile\ntempfile.tempdir = '/nowhere'\nfrom distlaunch.cli.option import convert\n"
     done = run_guarded(f"{code}def work():\n    return convert(None, '', '')", tmp_path)
     first, second = done.stderr.splitlines()
     assert done.returncode == 70
     assert first.startswith("distlaunch: internal error: AttributeError: ")
     assert re.fullmatch(
-        r"  raised at .*/distlaunch/ui/option\.py:\d+ in convert; the traceback could not be saved: .*'/nowhere/.*",
+        r"  raised at .*/distlaunch/cli/option\.py:\d+ in convert; the traceback could not be saved: .*'/nowhere/.*",
         second,
     )
 
@@ -83,7 +83,7 @@ def test_a_reader_that_has_gone_away_is_no_error_to_talk_about(lines, tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     source = (
-        "import sys\nfrom distlaunch.ui.errors import guarded\n"
+        "import sys\nfrom distlaunch.cli.error_output import guarded\n"
         f"def work():\n    print('x\\n' * {lines})\n    return 0\nsys.exit(guarded(work))\n"
     )
     try:
@@ -136,7 +136,7 @@ def test_warnings_are_one_line_each(capsys):
 def test_missing_standard_streams_are_replaced_before_anything_is_opened(tmp_path):
     report = tmp_path / "report"
     source = (
-        "import os, sys\nfrom distlaunch.ui.errors import repair_standard_streams\nrepair_standard_streams()\n"
+        "import os, sys\nfrom distlaunch.cli.error_output import repair_standard_streams\nrepair_standard_streams()\n"
         "print('nobody reads this')\nprint('nor this', file=sys.stderr)\nsys.stdin.read()\n"
         "names = [os.readlink(f'/proc/self/fd/{fd}') for fd in (0, 1, 2)]\n"
         "kept = all(map(os.get_inheritable, (0, 1, 2)))\n"
@@ -193,13 +193,13 @@ def test_what_nobody_reads_to_its_end_is_no_failure(words, tmp_path):
 
 def test_a_job_whose_own_channel_breaks_has_failed_though_nobody_reads_stdout(tmp_path):
     source = """
-import distlaunch.launch
-from distlaunch.resolve.options import TrainOptions
-from distlaunch.ui.errors import guarded
-from distlaunch.ui.run import train
+import distlaunch.launch.run
+from distlaunch.planning.train_options import TrainOptions
+from distlaunch.cli.error_output import guarded
+from distlaunch.cli.commands.train import train
 def broken(*given, **named):
     raise BrokenPipeError(32, "Broken pipe")
-distlaunch.launch.run_job = broken
+distlaunch.launch.run.run_job = broken
 raise SystemExit(guarded(lambda: train(TrainOptions(script="x.py"))))
 """
     code, said = unread(["-c", source], tmp_path)

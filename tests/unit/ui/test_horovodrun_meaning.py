@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
+from distlaunch.cli.compat.drop_in import plain_words
+from distlaunch.cli.compat.horovodrun.command import horovodrun
+from distlaunch.cli.compat.horovodrun.options import OPTIONS, THEIRS
+from distlaunch.cli.compat.horovodrun.translate import Meaning, understand
+from distlaunch.cli.parser import scan
 from distlaunch.core.errors import ConfigError, LaunchError, UsageError
-from distlaunch.resolve.options import USE_CPUS
-from distlaunch.resolve.plan import preloaded_modules
-from distlaunch.ui.drop_in import plain_words
-from distlaunch.ui.horovodrun.command import horovodrun
-from distlaunch.ui.horovodrun.meaning import Meaning, understand
-from distlaunch.ui.horovodrun.options import OPTIONS, THEIRS
-from distlaunch.ui.quick import scan
+from distlaunch.planning.build_plan import preloaded_modules
+from distlaunch.planning.train_options import USE_CPUS
 
 COMMAND = ("python3.99", "train.py", "-np", "--lr=1")
 

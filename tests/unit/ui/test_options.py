@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlaunch.cli.option import convert
+from distlaunch.cli.option_table import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import fields_of
 from distlaunch.core.model.variables import SET_FOR_WORKERS, without_outer_launchers
-from distlaunch.resolve.options import TrainOptions
-from distlaunch.ui.option import convert
-from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, PLAN_OPTIONS, TRAIN_OPTIONS
+from distlaunch.planning.train_options import TrainOptions
 
 BY_NAME = {option.name: option for option in TRAIN_OPTIONS}
 

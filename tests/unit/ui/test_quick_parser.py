@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlaunch.cli.app import run_app
+from distlaunch.cli.option_table import TRAIN_OPTIONS
+from distlaunch.cli.parser import HelpRequested, parse_plan, parse_train, unknown_variables
+from distlaunch.cli.suggestions import counterpart
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import replace
-from distlaunch.resolve.options import TrainOptions
-from distlaunch.ui.cli import run_app
-from distlaunch.ui.counterparts import counterpart
-from distlaunch.ui.options import TRAIN_OPTIONS
-from distlaunch.ui.quick import HelpRequested, parse_plan, parse_train, unknown_variables
+from distlaunch.planning.train_options import TrainOptions
 
 
 def parse(*words: str, **environ: str) -> TrainOptions:

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distlaunch.cli import parser
+from distlaunch.cli.app import run_app
+from distlaunch.cli.commands.render import ALL_OPTIONS, TARGETS, options_of, parse_render
+from distlaunch.cli.commands.spelling import spell
+from distlaunch.cli.option_table import GROUP_TITLES, HELP_FLAGS, TRAIN_OPTIONS
 from distlaunch.core.errors import LaunchError, UsageError
 from distlaunch.core.model.record import fields_of, replace
 from distlaunch.render.request import RenderOptions
-from distlaunch.ui import quick
-from distlaunch.ui.cli import run_app
-from distlaunch.ui.options import GROUP_TITLES, HELP_FLAGS, TRAIN_OPTIONS
-from distlaunch.ui.rendering import ALL_OPTIONS, TARGETS, options_of, parse_render
-from distlaunch.ui.spelling import spell
 
 OWN = [option for option in ALL_OPTIONS if option not in TRAIN_OPTIONS]
 TEXTS = st.text(st.characters(exclude_characters="\0"), min_size=1)
@@ -57,14 +57,14 @@ def spellings():
 @settings(deadline=None, max_examples=200)
 @given(spellings())
 def test_options_that_are_spelled_again_are_the_same(words):
-    options = quick.parse_train(words, {})
+    options = parser.parse_train(words, {})
     spelled = [word for _, each in spell(options) for word in each]
-    again = quick.parse_train([*spelled, "--", options.script, *options.script_args], {})
+    again = parser.parse_train([*spelled, "--", options.script, *options.script_args], {})
     assert replace(again, given={}) == replace(options, given={})
 
 
 def test_what_a_variable_set_is_spelled_too_and_the_negation_that_undoes_it():
-    options = quick.parse_train(
+    options = parser.parse_train(
         ["--no-forward-env", "--no-quiet", "t.py"], {"DISTLAUNCH_QUIET": "1", "DISTLAUNCH_NUM_NODES": "2:4"}
     )
     assert spell(options) == (("num_nodes", ("--num-nodes=2:4",)), ("forward_env", ("--no-forward-env",)))
@@ -107,13 +107,13 @@ def test_a_variable_gives_a_default_only_where_it_means_something():
     }
     assert parse_render("kubernetes", ["t.py"], environ)[1] == RenderOptions(image="x:1", pvc=("a:/a", "b:/b"))
     assert parse_render("slurm", ["t.py"], environ)[1] == RenderOptions(partition="p")
-    assert quick.unknown_variables(environ) == []
+    assert parser.unknown_variables(environ) == []
 
 
 def outcome(parse):
     try:
         return parse()
-    except quick.HelpRequested:
+    except parser.HelpRequested:
         return "help"
     except LaunchError as error:
         return type(error), error.message, error.hint
@@ -166,7 +166,7 @@ def test_wrong_words_are_told(words, said):
 def command(tmp_path, *words: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
     env = {"PATH": os.defpath, "HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1", **environ}
     words = (sys.executable, "-m", "distlaunch", "render", *words)
-    env["PYTHONPATH"] = os.path.dirname(os.path.dirname(os.path.abspath(quick.__file__))).removesuffix("/distlaunch")
+    env["PYTHONPATH"] = os.path.dirname(os.path.dirname(os.path.abspath(parser.__file__))).removesuffix("/distlaunch")
     return subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, timeout=60, check=False)
 
 
@@ -207,7 +207,9 @@ def test_nothing_heavy_is_loaded_to_print_a_file(tmp_path):
     modules = set(done.stdout.partition("MODULES")[2].split())
     assert not modules & {"typer", "click", "rich", "pydantic", "yaml", "torch", "paramiko"}
     assert not {
-        name for name in modules if name.startswith(("distlaunch.job", "distlaunch.launch", "distlaunch.core.agent"))
+        name
+        for name in modules
+        if name.startswith(("distlaunch.coordinator", "distlaunch.launch.run", "distlaunch.core.agent"))
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.ui.tables import plan_table
+from distlaunch.cli.commands.plan_tables import plan_table
 
 
 def record(*, nodes: int = 1, slots: int = 2, cpus: bool = False, isolated: bool = False) -> dict:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.cli.compat.torchrun.command_line import parse
+from distlaunch.cli.compat.torchrun.options import EXTRAS, PREFIX
+from distlaunch.cli.compat.torchrun.translate import Display, Meaning, understand, unread_variables
+from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.core.errors import ConfigError, UsageError
-from distlaunch.core.model.layout import TORCHRUN
-from distlaunch.resolve.options import TrainOptions
-from distlaunch.resolve.plan import preloaded_modules
-from distlaunch.ui.options import TRAIN_OPTIONS
-from distlaunch.ui.torchrun.meaning import Display, Meaning, understand, unread_variables
-from distlaunch.ui.torchrun.options import EXTRAS, PREFIX
-from distlaunch.ui.torchrun.parser import parse
+from distlaunch.core.model.run_files import TORCHRUN
+from distlaunch.planning.build_plan import preloaded_modules
+from distlaunch.planning.train_options import TrainOptions
 
 
 def meaning(*words: str, **environ: str) -> Meaning:

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distlaunch.cli.compat.torchrun.command_line import misspelt_variables, parse
+from distlaunch.cli.compat.torchrun.help import help_text
+from distlaunch.cli.compat.torchrun.options import EXTRAS, OPTIONS
+from distlaunch.cli.option_table import TRAIN_OPTIONS
+from distlaunch.cli.parser import HelpRequested
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.variables import SET_FOR_WORKERS
-from distlaunch.ui.options import TRAIN_OPTIONS
-from distlaunch.ui.quick import HelpRequested
-from distlaunch.ui.torchrun.help import help_text
-from distlaunch.ui.torchrun.options import EXTRAS, OPTIONS
-from distlaunch.ui.torchrun.parser import misspelt_variables, parse
 
 OF_TORCHRUN_2_13 = """
     --nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --max-restarts

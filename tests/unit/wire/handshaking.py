@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from distlaunch.core.model.record import replace
-from distlaunch.core.wire import peers as p
-from distlaunch.core.wire.codec import Decoder
-from distlaunch.core.wire.handshake import CallerSide, ListenerSide, Party
-from distlaunch.core.wire.keys import CallerSecret, ListenerSecret
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol.codec import Decoder
+from distlaunch.core.protocol.handshake import CallerSide, ListenerSide, Party
+from distlaunch.core.protocol.token_keys import CallerSecret, ListenerSecret
 
 OPEN = Party(release="1.2.3", job_key="77")
 SECRET = replace(OPEN, token=b"0123456789abcdef" * 2)

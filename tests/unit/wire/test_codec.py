@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.record import Record, fields_of, replace
-from distlaunch.core.wire import codec, remote, spawning
-from distlaunch.core.wire import messages as m
-from distlaunch.core.wire.codec import Decoder, encode
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import codec, remote, spawner_messages
+from distlaunch.core.protocol.codec import Decoder, encode
 
 PARTS = {cls.__name__: cls for cls in remote.REMOTE_PARTS}
-TYPES = {"agent": (*remote.TO_REMOTE, *remote.FROM_REMOTE), "spawner": (*spawning.TO_SPAWNER, *spawning.FROM_SPAWNER)}
+TYPES = {
+    "agent": (*remote.TO_REMOTE, *remote.FROM_REMOTE),
+    "spawner": (*spawner_messages.TO_SPAWNER, *spawner_messages.FROM_SPAWNER),
+}
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=[]), max_size=20)  # with lone surrogates: bytes that are no UTF-8
 BY_KIND = {
@@ -108,8 +111,8 @@ def test_a_frame_may_be_split_at_every_byte():
 def test_environments_that_are_no_utf8_survive():
     name, value = b"caf\xe9", b"\xff\x80 \xf0\x9f\x9a\x80"
     env = {os.fsdecode(name): os.fsdecode(value)}
-    [received] = Decoder(spawning.TO_SPAWNER, spawning.PARTS).feed(
-        encode(spawning.Setup(env=env, cwd="/", cookie="", nofile=1, signal_group=False))
+    [received] = Decoder(spawner_messages.TO_SPAWNER, spawner_messages.PARTS).feed(
+        encode(spawner_messages.Setup(env=env, cwd="/", cookie="", nofile=1, signal_group=False))
     )
     assert {os.fsencode(key): os.fsencode(item) for key, item in received.env.items()} == {name: value}
 

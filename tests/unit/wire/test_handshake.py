@@ -8,9 +8,9 @@ import struct
 import pytest
 
 from distlaunch.core.model.record import plain, replace
-from distlaunch.core.wire import peers as p
-from distlaunch.core.wire.codec import encode
-from distlaunch.core.wire.handshake import Stranger
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol.codec import encode
+from distlaunch.core.protocol.handshake import Stranger
 from tests.unit.wire.handshaking import (
     CALL,
     OPEN,

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.core.model.record import replace
-from distlaunch.core.wire import peers as p
-from distlaunch.core.wire.codec import encode
-from distlaunch.core.wire.handshake import MOST_FROM_CALLER, Stranger
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol.codec import encode
+from distlaunch.core.protocol.handshake import MOST_FROM_CALLER, Stranger
 from tests.unit.wire.handshaking import (
     CALL,
     OPEN,

@@ -6,8 +6,8 @@ import hashlib
 
 import pytest
 
-from distlaunch.core.wire import keys
-from distlaunch.core.wire.keys import CallerSecret, ListenerSecret, NoKeyError, is_strong
+from distlaunch.core.protocol import token_keys
+from distlaunch.core.protocol.token_keys import CallerSecret, ListenerSecret, NoKeyError, is_strong
 from tests.unit.wire.handshaking import WEAK, WELCOME, Meeting, messages
 
 PHRASE = b"correct horse battery"
@@ -18,7 +18,7 @@ RANDOM = b"8f14e45fceea167a5a36dedd4bea2543"
 def derived(monkeypatch):
     """Count derivations."""
     done = []
-    keys.has_scrypt()  # computes scrypt once per process
+    token_keys.has_scrypt()  # computes scrypt once per process
     real = hashlib.scrypt
     monkeypatch.setattr(hashlib, "scrypt", lambda *args, **kwargs: done.append(kwargs) or real(*args, **kwargs))
     return done
@@ -61,7 +61,7 @@ def test_a_token_of_128_bits_is_never_derived(derived):
 def test_without_scrypt_on_one_side_both_use_pbkdf2(monkeypatch, lacks):
     listener = ListenerSecret(PHRASE, None)
     if lacks == "the listener":
-        monkeypatch.setattr(keys, "has_scrypt", lambda: False)
+        monkeypatch.setattr(token_keys, "has_scrypt", lambda: False)
     way, salt = listener.offer(scrypt=lacks == "the listener")
     assert way == "pbkdf2"
     assert listener.key(way) == CallerSecret(PHRASE, None).key(way, salt)
@@ -75,7 +75,7 @@ def fips(monkeypatch):
         raise ValueError("[digital envelope routines] unsupported")
 
     monkeypatch.setattr(hashlib, "scrypt", refuse)
-    cached = keys.has_scrypt
+    cached = token_keys.has_scrypt
     cached.cache_clear()
     yield
     cached.cache_clear()
@@ -89,7 +89,7 @@ def test_where_openssl_refuses_scrypt_both_sides_use_pbkdf2(fips):
 
 
 def test_a_caller_that_cannot_compute_its_key_says_which_function_is_missing(fips, monkeypatch):
-    monkeypatch.setattr(keys, "has_scrypt", lambda: True)
+    monkeypatch.setattr(token_keys, "has_scrypt", lambda: True)
     with pytest.raises(NoKeyError, match=r"this Python cannot compute scrypt: .*unsupported"):
         CallerSecret(PHRASE, None).key("scrypt", "ab" * 16)
 

@@ -8,9 +8,9 @@ import struct
 import pytest
 
 from distlaunch.core.errors import ProtocolError
-from distlaunch.core.wire import peers as p
-from distlaunch.core.wire import remote as r
-from distlaunch.core.wire.codec import VERSION, Decoder
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import VERSION, Decoder
 
 APPLY = {
     "num_nodes": [2, 4], "slots": 8, "command": "", "backend": "ray", "choices": "", "clock": 7.0, "wall": 8.0, "attempt": -1, "restarts": 0

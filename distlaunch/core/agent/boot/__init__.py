@@ -1,1 +1,4 @@
-"""What workers' interpreters run as they start; this folder comes first on their PYTHONPATH, and leaves it."""
+"""Modules that a worker's interpreter runs as it starts.
+
+This directory comes first on PYTHONPATH and is removed from it.
+"""

@@ -1,4 +1,4 @@
-"""Layer core.agent: the server that imports modules once and forks workers, inside a worker's interpreter.
+"""The server that imports modules once and forks workers, inside a worker's interpreter.
 
 It runs while that interpreter starts, in the import of ``sitecustomize``, and a forked worker simply returns from
 there: script, module or zip file, ``sys.argv``, ``__main__``, exit codes and finalisation are the interpreter's own.

@@ -1,4 +1,4 @@
-"""Layer core.agent: what makes a process that the warm server has forked equal to a worker that was executed.
+"""What makes a process that the warm server has forked equal to a worker that was executed.
 
 See ``_distlaunch_warm.py``; this module, too, loads nothing that a script would not find loaded.
 """

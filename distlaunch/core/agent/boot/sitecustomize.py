@@ -1,4 +1,4 @@
-"""Layer core.agent: our code in a worker's interpreter, run by ``site`` before the script, which never sees it.
+"""Our code in a worker's interpreter, run by ``site`` before the script, which never sees it.
 
 It takes itself out of ``sys.path``, the environment and ``sys.modules``, then runs the ``sitecustomize`` that would
 have run without it. It must work with any Python 3.8 or newer, import next to nothing, and never stop a worker.

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.sources import batch
-from distlaunch.resolve.sources.environment import IncompleteError
+from distlaunch.planning.clusters import batch
+from distlaunch.planning.clusters.environment_reader import IncompleteError
 
 # Forms as the manuals have them: OpenPBS and Torque, LSF, Grid Engine, flux-environment(7).
 PBS = {"PBS_JOBID": "12[3].server", "PBS_NODEFILE": "/var/spool/pbs/aux/12", "PBS_O_WORKDIR": "/w"}

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.sources import clouds
-from distlaunch.resolve.sources.environment import IncompleteError
+from distlaunch.planning.clusters import clouds
+from distlaunch.planning.clusters.environment_reader import IncompleteError
 
 # Names and forms of values as each platform documents them; the values are made up.
 SAGEMAKER = {

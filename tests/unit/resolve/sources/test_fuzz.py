@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.select import NAMES, files, select
+from distlaunch.planning.clusters.select import NAMES, files, select
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
 

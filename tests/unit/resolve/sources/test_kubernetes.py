@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.select import select
-from distlaunch.resolve.sources import kubernetes
-from distlaunch.resolve.sources.environment import IncompleteError
+from distlaunch.planning.clusters import kubernetes
+from distlaunch.planning.clusters.environment_reader import IncompleteError
+from distlaunch.planning.clusters.select import select
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443", "HOSTNAME": "web-6d4cf56db6-x2x9k"}
 # Kubeflow Trainer 2.3: what its torch plugin sets, and nothing else.

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.sources import mpi
-from distlaunch.resolve.sources.environment import IncompleteError
+from distlaunch.planning.clusters import mpi
+from distlaunch.planning.clusters.environment_reader import IncompleteError
 
 
 def openmpi(rank, size, local_rank, local_size, nodes, **more):

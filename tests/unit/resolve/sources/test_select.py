@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve import select as module
-from distlaunch.resolve.select import NAMES, SYSTEMS, files, select
+from distlaunch.planning.clusters import select as module
+from distlaunch.planning.clusters.select import NAMES, SYSTEMS, files, select
 
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -40,9 +40,9 @@ def test_a_plain_shell_has_no_source_and_nothing_to_explain():
 
 def test_a_plain_shell_imports_no_source():
     code = (
-        "import sys; from distlaunch.resolve.select import select, files\n"
+        "import sys; from distlaunch.planning.clusters.select import select, files\n"
         "files({'PATH': '/bin'}); select({'PATH': '/bin', 'RANK': '3', 'TF_CONFIG': '{}'}, {})\n"
-        "print(*(n for n in sys.modules if 'resolve.sources' in n or n in {'json', 'distlaunch.resolve.allocation'}))"
+        "print(*(n for n in sys.modules if 'planning.clusters' in n or n in {'json', 'distlaunch.planning.allocation'}))"
     )
     run = subprocess.run([sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {_root()!r})\n{code}"],
                          capture_output=True, text=True, check=True)  # fmt: skip
@@ -50,7 +50,7 @@ def test_a_plain_shell_imports_no_source():
 
 
 def _root():
-    return module.__file__.partition("/distlaunch/resolve/")[0]
+    return module.__file__.partition("/distlaunch/planning/")[0]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.resolve.sources import slurm
-from distlaunch.resolve.sources.environment import IncompleteError
+from distlaunch.planning.clusters import slurm
+from distlaunch.planning.clusters.environment_reader import IncompleteError
 
 BATCH = {
     "SLURM_JOB_ID": "42",

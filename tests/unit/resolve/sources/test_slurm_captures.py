@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.resolve.sources import slurm
+from distlaunch.planning.clusters import slurm
 
 DATA = Path(__file__).parents[3] / "data" / "slurm"
 

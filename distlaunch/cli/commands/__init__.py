@@ -1,0 +1,1 @@
+"""The commands of distlaunch: train, plan, render, backends."""

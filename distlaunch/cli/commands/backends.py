@@ -1,0 +1,182 @@
+"""``distlaunch backends``: which there are, what of them is installed here, and the options they take."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from distlaunch.backends.backend_options import shape
+from distlaunch.backends.base import Backend, Requirement
+from distlaunch.backends.elsewhere import installed_for
+from distlaunch.backends.registry import backend_names, find_backend, other_backends, package_of
+from distlaunch.backends.requirements import Found, Installed, install_words, look_for
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import printable
+
+_INDENT = 2
+_NAMES, _OPTIONS = 14, 44
+"""Columns: of the names of backends, and of options at most."""
+_LEAST_COLUMNS = 40
+
+
+class _Broken(Record):
+    """A backend that cannot be used, and why."""
+
+    name: str
+    problem: str
+
+    @staticmethod
+    def by(name: str, error: ConfigError) -> _Broken:
+        """Make one of the error that says so, which begins with how it was asked for."""
+        return _Broken(name=name, problem=error.message.partition(": ")[2])
+
+
+def backends(name: str | None, fmt: Literal["table", "json"], *, python: tuple[str, str] | None = None) -> int:
+    """Print all backends, or one of them with its options; returns the exit code. Raises ConfigError.
+
+    ``python``: who names an interpreter that is asked what it has, ``--python`` for one, and that interpreter.
+    """
+    found = [find_backend(name)] if name is not None else list(_all())
+    kinds = [each for each in found if not isinstance(each, _Broken)]
+    installed = None if python is None else _ask(*python, [each for kind in kinds for each in kind.requires])
+    path = sys.executable if python is None else python[1]
+    make = _any_record if name is None else _record
+    records = [make(each, path, installed) for each in found]
+    if fmt == "json":
+        sys.stdout.write(json.dumps(records if name is None else records[0], indent=_INDENT) + "\n")
+        return 0
+    width = _columns()
+    lines = [line for record in records for line in _lines(record, width, options=name is not None)]
+    sys.stdout.write("\n".join(lines) + "\n")
+    if name is None:
+        sys.stdout.write("\ndistlaunch backends NAME shows the options of one, for -o\n")
+    return 0
+
+
+def _columns() -> int | None:
+    """Give the width to fold lines to; None where no terminal shows them: programs read whole ones."""
+    try:
+        return max(_LEAST_COLUMNS, os.get_terminal_size(sys.stdout.fileno()).columns)
+    except (OSError, ValueError):
+        return None
+
+
+def _ask(who: str, python: str, requirements: Sequence[Requirement]) -> Installed:
+    """Have this interpreter say what it has. Raises ConfigError."""
+    if shutil.which(python) is None:
+        raise ConfigError(f"{who} {printable(python)}: no such executable")
+    installed = installed_for(python, requirements, (), environ=os.environ, cwd=os.curdir)
+    if installed is None:
+        raise ConfigError(f"{who} {printable(python)}: it did not answer as a Python does")
+    return installed
+
+
+def _all() -> Iterator[type[Backend] | _Broken]:
+    """Give each: ours, then those of other packages, also where one cannot be loaded."""
+    yield from map(find_backend, backend_names())
+    for name, points in sorted(other_backends().items()):
+        if name in backend_names():
+            packages = ", ".join(map(package_of, points))
+            yield _Broken(name=name, problem=f"not used: {packages} has one of this name, which is ours")
+            continue
+        try:
+            yield find_backend(name)
+        except ConfigError as exc:
+            yield _Broken.by(name, exc)
+
+
+def _any_record(found: type[Backend] | _Broken, python: str, installed: Installed | None) -> dict[str, Any]:
+    """Give the record also of one whose own fault shows only now."""
+    try:
+        return _record(found, python, installed)
+    except ConfigError as exc:
+        return _record(_Broken.by(found.name, exc), python, installed)
+
+
+def _record(backend: type[Backend] | _Broken, python: str, installed: Installed | None) -> dict[str, Any]:
+    if isinstance(backend, _Broken):
+        nothing: dict[str, Any] = {"about": "", "installed": False, "requires": [], "options": []}
+        return {"name": backend.name, **nothing, "problem": backend.problem}
+    found = list(look_for(backend.requires, installed=installed))
+    return {
+        "name": backend.name,
+        "about": backend.about,
+        "installed": all(each.is_met or not each.requirement.demanded for each in found),
+        "requires": [_requirement(each, python) for each in found],
+        "options": [
+            {"name": option.name, "takes": shape(option), "about": option.about} for option in backend.options()
+        ],
+        "problem": None,
+    }
+
+
+def _requirement(found: Found, python: str) -> dict[str, Any]:
+    wanted = found.requirement
+    return {
+        "module": wanted.module,
+        "package": found.package,
+        "demanded": wanted.demanded,
+        "at_least": wanted.at_least or None,
+        "version": found.version,
+        "install": None if found.is_met else install_words(python, wanted, found.release),
+        "see": wanted.see or None,
+    }
+
+
+def _lines(record: dict[str, Any], width: int | None, *, options: bool) -> Iterator[str]:
+    """Lay one record out for people. A command stays whole, on a line of its own if need be: it is to be copied."""
+    name, about = printable(record["name"]), printable(record["about"] or record["problem"])
+    first, *more = _folded(about, _NAMES, width)
+    yield f"{name:<{_NAMES - 1}} {first}"
+    margin = " " * _NAMES
+    for line in more:
+        yield margin + line
+    there = [
+        f"{each['package']} {each['version'] or '(no version)'}" for each in record["requires"] if not each["install"]
+    ]
+    if there:
+        for line in _folded(f"installed: {', '.join(there)}", _NAMES, width):
+            yield margin + line
+    for each in record["requires"]:
+        if each["install"]:
+            known = f"{each['version']} is too old" if each["version"] else "is missing"
+            said, command = f"{margin}{each['package']} {known}:", each["install"]
+            fits = width is None or len(said) + 1 + len(command) <= width
+            yield from [f"{said} {command}"] if fits else [said, f"  {command}"]
+            if each["see"]:
+                for line in _folded(f"({each['see']})", _NAMES, width):
+                    yield margin + line
+    if options:
+        yield from _options(record["options"], width)
+
+
+def _options(options: Sequence[dict[str, str]], width: int | None) -> Iterator[str]:
+    if not options:
+        yield "it has no options"
+        return
+    yield "options, each as -o NAME=VALUE:"
+    written = [f"{each['name']}={each['takes']}" for each in options]
+    most = _OPTIONS if width is None else min(_OPTIONS, width // 2 - _INDENT)
+    column = min(most, max(map(len, written)) + 2)
+    margin = " " * (column + _INDENT)
+    for text, each in zip(written, options, strict=True):
+        lines = _folded(each["about"], len(margin), width)
+        if len(text) + 2 > column:
+            yield f"  {text}"
+        else:
+            yield f"  {text:<{column}}{lines.pop(0)}"
+        for line in lines:
+            yield margin + line
+
+
+def _folded(text: str, margin: int, width: int | None) -> list[str]:
+    """Fold a text to what a margin leaves of a line; words stay whole."""
+    if width is None:
+        return [text]
+    return textwrap.wrap(text, width - margin, break_long_words=False, break_on_hyphens=False) or [""]

@@ -1,0 +1,354 @@
+"""A plan as tables for people; ``plan --format json`` prints the same record as data.
+
+The record is the one that ``plan-<k>.json`` holds. Nodes that are alike share a row, and so do workers that differ only
+in their numbers: a plan of 16,384 nodes reads on one screen. A variable whose value follows from the worker's numbers
+is written once, as ``rank-{rank}``.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from distlaunch.core.model.host_list import fold_hosts
+from distlaunch.core.model.ids import format_ranks, name_ranks
+from distlaunch.core.model.text import counted, printable
+from distlaunch.core.model.variables import DEVICE_MASKS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_NUMBERS = ("rank", "local_rank", "node_rank")
+_UNSETTLED = "(settled at the start)"
+_MOST_VALUES = 8
+_MOST_NODES = 40
+_LONGEST_LIST = 60
+_PIPE_COLUMNS = 120
+_MASKS = tuple(sorted(DEVICE_MASKS))
+
+_Data = Mapping[str, Any]
+
+
+class _Worker(NamedTuple):
+    """A worker of the record, with its node's number."""
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    argv: Sequence[object]
+    env: _Data
+    cpus: tuple[int, ...]
+    mask: str
+    """What its device mask says; ``none`` for an empty one, nothing where none is set."""
+
+
+class _Group(NamedTuple):
+    """Nodes that are alike but for their names and numbers."""
+
+    nodes: list[_Data]
+    workers: list[_Worker]
+
+
+def plan_table(plan_record: _Data) -> None:
+    """Print a plan to stdout; where nobody reads on, raises BrokenPipeError or (newer rich) SystemExit."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _PIPE_COLUMNS
+    nodes = plan_record.get("nodes") or ()
+    workers = [_workers_of(node) for node in nodes]
+    groups = _groups(nodes, workers)
+    everyone = [worker for own in workers for worker in own]
+    _facts(console, plan_record, len(everyone))
+    _nodes(console, groups, plan_record.get("device"))
+    _gpus(console, groups)
+    _workers(console, groups)
+    _commands(console, everyone)
+    _environment(console, everyone, plan_record.get("env") or {}, plan_record.get("env_given") or ())
+    notes = plan_record.get("notes") or ()
+    if notes:
+        _heading(console, "Notes")
+        for note in notes:
+            _line(console, str(note))
+
+
+def _workers_of(node: _Data) -> list[_Worker]:
+    node_rank = node.get("node_rank", 0)
+    return [
+        _Worker(
+            worker.get("rank", 0),
+            worker.get("local_rank", 0),
+            node_rank,
+            worker.get("argv") or (),
+            worker.get("env") or {},
+            tuple(worker.get("cpus") or ()),
+            _mask(worker.get("env") or {}),
+        )
+        for worker in node.get("workers") or ()
+    ]
+
+
+def _groups(nodes: Sequence[_Data], workers: Sequence[list[_Worker]]) -> list[_Group]:
+    groups: dict[object, _Group] = {}
+    for node, own in zip(nodes, workers, strict=True):
+        told = tuple(str(node.get(key)) for key in ("slots", "devices", "gpus", "user", "port", "chosen", "without"))
+        key = told, tuple((worker.mask, worker.cpus) for worker in own)
+        group = groups.setdefault(key, _Group([], []))
+        group.nodes.append(node)
+        group.workers.extend(own)
+    return list(groups.values())
+
+
+def _facts(console: Console, record: _Data, workers: int) -> None:
+    nodes = len(record.get("nodes") or ())
+    size = record.get("world_size", workers)
+    shown = "workers: settled at the start" if size is None else counted(size, "worker")
+    fewest, most = record.get("min_nodes", nodes), record.get("max_nodes", nodes)
+    elastic = f" (elastic: {fewest} to {most})" if fewest != most else ""
+    facts = [
+        ("Job", record.get("job_id")),
+        ("Source", record.get("source")),
+        ("Backend", record.get("backend")),
+        ("Size", f"{shown} on {counted(nodes, 'node')}{elastic}"),
+        ("Spares", fold_hosts(map(str, record.get("spares") or ())) or None),
+        ("Attempt", record.get("attempt")),
+        ("Master", _master(record)),
+        ("Directory", record.get("run_dir")),
+        ("Workdir", record.get("workdir")),
+        ("Restarts", record.get("max_restarts") or None),
+        ("Preload", ", ".join(record.get("preload") or ()) or None),
+        ("Hangs", f"stopped after {hang_s:g} s of silence" if (hang_s := record.get("hang_timeout_s")) else None),
+    ]
+    for name, value in facts:
+        if value is not None:
+            console.print(f"{name:<10} {printable(str(value))}", soft_wrap=True)
+
+
+def _master(record: _Data) -> str | None:
+    """Name rank 0's address and port, if the record says anything of them."""
+    if "master_addr" not in record:
+        return None
+    return f"{_value(record['master_addr'])}, port {_value(record.get('master_port'))}"
+
+
+def _nodes(console: Console, groups: Sequence[_Group], device: object) -> None:
+    table = _table("Nodes", "Hosts", "Workers on each", "Ranks", "GPUs", "CPUs")
+    for group in groups[:_MOST_NODES]:
+        first, cpus = group.nodes[0], {cpu for worker in group.workers for cpu in worker.cpus}
+        slots = first.get("slots")
+        table.add_row(
+            _numbers(node.get("node_rank", 0) for node in group.nodes),
+            _hosts(group.nodes),
+            _UNSETTLED if slots is None else str(slots),
+            _ranks(group.workers),
+            _devices(first, device),
+            format_ranks(cpus) if cpus else "any",
+        )
+    _heading(console, "Nodes")
+    console.print(table)
+    if len(groups) > _MOST_NODES:
+        rest = sum(len(group.nodes) for group in groups[_MOST_NODES:])
+        _line(console, f"and {counted(rest, 'node')} of {len(groups) - _MOST_NODES} more kinds")
+
+
+def _hosts(nodes: Sequence[_Data]) -> str:
+    user, port = nodes[0].get("user"), nodes[0].get("port")
+    before, after = f"{user}@" if user else "", f":port={port}" if port else ""
+    known = fold_hosts(str(node["host"]) for node in nodes if node.get("host") is not None)
+    unknown = "(not known)" * any(node.get("host") is None for node in nodes)
+    return f"{printable(before)}{known}{after}{' ' * bool(known and unknown)}{unknown}"
+
+
+def _devices(node: _Data, device: object) -> str:
+    """Say which GPUs a node's workers use; where only the node can tell, which of those that it finds."""
+    devices = node.get("devices")
+    if devices is not None:
+        return _listed(devices)
+    if node.get("chosen"):
+        places = format_ranks(node["chosen"])
+    elif node.get("without"):
+        places = f"all but {format_ranks(node['without'])}"
+    else:
+        slots = node.get("slots")
+        places = format_ranks(range(slots)) if isinstance(slots, int) else "all"
+    return places if device == "cuda" else f"{places}, if it has any"
+
+
+def _listed(devices: Sequence[object]) -> str:
+    """List devices, indices the short way."""
+    texts = list(map(str, devices))
+    indices = [int(text) for text in texts if text.isascii() and text.isdecimal()]
+    in_order = len(indices) == len(texts) and sorted(set(indices)) == indices
+    return format_ranks(indices) if in_order and texts else printable(",".join(texts)) or "-"
+
+
+def _gpus(console: Console, groups: Sequence[_Group]) -> None:
+    """Print which GPU each worker's device is, where that is known: in a mask of its own, GPU 4 may be device 0."""
+    for group in groups:
+        gpus = [gpu for gpu in group.nodes[0].get("gpus") or () if gpu]
+        if not gpus:
+            continue
+        table = _table("Local ranks", "Logical", "Physical", "UUID", "Name")
+        for gpu in {gpu.get("device"): gpu for gpu in gpus}.values():
+            device = str(gpu.get("device"))
+            users = [worker for worker, each in zip(group.workers, group.nodes[0].get("gpus") or (), strict=False)
+                     if each and each.get("device") == device]  # fmt: skip
+            mask = users[0].mask.split(",") if users else []
+            table.add_row(
+                format_ranks(worker.local_rank for worker in users) or "-",
+                str(mask.index(device)) if device in mask else "-",
+                _cell(gpu.get("index")),
+                _cell(gpu.get("uuid")),
+                _cell(gpu.get("name") or None),
+            )
+        _heading(console, f"GPUs of {_hosts(group.nodes)}")
+        console.print(table)
+
+
+def _workers(console: Console, groups: Sequence[_Group]) -> None:
+    """Print one row for all workers of a kind of node that differ in their numbers alone."""
+    rows: dict[tuple[int, str, tuple[int, ...]], list[_Worker]] = {}
+    for place, group in enumerate(groups[:_MOST_NODES]):
+        for worker in group.workers:
+            rows.setdefault((place, worker.mask, worker.cpus), []).append(worker)
+    table = _table("Ranks", "Local ranks", "Nodes", "Devices", "CPUs")
+    for (_, mask, cpus), members in rows.items():
+        table.add_row(
+            _ranks(members),
+            format_ranks({worker.local_rank for worker in members}),
+            _numbers({worker.node_rank for worker in members}),
+            _cell(mask or "-"),
+            format_ranks(cpus) if cpus else "any",
+        )
+    _heading(console, "Workers")
+    console.print(table)
+
+
+def _ranks(workers: Sequence[_Worker]) -> str:
+    return _numbers(worker.rank for worker in workers) or _UNSETTLED
+
+
+def _numbers(numbers: Iterable[int]) -> str:
+    """Write numbers, which may be many, in a cell."""
+    text = format_ranks(numbers)
+    return text if len(text) <= _LONGEST_LIST else f"{text[:_LONGEST_LIST].rpartition(',')[0]},..."
+
+
+def _commands(console: Console, workers: Sequence[_Worker]) -> None:
+    _heading(console, "Command")
+    commands: list[tuple[Sequence[object], list[int]]] = []
+    for worker in workers:
+        # Most have the same as the one before, or the first one's again.
+        known = next((ranks for argv, ranks in reversed(commands) if argv == worker.argv), None)
+        if known is None:
+            commands.append((worker.argv, known := []))
+        known.append(worker.rank)
+    for argv, ranks in commands:
+        # For reading only: what runs stays a list.
+        _line(console, (f"{name_ranks(ranks)}: " if len(commands) > 1 else "") + shlex.join(map(str, argv)))
+
+
+def _environment(console: Console, workers: Sequence[_Worker], shared: _Data, given: Iterable[object]) -> None:
+    yours = [str(name) for name in given]
+    common = {name: f"{name}={_value(value)}" for name, value in shared.items() if name not in yours}
+    names = {name for worker in workers for name in worker.env}.difference(yours)
+    varying: list[str] = []
+    for name in sorted(names):
+        values = [worker.env.get(name, _Missing) for worker in workers]
+        if all(value == values[0] for value in values):
+            common[name] = f"{name}={_value(values[0])}"
+        else:
+            common.pop(name, None)
+            varying.append(f"{name}={_varying(name, workers, values)}")
+    if common:
+        _heading(console, "Environment of every worker")
+        for name in sorted(common):
+            _line(console, common[name])
+    if varying:
+        _heading(console, "Environment by worker")
+        for text in varying:
+            _line(console, text)
+    if yours:
+        _heading(console, "Environment given by you (values are not shown)")
+        _line(console, " ".join(yours))
+
+
+class _Missing:
+    """Stands for a variable that a worker does not have."""
+
+
+def _varying(name: str, workers: Sequence[_Worker], values: Sequence[object]) -> str:
+    """Write a variable that differs between workers: as a pattern of the worker's numbers, else value by value."""
+    numbers = sorted(_NUMBERS, key=lambda number: not name.startswith(number.upper()))
+    pattern = _pattern(numbers, workers, values)
+    if pattern is not None:
+        return pattern
+    ranks: dict[str, list[int]] = {}
+    for worker, value in zip(workers, values, strict=True):
+        ranks.setdefault("(not set)" if value is _Missing else _value(value), []).append(worker.rank)
+    parts = [f"{text} ({_named(some)})" for text, some in list(ranks.items())[:_MOST_VALUES]]
+    if len(ranks) > _MOST_VALUES:
+        parts.append(f"... {len(ranks) - _MOST_VALUES} more")
+    return ", ".join(parts)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    text = name_ranks(ranks)
+    return text if len(text) <= _LONGEST_LIST else f"{text[:_LONGEST_LIST].rpartition(',')[0]},..."
+
+
+def _pattern(numbers: Sequence[str], workers: Sequence[_Worker], values: Sequence[object]) -> str | None:
+    """Find the one number in the first worker's value which, put in for each worker, gives every value."""
+    first = values[0]
+    if not isinstance(first, str):
+        return None
+    for name in numbers:
+        place = _Worker._fields.index(name)
+        digits = str(workers[0][place])
+        at = first.find(digits)
+        while at >= 0:
+            before, after = first[:at], first[at + len(digits) :]
+            pairs = zip(workers, values, strict=True)
+            if all(value == f"{before}{worker[place]}{after}" for worker, value in pairs):
+                return f"{before}{{{name}}}{after}"
+            at = first.find(digits, at + 1)
+    return None
+
+
+def _mask(env: _Data) -> str:
+    for name in _MASKS:
+        if env.get(name) is not None:
+            return env[name] or "none"
+    return ""
+
+
+def _value(value: object) -> str:
+    return _UNSETTLED if value is None else str(value)
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else printable(str(value))
+
+
+def _heading(console: Console, text: str) -> None:
+    console.print()
+    console.print(text, style="bold")
+
+
+def _line(console: Console, text: str) -> None:
+    """Print one indented line, never broken, so that it can be copied."""
+    console.print("  " + printable(text), soft_wrap=True)
+
+
+def _table(*columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=True, show_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

@@ -1,0 +1,180 @@
+"""``render``: its options, and what becomes of the file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distlaunch.backends.base import option_name
+from distlaunch.backends.registry import backend_names, find_backend
+from distlaunch.cli import parser
+from distlaunch.cli.option import Kind, Option
+from distlaunch.cli.option_table import TRAIN_OPTIONS
+from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.record import defaults_of, fields_of
+from distlaunch.core.model.text import printable, quoted
+from distlaunch.planning.build_plan import script_places
+from distlaunch.planning.train_options import TrainOptions
+from distlaunch.render.request import RenderOptions, Request, Target
+
+TARGETS: dict[Target, str] = {
+    "slurm": "Print a batch script for Slurm.",
+    "kubernetes": "Print an Indexed Job and its Service.",
+    "pytorchjob": "Print a PyTorchJob of Kubeflow's Training Operator.",
+    "trainjob": "Print a TrainJob of Kubeflow Trainer.",
+}
+_PODS = ("kubernetes", "pytorchjob", "trainjob")
+_EVERYWHERE = ("slurm", *_PODS)
+_DEFAULTS = defaults_of(RenderOptions)
+
+
+def _row(
+    flags: str,
+    kind: Kind,
+    targets: Sequence[str],
+    help: str,  # noqa: A002 - named as the field that it fills
+    metavar: str,
+    *,
+    repeatable: bool = False,
+    variable: bool = True,
+) -> tuple[Option, tuple[str, ...]]:
+    """Make a row, and say which files have it."""
+    words = tuple(flags.split())
+    field = words[-1][2:].replace("-", "_")
+    option = Option(
+        flags=words,
+        field=field,
+        kind=kind,
+        default=_DEFAULTS[field],
+        help=help,
+        group="render",
+        variable=f"DISTLAUNCH_RENDER_{field.upper()}" if variable else None,
+        metavar=metavar,
+        repeatable=repeatable,
+    )
+    return option, tuple(targets)
+
+
+_ROWS = (
+    _row(
+        "--out",
+        "text",
+        _EVERYWHERE,
+        "Write the file here, not to stdout; -o FILE does so, too.",
+        "FILE",
+        variable=False,
+    ),
+    _row("--name", "text", _EVERYWHERE, "The job's name; otherwise the script's.", "NAME"),
+    _row("--time", "text", _EVERYWHERE, "Time limit of the whole job.", "90m|12h|D-HH:MM:SS"),
+    _row("--cpus-per-task --cpus", "count", _EVERYWHERE, "CPUs of each node.", "N"),
+    _row("--memory", "text", _EVERYWHERE, "Memory of each node.", "64Gi"),
+    _row("--exclusive", "flag", ("slurm",), "Ask for whole nodes; the default without --cpus.", ""),
+    _row("--partition", "text", ("slurm",), "Slurm's partition.", "NAME"),
+    _row("--account", "text", ("slurm",), "Who is charged.", "NAME"),
+    _row("--image", "text", _PODS, "The container image, with distlaunch and the script.", "NAME"),
+    _row("--namespace", "text", _PODS, "Where the objects are made; otherwise kubectl's choice.", "NAME"),
+    _row("--gpus-resource", "text", _PODS, "What the cluster calls its GPUs.", "NAME"),
+    _row("--efa", "count", _PODS, "EFA interfaces of each pod (AWS).", "N"),
+    _row("--shm", "text", _PODS, "Most that /dev/shm may hold; otherwise the pod's memory.", "16Gi"),
+    _row("--pvc", "text", _PODS, "Mount this PersistentVolumeClaim; may be repeated.", "NAME:PATH", repeatable=True),
+    _row("--token-secret", "text", _PODS, "The Secret whose key token launchers must know.", "NAME"),
+    _row("--queue", "text", _PODS, "Kueue's queue.", "NAME"),
+    _row("--runtime", "text", ("trainjob",), "The ClusterTrainingRuntime.", "NAME"),
+)
+
+ALL_OPTIONS: tuple[Option, ...] = (*TRAIN_OPTIONS, *(option for option, _ in _ROWS))
+"""Every option of ``render``, whatever the file."""
+
+
+def options_of(target: Target) -> tuple[Option, ...]:
+    """Give the options of one kind of file: those of ``train``, and its own."""
+    return (*TRAIN_OPTIONS, *(option for option, targets in _ROWS if target in targets))
+
+
+def refuse_foreign(target: Target, fields: Mapping[str, object]) -> None:
+    """Raise UsageError for an option of another kind of file."""
+    for option, targets in _ROWS:
+        if option.field in fields and target not in targets:
+            raise UsageError(
+                f"{option.name} has no meaning in render {target}", hint=f"it is for render {', '.join(targets)}"
+            )
+
+
+def parse_render(target: Target, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[TrainOptions, RenderOptions]:
+    """Parse what follows ``render`` and the kind of file. Raises as ``quick.parse_train``."""
+    given, rest = parser.scan(argv, ALL_OPTIONS)
+    refuse_foreign(target, given)
+    return split(parser.build(given, rest, environ, options_of(target)))
+
+
+def split(values: dict[str, Any]) -> tuple[TrainOptions, RenderOptions]:
+    """Part the values that ``build`` made of the words into the two kinds of options.
+
+    A word of ``-o`` without ``=`` names the file, unless the backend has an option of that name. Raises UsageError for
+    two files.
+    """
+    own = fields_of(RenderOptions)
+    more = {field: value for field, value in values.items() if field in own}
+    named = _backend_names(values.get("backend", TrainOptions().backend))
+    files = [word for word in values.get("opt", ()) if "=" not in word and option_name(word) not in named]
+    if files:
+        values = {**values, "opt": tuple(word for word in values["opt"] if word not in files)}
+        if not values["opt"]:
+            values["given"] = {field: who for field, who in values["given"].items() if field != "opt"}
+        files = list(dict.fromkeys([*files, *([more["out"]] if "out" in more else [])]))
+        if len(files) > 1:
+            raise UsageError(
+                f"-o {quoted(files[0])} and -o {quoted(files[1])} are two files", hint="render writes one: give one"
+            )
+        more["out"] = files[0]
+    return TrainOptions(**{field: value for field, value in values.items() if field not in own}), RenderOptions(**more)
+
+
+def _missing_script(options: TrainOptions) -> str | None:
+    """Say that the script is not here, where a batch script is submitted as a rule; None if it is."""
+    name = options.script
+    if name is None or options.module or options.no_python:
+        return None
+    workdir = os.path.join(os.getcwd(), options.workdir or "")
+    places = script_places(name, os.getcwd(), workdir)
+    if any(os.path.exists(place) for place in places):
+        return None
+    where = " and ".join(printable(os.path.dirname(place)) for place in places)
+    return f"{printable(name)} is not here (looked in {where}); the job needs it where it is submitted"
+
+
+def _backend_names(backend: object) -> set[str]:
+    """Return the names of a backend's own options; those of one that is not known are none."""
+    if backend not in backend_names():
+        return set()
+    return {option.name for option in find_backend(str(backend)).options()}
+
+
+def render_file(target: Target, options: TrainOptions, more: RenderOptions) -> int:
+    """Print the file, or write it where it is wanted; returns the exit code. Raises ConfigError."""
+    from distlaunch.cli.commands.spelling import spell
+    from distlaunch.render.targets import render
+
+    text = render(Request(target=target, train=options, more=more, words=spell(options)))
+    data = text.encode(errors="surrogateescape")
+    if more.out is None:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+    else:
+        _write(more.out, data)
+        sys.stderr.write(f"distlaunch: {printable(os.path.abspath(more.out))} is written\n")
+    if target == "slurm" and (missing := _missing_script(options)) is not None:
+        sys.stderr.write(f"distlaunch: {missing}\n")
+    return 0
+
+
+def _write(path: str, data: bytes) -> None:
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "a name of a file has no NUL"
+        raise ConfigError(f"--out {quoted(path)}: {reason}") from error

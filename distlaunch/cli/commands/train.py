@@ -1,0 +1,117 @@
+"""What ``train`` and ``plan`` do, once their options are parsed."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Literal
+
+from distlaunch.coordinator.runtime.keyboard import Terminal
+from distlaunch.coordinator.runtime.sink import Sink
+from distlaunch.core.model.plan import Outer
+from distlaunch.core.model.record import replace
+from distlaunch.planning.train_options import TrainOptions
+
+
+def train(options: TrainOptions) -> int:
+    """Run a job (or, with --dry-run, print its plan); return the exit code."""
+    if options.dry_run:
+        return plan(options, "json" if options.format == "jsonl" else "table")
+    from distlaunch.launch.run import run_job
+
+    front = Front(options)
+    try:
+        return run_job(
+            options,
+            os.environ,
+            open_sink=front.open_sink,
+            open_worker_sink=front.open_worker_sink,
+            open_terminal=front.open_terminal,
+        )
+    except BrokenPipeError as exc:  # it is not stdout's, whose reader may leave: that would end the command with 0
+        raise RuntimeError("a channel of the job broke") from exc
+
+
+class Front:
+    """What the user has before them: a console, or their terminal handed over to the one worker.
+
+    Both methods come to the same answer, in any order: looking for the terminal changes nothing of it.
+    """
+
+    def __init__(self, options: TrainOptions) -> None:
+        self._options = options
+        self._terminal: Terminal | None = None
+
+    def wants_terminal(self) -> bool:
+        """Tell whether one worker may have the terminal: nothing was asked of a console."""
+        return self._options.format is None and self._options.output == "all"
+
+    def open_terminal(self) -> Terminal | None:
+        """Give the terminal that one worker may have, if there is one."""
+        if self._terminal is None and self.wants_terminal():
+            from distlaunch.console.handover import user_terminal
+
+            self._terminal = user_terminal()
+        return self._terminal
+
+    def open_sink(self, world_size: int) -> Sink:
+        """Open the sink that suits: a worker that has the terminal is shown byte for byte."""
+        if world_size == 1 and self.open_terminal() is not None:
+            from distlaunch.console.handover import Passthrough
+
+            return Passthrough(quiet=self._options.quiet)
+        return self.open_console(world_size)
+
+    def open_worker_sink(self, outer: Outer) -> Sink:
+        """Open the sink of a launcher that is itself a worker: its launcher shows whose output it is.
+
+        A format, or a choice of ranks, has our console instead.
+        """
+        if self._options.format is not None or self._options.output != "all":
+            return self.open_console(outer.world_size)
+        from distlaunch.console.torchrun_style import open_torchrun_console
+
+        return open_torchrun_console(modes={}, prefixes={}, environ=os.environ, quiet=self._options.quiet)
+
+    def open_console(self, world_size: int) -> Sink:
+        """Open the console."""
+        from distlaunch.console.console import open_console
+        from distlaunch.console.prefixes import parse_output_ranks
+
+        return open_console(
+            world_size=world_size,
+            environ=os.environ,
+            format=self._options.format,
+            show=parse_output_ranks(self._options.output, world_size),
+            quiet=self._options.quiet,
+        )
+
+
+def plan(options: TrainOptions, fmt: Literal["table", "json"], *, expand: bool = False) -> int:
+    """Print the plan that would be bound and run; nothing is started, nothing written.
+
+    Unless it is the dry run of a job, the machine may be another than this one.
+    """
+    from distlaunch.launch.make_plan import make_plan
+
+    planned = make_plan(options, os.environ, elsewhere=not options.dry_run)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding does not have
+    explanation, shown = planned.explanation, planned.plan
+    if shown.worker_ports:
+        from distlaunch.planning.worker_addresses import cluster_names
+
+        names = ", ".join(sorted(cluster_names(planned.backend, planned.topology.world_size or 2)))
+        note = f"settled at the start: the ports that workers listen on, and so {names}"
+        shown = replace(shown, notes=(*shown.notes, note))
+    if fmt == "json":
+        more = {} if explanation is None else {"explain": explanation.record()}
+        sys.stdout.writelines(shown.json_chunks(expand=expand, more=more))
+        return 0
+    from distlaunch.cli.commands.plan_tables import plan_table
+
+    plan_table(shown.record(expand=expand))
+    if explanation is not None:
+        sys.stdout.write("\nWhere this comes from\n" + "".join(f"  {line}\n" for line in explanation.lines()))
+    return 0

@@ -1,0 +1,1 @@
+"""Commands that take the options of other launchers: torchrun, accelerate, deepspeed and horovodrun."""

@@ -1,0 +1,69 @@
+"""The command ``distlaunch accelerate launch``: parse, read the configuration, understand, run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from distlaunch.backends import usual
+from distlaunch.backends.accelerate import Accelerate
+from distlaunch.backends.accelerate_config import Config, read_config
+from distlaunch.backends.base import option_name
+from distlaunch.backends.config_file import read_document
+from distlaunch.backends.option_files import read_users_text
+from distlaunch.cli.compat.accelerate.options import OPTIONS, THEIRS
+from distlaunch.cli.compat.accelerate.translate import PARSING, own_command, understand
+from distlaunch.cli.compat.drop_in import in_words_of, run_drop_in, take_apart
+from distlaunch.cli.option_table import HELP_FLAGS
+from distlaunch.cli.parser import Given, HelpRequested
+from distlaunch.core.errors import UsageError
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import printable, quoted
+
+
+def accelerate(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run what follows ``accelerate`` on the command line; return the exit code.
+
+    Raises HelpRequested, or a LaunchError before the start.
+    """
+    if not argv:
+        raise UsageError("accelerate what?", hint="distlaunch accelerate launch [OPTIONS] SCRIPT [ARGS]...")
+    word = argv[0]
+    if word in HELP_FLAGS:
+        raise HelpRequested
+    if word != "launch":
+        raise UsageError(f"accelerate {printable(word)}: there is launch alone here", hint=own_command(printable(word)))
+    return run(*take_apart(argv[1:], OPTIONS, THEIRS, PARSING, drops_dashes=True), environ)
+
+
+def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command line that was taken apart; return the exit code. Raises LaunchError before the start."""
+    with in_words_of(PARSING):
+        config, texts = configuration(given, environ, os.getcwd())
+        meaning = understand(given, rest, environ, config)
+    return run_drop_in(replace(meaning.options, texts=texts), meaning.remarks, environ, table=OPTIONS)
+
+
+def configuration(given: Given, environ: Mapping[str, str], cwd: str) -> tuple[Config | None, dict[str, str]]:
+    """Read the file that the command line names, or else the default one; ``--cpu`` and ``-o config=none`` do without.
+
+    The text goes along, by the file's path. Raises LaunchError.
+    """
+    without_usual = "cpu" in given
+    for word in given.get("opt", ()):
+        match option_name(word), word.partition("=")[2]:
+            case "config", usual.NEITHER:
+                without_usual = True
+            case "config" | "settings", _:
+                raise UsageError(f"-o {quoted(word)}: the command line says it itself", hint="--config_file FILE")
+    if "config_file" in given:
+        path = given["config_file"][-1]
+        whole, named = os.path.join(cwd, path), f"--config_file {quoted(path)}"
+    else:
+        there = None if without_usual else usual.usual_files(Accelerate.usual, environ, cwd).get("config")
+        if there is None:
+            return None, {}
+        path = whole = there
+        named = printable(there)
+    text = read_users_text(whole, named)
+    return read_config(read_document(text, path)), {whole: text}

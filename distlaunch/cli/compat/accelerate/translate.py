@@ -1,0 +1,329 @@
+"""What the words of ``accelerate launch`` mean here: options of ours, and what is said about them. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from distlaunch.backends.accelerate_config import Config
+from distlaunch.backends.accelerate_names import NODE_LISTS
+from distlaunch.backends.accelerate_values import check_value
+from distlaunch.cli.compat.accelerate.options import (
+    BELONGS,
+    FLOATS,
+    NEEDLESS,
+    OPTIONS,
+    OWN,
+    REFUSED,
+    SETTINGS,
+    SPELLING,
+    WAYS,
+)
+from distlaunch.cli.parser import Given, build
+from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import quoted
+from distlaunch.planning.dialect import Dialect
+from distlaunch.planning.train_options import USE_CPUS, USE_CPUS_OF_EACH, DropInOptions
+
+_MEETING_PORT = 29500
+_LISTS = ("hosts", "hostfile", "discover")
+_JOIN_S = 600.0
+"""What torchrun's rendezvous, which is Accelerate's, waits for machines."""
+_BY_HAND = ("standard", "nossh")
+"""Of ``deepspeed_multinode_launcher``: those for which each machine has a launcher."""
+_MEETING = "--main_process_ip HOST on each machine says where machine 0 is; --hosts a,b starts all from here, by SSH"
+_SPELLING = (
+    *SPELLING,
+    *((hint, "--cpu --num_processes N starts N workers without GPUs") for hint in (USE_CPUS, USE_CPUS_OF_EACH)),
+    ("-o settings", "the command line"),
+    ("--rendezvous HOST:PORT", "--main_process_ip HOST --main_process_port PORT"),
+    ("--rendezvous", "--main_process_ip"),
+    ("--master-addr", "--main_process_ip"),
+    ("--master-port", "--main_process_port"),
+    ("--node-rank", "--machine_rank"),
+    ("--num-nodes", "--num_machines"),
+    ("--num-gpus", "--num_processes"),
+    ("--gpus-per-node", "--num_processes"),
+    ("--num-procs", "--cpu --num_processes"),
+    ("--procs-per-node", "--cpu --num_processes"),
+    ("--gpus", "--gpu_ids"),
+    ("--device cpu", "--cpu"),
+)
+PARSING = Dialect(spelling=SPELLING)
+"""In which the command line is spoken of that cannot be taken apart."""
+
+
+class Meaning(Record):
+    """One command, understood. ``remarks`` are to be said before the job starts."""
+
+    options: DropInOptions
+    remarks: tuple[str, ...]
+
+
+class _Told(Record):
+    """What the command line and below it the file say, of what the launcher decides."""
+
+    own: Mapping[str, Any]
+    config: Config | None
+
+    def number(self, field: str) -> int | None:
+        """Give a number; of the file's those that are ``-1`` or missing are None."""
+        if self.own[field] is not None:
+            return int(self.own[field])
+        return None if self.config is None else self.config.number(field)
+
+    def text(self, field: str) -> str | None:
+        """Give a text."""
+        if self.own[field] is not None:
+            return str(self.own[field])
+        return None if self.config is None else self.config.text(field)
+
+    @property
+    def way(self) -> str:
+        """What ``distributed_type`` it is: an option's, the file's, or that of one process."""
+        if self.own["cpu"]:
+            return "MULTI_CPU"
+        chosen = next((kind for field, kind in WAYS.items() if self.own[field]), None)
+        return chosen or ("NO" if self.config is None else self.config.kind)
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether workers leave GPUs alone."""
+        return bool(self.own["cpu"] or (self.config is not None and self.config.uses_cpu))
+
+
+def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str], config: Config | None) -> Meaning:
+    """Translate a command line that was taken apart, above a configuration: the named file's, or the default one's.
+
+    Raises UsageError or ConfigError for what cannot be done here.
+    """
+    values = build(given, rest, environ, OPTIONS)
+    own = {option.field: values.pop(option.field, None) for option in OWN}
+    _refuse(own)
+    told = _Told(own=own, config=config)
+    remarks = [*_needless(own)]
+    listed = _hosts(told, values)
+    values["opt"] = (*_words(told, remarks, listed=listed), *values.get("opt", ()))
+    gpus = values.pop("gpus", None) or (None if config is None else config.text("gpu_ids"))
+    if gpus not in (None, "all") and not told.on_cpus:
+        values["gpus"] = gpus
+    if listed:
+        _machines_of_a_list(told, values, remarks)
+    else:
+        values["source"] = "flags"
+        if (told.number("num_machines") or 1) > 1:
+            _machines_by_hand(told, values)
+        else:
+            _one_machine(told, values, remarks)
+    if told.on_cpus:
+        values["device"] = "cpu"
+    _environment(told, values)
+    dialect = Dialect(role=own["role"] or "default", spelling=_SPELLING)
+    return Meaning(options=DropInOptions(**values, backend="accelerate", dialect=dialect), remarks=tuple(remarks))
+
+
+def _refuse(own: Mapping[str, Any]) -> None:
+    """Refuse what cannot be done here, with what stands for it, and what contradicts itself. Raises UsageError."""
+    refused = next((option.field for option in REFUSED if own[option.field] is not None), None)
+    name = f"--{refused}"
+    if refused == "mpirun_hostfile":
+        raise UsageError(
+            f"{name}: no MPI is needed here", hint="--hostfile FILE --cpu --num_processes N starts workers on its hosts"
+        )
+    if refused is not None:
+        what = "SageMaker is asked" if refused.startswith("aws") else "TPUs are started"
+        raise UsageError(f"{name}: {what} by accelerate launch itself", hint=own_command("launch"))
+    ways = [f"--{field}" for field in ("cpu", "multi_gpu", "use_deepspeed", "use_fsdp") if own[field]]
+    if len(ways) > 1:
+        raise UsageError(f"{ways[0]} and {ways[1]} exclude each other", hint="give one of them")
+    if own["use_parallelism_config"] and not own["use_fsdp"]:
+        raise UsageError(
+            "--use_parallelism_config needs --use_fsdp", hint="--use_fsdp --fsdp_version 2 --use_parallelism_config"
+        )
+
+
+def own_command(word: str) -> str:
+    """Say how Accelerate's own command is called, also where a link of its name is ours."""
+    return f"python -m accelerate.commands.accelerate_cli {word} ... is Accelerate's own"
+
+
+def _needless(own: Mapping[str, Any]) -> Iterator[str]:
+    idle = [f"--{option.field}" for option in NEEDLESS if own[option.field] is not None]
+    if own["rdzv_backend"] not in (None, "static", "c10d"):
+        idle.append(f"--rdzv_backend {quoted(own['rdzv_backend'])}")
+    if idle:
+        yield f"without effect here: {', '.join(idle)} (see distlaunch accelerate launch --help)"
+
+
+def _words(told: _Told, remarks: list[str], *, listed: bool) -> Iterator[str]:
+    """Give the backend's options: what is above the file, or all there is without one. Raises UsageError."""
+    own = told.own
+    if told.config is None:
+        yield "config=none"
+    elif own["config_file"] is not None:
+        yield f"config={own['config_file']}"
+    settings: dict[str, Any] = {"distributed_type": told.way, "use_cpu": told.on_cpus, **_sections(told, remarks)}
+    if told.config is not None:  # what it says of this is settled by us
+        settings |= dict.fromkeys(("main_process_ip", "main_process_port"))
+        settings |= {field: None for field in ("num_processes", "num_machines") if own[field] is not None or own["cpu"]}
+    if listed and told.way == "DEEPSPEED":
+        settings["deepspeed_config"] = {**settings.get("deepspeed_config", {}), **dict.fromkeys(NODE_LISTS)}
+    yield "settings=" + json.dumps(settings)
+    if own["mixed_precision"] is not None:
+        yield f"mixed-precision={own['mixed_precision']}"
+    if own["debug"]:
+        yield "debug=on"
+
+
+def _sections(told: _Told, remarks: list[str]) -> dict[str, Any]:
+    """Give the sections of a file that the command line fills, and tell of what nothing reads. Raises UsageError."""
+    sections: dict[str, Any] = {}
+    idle: dict[str, list[str]] = {}
+    for setting in SETTINGS:
+        field, value = setting.option.field, told.own[setting.option.field]
+        if value is None:
+            continue
+        value = _checked(field, value, setting.variable)
+        if (needed := _needed(told, setting.section)) is not None:
+            idle.setdefault(needed, []).append(f"--{field}")
+        else:
+            sections.setdefault(setting.section, {})[setting.key] = value
+    remarks += [f"without effect: {', '.join(names)} (of {needed})" for needed, names in idle.items()]
+    there = told.config is not None and bool(told.config.section("parallelism_config"))
+    if not _is_parallel(told) and there:
+        sections["parallelism_config"] = None
+    elif _is_parallel(told) and "parallelism_config" not in sections and not there:
+        sections["parallelism_config"] = {"dp_replicate_size": 1}  # a section of defaults
+    return sections
+
+
+def _checked(field: str, value: Any, variable: str) -> Any:
+    """Give a value as Accelerate would write it. Raises UsageError for one that it does not take."""
+    try:
+        check_value(f"--{field}", value, variable)
+        return float(value) if field in FLOATS and value != "auto" else value
+    except ConfigError as error:
+        raise UsageError(error.message, hint=error.hint) from None
+    except ValueError:
+        raise UsageError(f"--{field} takes a number, not {quoted(value)}") from None
+
+
+def _needed(told: _Told, section: str) -> str | None:
+    """Say what a section belongs to that was not asked for; None where it is read."""
+    if section in BELONGS:
+        way, flag = BELONGS[section]
+        return None if told.way == way else flag
+    match section:
+        case "parallelism_config":
+            return None if _is_parallel(told) else "--use_parallelism_config"
+        case "fp8_config":
+            precision = told.own["mixed_precision"] or (told.config and told.config.precision)
+            return None if precision == "fp8" else "--mixed_precision fp8"
+        case _:
+            return "jobs without DeepSpeed" if told.way == "DEEPSPEED" else None
+
+
+def _is_parallel(told: _Told) -> bool:
+    """Tell whether a parallelism is asked for: one that a way was chosen for as well, or the file's own."""
+    if any(told.own[field] for field in WAYS):
+        return bool(told.own["use_parallelism_config"])
+    return told.config is not None and bool(told.config.section("parallelism_config"))
+
+
+def _hosts(told: _Told, values: dict[str, Any]) -> bool:
+    """Tell whether a list names the machines: a typed one, or DeepSpeed's if the file has its launcher start them."""
+    if any(field in values for field in _LISTS) or values.get("source", "auto") not in ("auto", "flags"):
+        return True
+    if told.config is None or told.way != "DEEPSPEED" or (told.number("num_machines") or 1) == 1:
+        return False
+    section = told.config.section("deepspeed_config")
+    launcher = told.own["deepspeed_multinode_launcher"] or section.get("deepspeed_multinode_launcher")
+    if launcher in _BY_HAND or section.get(NODE_LISTS[0]) is None:
+        return False
+    for key, field in zip(NODE_LISTS, ("hostfile", "exclude", "include"), strict=True):
+        if section.get(key) is not None:
+            values.setdefault(field, str(section[key]))
+    return True
+
+
+def _machines_of_a_list(told: _Told, values: dict[str, Any], remarks: list[str]) -> None:
+    """Settle sizes where one launcher starts all: what was typed of them, as the list has its own."""
+    own = told.own
+    _count(told, values, own["num_processes"], per_node=False)
+    if own["num_machines"] is not None:
+        values["num_nodes"] = own["num_machines"]
+    if own["main_process_ip"] is not None:
+        values["master_addr"] = own["main_process_ip"]
+    if own["main_process_port"]:
+        values["master_port"] = own["main_process_port"]
+    if own["machine_rank"] is not None:
+        remarks.append("--machine_rank has no effect here: the list of hosts says which of the machines this is")
+
+
+def _machines_by_hand(told: _Told, values: dict[str, Any]) -> None:
+    """Settle where launchers meet that are started on each machine. Raises UsageError."""
+    machines, processes = told.number("num_machines") or 1, told.number("num_processes")
+    host, rank = told.text("main_process_ip"), told.number("machine_rank")
+    named = f"--num_machines {machines}"
+    if host is None:
+        raise UsageError(f"{named}: where they meet is not said", hint=_MEETING)
+    if processes is None or processes % machines:
+        what = "is missing" if processes is None else f"{processes} is not the same number on each machine"
+        raise UsageError(f"{named}: --num_processes {what}", hint="it is how many workers there are on all machines")
+    if told.text("rdzv_backend") == "c10d":
+        rank = told.own["machine_rank"]
+    elif rank is None:
+        raise UsageError(f"{named}: which of them this is is not said", hint="--machine_rank N, counted from 0")
+    bare = f"[{host}]" if ":" in host and host[0] != "[" else host
+    values.update(num_nodes=machines, node_rank=rank)
+    values["rendezvous"] = f"{bare}:{told.number('main_process_port') or _MEETING_PORT}"
+    values["given"]["rendezvous"] = "--main_process_ip"
+    values.setdefault("join_timeout", _JOIN_S)
+    _count(told, values, processes // machines, per_node=True)
+
+
+def _one_machine(told: _Told, values: dict[str, Any], remarks: list[str]) -> None:
+    own = told.own
+    for_gpus = own["cpu"] and told.config is not None and not told.config.uses_cpu
+    count = own["num_processes"] if for_gpus else told.number("num_processes")
+    if own["machine_rank"]:
+        raise UsageError(
+            f"--machine_rank {own['machine_rank']}: there is one machine", hint="--num_machines N says more"
+        )
+    if own["main_process_ip"] is not None:
+        remarks.append("--main_process_ip has no effect: there is one machine, this one")
+    if own["main_process_port"]:
+        values["master_port"] = own["main_process_port"]
+    if count is None and (told.on_cpus or (told.config is not None and told.way == "NO")):
+        count = 1
+    if count is not None and count > 1 and (told.on_cpus or (told.config is not None and told.way == "NO")):
+        remarks.append(f"{count} workers are started; accelerate launch would start one, and leave more to mpirun")
+    if count == 1 and not told.on_cpus:  # which has all GPUs, or none
+        values.update(procs_per_node=1, whole_nodes=True)
+        values["given"]["procs_per_node"] = "--num_processes"
+    elif told.on_cpus or values.get("gpus") is not None:
+        _count(told, values, count, per_node=False)
+    elif count is not None:
+        values["hosts"] = f"localhost:{count}"  # GPUs if there are any, CPU workers if not
+
+
+def _count(told: _Told, values: dict[str, Any], count: int | None, *, per_node: bool) -> None:
+    """Set how many workers there are, on CPUs or GPUs."""
+    if count is not None:
+        field = ("procs" if told.on_cpus else "gpus") + "_per_node"
+        field = field if per_node else f"num_{field.partition('_')[0]}"
+        values[field] = count
+        values["given"][field] = "--num_processes"
+
+
+def _environment(told: _Told, values: dict[str, Any]) -> None:
+    """Add the variables that options set; --env has the last word."""
+    own = told.own
+    variables = []
+    if own["num_cpu_threads_per_process"] is not None:
+        variables.append(f"OMP_NUM_THREADS={own['num_cpu_threads_per_process']}")
+    if own["enable_cpu_affinity"]:
+        variables.append("ACCELERATE_CPU_AFFINITY=1")
+    values["env"] = (*variables, *values.get("env", ()))

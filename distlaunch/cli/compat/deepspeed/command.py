@@ -1,0 +1,73 @@
+"""The command ``distlaunch deepspeed``: parse, understand, run."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+from distlaunch.cli.compat.deepspeed.options import OPTIONS, THEIRS
+from distlaunch.cli.compat.deepspeed.translate import PARSING, understand
+from distlaunch.cli.compat.drop_in import in_words_of, run_drop_in, take_apart
+from distlaunch.cli.parser import Given
+from distlaunch.core.errors import ConfigError
+
+PID_FOLDER = "/tmp"  # noqa: S108 - where DeepSpeed's users look for it
+_LONGEST_PID = 16
+
+
+def deepspeed(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run what follows ``deepspeed`` on the command line; return the exit code.
+
+    Raises HelpRequested, or a LaunchError before the start.
+    """
+    return run(*take_apart(argv, OPTIONS, THEIRS, PARSING, drops_dashes=True), environ)
+
+
+def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command line that was taken apart; return the exit code. Raises LaunchError before the start."""
+    with in_words_of(PARSING):
+        meaning = understand(given, rest, environ)
+    pid = pid_file(PID_FOLDER) if meaning.save_pid and not meaning.options.dry_run else None
+    return run_drop_in(meaning.options, meaning.remarks, environ, table=OPTIONS, around=pid)
+
+
+@contextmanager
+def pid_file(folder: str) -> Iterator[None]:
+    """Keep a file, named by our process id, with that id in it.
+
+    Raises ConfigError if there is one already that was not left over, or it cannot be written. That it cannot be
+    removed is no failure.
+    """
+    path = os.path.join(folder, f"{os.getpid()}.deepspeed")
+    ours = False
+    try:
+        try:
+            if _is_left_over(path):
+                os.unlink(path)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            ours = True
+            with os.fdopen(fd, "w") as file:
+                file.write(str(os.getpid()))
+        except OSError as exc:
+            raise ConfigError(f"--save_pid: {path}: {exc.strerror}", hint="leave --save_pid out") from exc
+        yield
+    finally:
+        if ours:
+            with suppress(OSError):
+                os.unlink(path)
+
+
+def _is_left_over(path: str) -> bool:
+    """Tell whether a plain file of ours names a process that is no more, as after ``kill -9``: our id was its own."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with os.fdopen(fd, "rb") as file:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+            return False
+        text = file.read(_LONGEST_PID).strip()
+    return text.isdigit() and (int(text) == os.getpid() or not os.path.exists(f"/proc/{int(text)}"))

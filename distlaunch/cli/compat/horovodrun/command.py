@@ -1,0 +1,75 @@
+"""The command ``distlaunch horovodrun``: parse, understand, run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from distlaunch.backends.horovod import Horovod
+from distlaunch.backends.requirements import install_words
+from distlaunch.cli.compat.drop_in import in_words_of, run_drop_in, take_apart
+from distlaunch.cli.compat.horovodrun.options import OPTIONS, THEIRS
+from distlaunch.cli.compat.horovodrun.translate import PARSING, understand
+from distlaunch.cli.compat.horovodrun.words import understand_command
+from distlaunch.cli.parser import Given
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.text import printable
+
+_PATIENCE_S = 120.0
+_ASK = {
+    "version": "import horovod; print(horovod.__version__)",
+    "check_build": "from horovod.runner.launch import check_build; check_build(False)",
+}
+
+
+def horovodrun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run what follows ``horovodrun`` on the command line; return the exit code.
+
+    Raises HelpRequested, or a LaunchError before the start.
+    """
+    return run(*take_apart(argv, OPTIONS, THEIRS, PARSING), environ)
+
+
+def run(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command line that was taken apart; return the exit code. Raises LaunchError before the start."""
+    for field in _ASK:
+        if field in given:
+            return ask(field, given["python"][-1] if "python" in given else _python(rest, environ))
+    with in_words_of(PARSING):
+        meaning = understand(given, rest, environ)
+    return run_drop_in(meaning.options, meaning.remarks, environ, table=OPTIONS)
+
+
+def _python(rest: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Name the Python that would run the command; without one, that of PATH, which most commands name."""
+    path = environ.get("PATH")
+    return understand_command(rest).python or shutil.which("python", path=path) or sys.executable
+
+
+def ask(field: str, python: str) -> int:
+    """Have the Horovod of this Python print its version, or what it was built with. Raises ConfigError."""
+    try:
+        done = subprocess.run(
+            [python, "-c", _ASK[field]],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except OSError as exc:
+        raise ConfigError(f"--python {printable(python)}: {exc.strerror}") from exc
+    except subprocess.TimeoutExpired as exc:
+        raise ConfigError(f"{printable(python)}: Horovod did not answer within {_PATIENCE_S:g} s") from exc
+    if "No module named 'horovod'" in done.stderr:
+        hint = install_words(python, Horovod.requires[0])
+        raise ConfigError(f"{printable(python)} has no module horovod", hint=hint)
+    sys.stdout.write(done.stdout)
+    sys.stdout.flush()
+    if done.returncode != 0:
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise ConfigError(f"{printable(python)}: Horovod could not say it: {printable(last[:200])}")
+    return 0

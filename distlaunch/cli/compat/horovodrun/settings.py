@@ -1,0 +1,129 @@
+"""How horovodrun's options and its configuration file give what can be set of Horovod itself, as ``-o`` does.
+
+The table is the backend's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from distlaunch.backends.backend_options import converted
+from distlaunch.backends.horovod_settings import SETTINGS, Setting
+from distlaunch.cli.compat.drop_in import row
+from distlaunch.cli.option import Option, option_error
+from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.text import printable, quoted
+
+if TYPE_CHECKING:
+    from distlaunch.backends.config_file import Document
+
+_PREFIXES = {"autotune": "autotune", "timeline": "timeline", "stall_check": "stall-check", "logging": "log"}
+"""What the names of a section's settings begin with, and not its keys."""
+_SWITCHES = {
+    "log-with-timestamp": (
+        "--no-log-hide-timestamp --log-with-timestamp",
+        "--log-hide-timestamp --log-without-timestamp",
+    )
+}
+"""How they are turned on and off, if not by ``--name`` and ``--no-name``."""
+_KINDS = {"count": "a whole number >= 0", "number": "a number >= 0", "flag": "true or false", "text": "a file"}
+SPELLING = tuple((f"-o {setting.name}", f"--{setting.name}") for setting in SETTINGS)
+"""What messages about ``-o`` call them here."""
+
+
+def rows() -> Iterator[Option]:
+    """Give the rows of the options: one for each, and of a switch another that turns it off."""
+    for setting in SETTINGS:
+        name, about = setting.name, f"{setting.option.about[0].upper()}{setting.option.about[1:]}."
+        if setting.option.kind == "flag":
+            on, off = _flags(name)
+            yield row(on, "flag", "backend", about, field=_field(name))
+            yield row(off, "flag", "backend", "Not so.", field=f"no_{_field(name)}")
+        else:
+            choices = tuple(choice.upper() for choice in setting.option.choices)
+            yield row(f"--{name}", "text", "backend", about, metavar=setting.option.metavar or "N", choices=choices)
+
+
+def given_settings(given: Mapping[str, str]) -> dict[str, str]:
+    """Take what was given by field, and give what was set by name. Raises UsageError for a switch both on and off."""
+    texts = {}
+    for name in (setting.name for setting in SETTINGS):
+        if _field(name) in given:
+            texts[name] = given[_field(name)]
+        if f"no_{_field(name)}" in given:
+            if name in texts:
+                on, off = _flags(name)
+                raise UsageError(f"{on.split()[-1]} and {off.split()[-1]} exclude each other")
+            texts[name] = "off"
+    return texts
+
+
+def words(given: Mapping[str, str], document: Document | None, remarks: list[str]) -> dict[str, str]:
+    """Give by name ``-o``'s words for what was set: ``given`` has texts by name, and wins over the file.
+
+    Keys of the file that horovodrun does not know become ``remarks``, as it passes over them. Raises UsageError or
+    ConfigError for a value that is none.
+    """
+    texts = dict(_of_file(document, remarks)) if document is not None else {}
+    texts |= {name: (text, f"--{name}") for name, text in given.items()}
+    return {
+        setting.name: f"{setting.name}={_checked(setting, *texts[setting.name])}"
+        for setting in SETTINGS
+        if setting.name in texts
+    }
+
+
+def _field(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _flags(name: str) -> tuple[str, str]:
+    return _SWITCHES.get(name, (f"--{name}", f"--no-{name}"))
+
+
+def _key(setting: Setting) -> str:
+    return _field(setting.name.removeprefix(_PREFIXES.get(setting.section, "")).lstrip("-")) or "enabled"
+
+
+def _of_file(document: Document, remarks: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
+    keys = {(setting.section, _key(setting)): setting.name for setting in SETTINGS}
+    sections = {setting.section: None for setting in SETTINGS}
+    for section, values in document.values.items():
+        if section == "controller":
+            continue
+        if section not in sections:
+            remarks.append(_unknown(document, (section,), [*sections, "controller"]))
+            continue
+        if not isinstance(values, dict | None):
+            raise ConfigError(f"{document.where(section)}: {section} takes a mapping, not {quoted(str(values))}")
+        for key, value in (values or {}).items():
+            name = keys.get((section, key))
+            if name is None:
+                remarks.append(_unknown(document, (section, key), [name for at, name in keys if at == section]))
+                continue
+            if value is not None:
+                yield name, (str(value), f"{document.where(section, key)}: {key}")
+
+
+def _unknown(document: Document, keys: tuple[str, ...], there: Sequence[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(keys[-1], there, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(there)}"
+    return f"{document.where(*keys)}: horovodrun has no {quoted(keys[-1])}, and it changes nothing: {hint}"
+
+
+def _checked(setting: Setting, text: str, source: str) -> str:
+    """Give a text that ``-o`` takes. Raises ConfigError, or UsageError where an option gave it."""
+    choices = [choice.upper() for choice in setting.option.choices]
+    if choices and text in choices:
+        return text.lower()
+    value = None if choices else converted(setting.option, text)
+    if value is not None and setting.fits(value):
+        return text
+    what = f"{', '.join(choices[:-1])} or {choices[-1]}" if choices else _KINDS[setting.option.kind]
+    what = f"a number from 0 to {setting.most:g}" if setting.most < float("inf") else what
+    if source.startswith("-"):
+        raise option_error(source, f"takes {what}, not {quoted(text)}")
+    raise ConfigError(f"{printable(source)} takes {what}, not {quoted(text)}")

@@ -1,0 +1,257 @@
+"""What horovodrun's words mean here: options of ours, and what is said about them."""
+
+from __future__ import annotations
+
+import os.path
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from distlaunch.backends.base import option_name
+from distlaunch.backends.config_file import Document, read_document
+from distlaunch.backends.option_files import read_users_text
+from distlaunch.cli.compat.horovodrun.options import ELASTIC, OPTIONS, OWN
+from distlaunch.cli.compat.horovodrun.settings import SPELLING, given_settings, words
+from distlaunch.cli.compat.horovodrun.words import Command, understand_command
+from distlaunch.cli.parser import Given, build
+from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.run_files import horovodruns
+from distlaunch.core.model.text import counted, printable, quoted
+from distlaunch.launch.surroundings import read_host_file
+from distlaunch.planning.allocation import Host
+from distlaunch.planning.dialect import Dialect
+from distlaunch.planning.hosts import from_options
+from distlaunch.planning.node_source import check_lists
+from distlaunch.planning.train_options import USE_CPUS, USE_CPUS_OF_EACH, DropInOptions
+
+_START_TIMEOUT = "HOROVOD_START_TIMEOUT"
+_SCHEDULERS = {"SLURM_JOB_ID": "Slurm", "LSB_JOBID": "LSF", "PBS_JOBID": "PBS"}
+PARSING = Dialect(
+    spelling=(
+        ("SCRIPT is missing", "COMMAND is missing"),
+        ("SCRIPT is an empty word", "COMMAND is an empty word"),
+        ("[OPTIONS] SCRIPT [ARGS]", "[OPTIONS] COMMAND [ARGS]"),
+        ("Options of the script go after SCRIPT", "Options of the command go after it"),
+        ("--num-gpus N, or --num-procs N for CPU workers", "-np N"),
+        ("--num-nodes N or MIN:MAX; leave it out on one machine (--nnodes 1)", "-H a:2,b:2 names the nodes"),
+        ("--num-proc", "-np"),
+    )
+)
+"""In which the command line is spoken of that cannot be taken apart."""
+_SPELLING = (
+    *(
+        (
+            f"say how many each node has: {each} #, or HOST:SLOTS",
+            "-H a:#,b:# names the nodes and says how many each has",
+        )
+        for each in ("--gpus-per-node", "--procs-per-node")
+    ),
+    *(
+        (f"{each} # runs workers on every node, --num-nodes 1 on one alone", "-H a:#,b:# runs workers on every node")
+        for each in ("--gpus-per-node", "--procs-per-node")
+    ),
+    *(
+        (
+            f"--gpus-per-node # takes what is here; {hint}",
+            "-H a:#,b:# takes what is here; --device cpu asks for workers without GPUs",
+        )
+        for hint in (USE_CPUS, USE_CPUS_OF_EACH)
+    ),
+    ("or for CPU workers: --procs-per-node N", "or for CPU workers: --device cpu"),
+    *(
+        (f"{each}; {hint}", each)  # -np says nothing of GPUs
+        for each in ("CPU workers", "one CPU worker", "workers run on the CPU")
+        for hint in (USE_CPUS, USE_CPUS_OF_EACH)
+    ),
+    *((hint, "--device cpu asks for workers without GPUs") for hint in (USE_CPUS, USE_CPUS_OF_EACH)),
+    ("--num-procs", "-np"),
+    ("--num-gpus", "-np"),
+)
+
+
+class Meaning(Record):
+    """One command, understood. ``remarks`` are to be said before the job starts."""
+
+    options: DropInOptions
+    remarks: tuple[str, ...]
+
+
+def understand(given: Given, rest: Sequence[str], environ: Mapping[str, str]) -> Meaning:
+    """Translate a command line that was taken apart. Raises UsageError or ConfigError for what cannot be done here."""
+    _refuse(given)
+    command = understand_command(rest)
+    values = build(given, command.words, environ, OPTIONS)
+    own = {option.field: values.pop(option.field, None) for option in OWN}
+    remarks: list[str] = []
+    document = _document(own["config_file"])
+    values["opt"] = _settings({field: texts[-1] for field, texts in given.items()}, document, values, remarks)
+    if own["tcp"]:
+        values["env"] = ("NCCL_IB_DISABLE=1", *values.get("env", ()))
+    if command.python is None:
+        _check_program(values["script"], environ)
+        values["no_python"] = True
+    else:
+        values["module"] = command.module
+        if not _is_ours(command.python, environ):  # which needs no word, and can be checked and warmed
+            values.setdefault("python", command.python)
+    if "join_timeout" not in values and (text := environ.get(_START_TIMEOUT)):
+        if not (text.isascii() and text.isdigit()):
+            raise ConfigError(f"{_START_TIMEOUT} takes seconds, not {quoted(text)}")
+        values["join_timeout"] = float(text)
+    workers = _size(own["num_proc"], values, environ, remarks)
+    _network(own["network_interfaces"] or (), values)
+    if own["verbose"]:
+        values["explain"] = True
+    dialect = Dialect(spelling=(*_SPELLING, *SPELLING, *_spelling_of_python(command, values)))
+    if own["output_filename"] is not None:
+        values["log_dir"] = own["output_filename"]
+        dialect = replace(dialect, layout=horovodruns(workers))
+    options = DropInOptions(**values, backend="horovod", dialect=dialect)
+    return Meaning(options=options, remarks=tuple(remarks))
+
+
+def _check_program(name: str, environ: Mapping[str, str]) -> None:
+    """Refuse a script where a command is to stand. Raises UsageError."""
+    if name.endswith(".py") and os.sep not in name and shutil.which(name, path=environ.get("PATH")) is None:
+        shown = printable(name)
+        raise UsageError(f"{shown}: no such command on PATH", hint=f"python {shown} [ARGS]... runs a script")
+
+
+def _settings(
+    given: Mapping[str, str], document: Document | None, values: Mapping[str, Any], remarks: list[str]
+) -> tuple[str, ...]:
+    """Give ``-o``'s words: its own, and those for horovodrun's options and file. The command line has the last word."""
+    texts = given_settings(given)
+    found = words(texts, document, remarks)
+    own: tuple[str, ...] = values.get("opt", ())
+    if values["given"].get("opt", "").startswith("-"):
+        found = {name: word for name, word in found.items() if name in texts or name not in map(option_name, own)}
+    else:
+        own = tuple(word for word in own if option_name(word) not in found)
+    return (*found.values(), *own)
+
+
+def _spelling_of_python(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Have messages speak of the command, where nobody typed --python or --no-python."""
+    if command.python is None:
+        yield (
+            "--preload and --no-python exclude each other",
+            "--preload: the command is no Python with script or module",
+        )
+    elif "python" not in values["given"]:
+        shown = printable(command.python)
+        yield f"--python {shown}", shown
+        yield "--preload and --python", f"--preload and {shown}"
+
+
+def _is_ours(python: str, environ: Mapping[str, str]) -> bool:
+    """Tell whether this word leads to the interpreter that workers have anyway."""
+    found = shutil.which(python, path=environ.get("PATH"))
+    same_folder = found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable)
+    return found is not None and same_folder and os.path.realpath(found) == os.path.realpath(sys.executable)
+
+
+def _refuse(given: Given) -> None:
+    """Refuse what cannot be done here, with what stands for it. Raises UsageError."""
+    names = {option.field: option.name for option in OWN}
+    for option in ELASTIC:
+        if option.field in given:
+            raise UsageError(
+                f"{option.name}: elastic Horovod is not offered, since its protocol runs what comes from the network",
+                hint="distlaunch train --backend horovod --discover CMD --num-nodes MIN:MAX --max-restarts N SCRIPT"
+                " starts the job again with the nodes that are left; SCRIPT resumes from its checkpoint",
+            )
+    for field in ("mpi", "jsrun", "mpi_args"):
+        if field in given:
+            raise UsageError(
+                f"{names[field]}: workers are controlled by gloo here, not by MPI",
+                hint="mpirun -np N COMMAND (or jsrun) starts Horovod's workers by MPI",
+            )
+    if "binding_args" in given:
+        raise UsageError("--binding-args: these are mpirun's", hint="--bind cores or --bind numa binds workers to CPUs")
+    if "prefix_output_with_timestamp" in given:
+        raise UsageError(
+            "--prefix-output-with-timestamp: lines have no time here", hint="--format jsonl gives every line its time"
+        )
+
+
+def _document(path: str | None) -> Document | None:
+    """Read the configuration file. Raises ConfigError."""
+    if path is None:
+        return None
+    document = read_document(read_users_text(path, f"--config-file {printable(path)}"), path)
+    controller = document.values.get("controller", "gloo")
+    if str(controller).lower() != "gloo":
+        raise ConfigError(
+            f"{document.where('controller')}: workers are controlled by gloo here, not by {quoted(str(controller))}",
+            hint="mpirun -np N COMMAND starts Horovod's workers by MPI",
+        )
+    return document
+
+
+def _size(count: int | None, values: dict[str, Any], environ: Mapping[str, str], remarks: list[str]) -> int:
+    """Settle how many workers run where; return how many there are. Raises ConfigError."""
+    who = check_lists(DropInOptions(**values))
+    if who is None:
+        if count is None:
+            raise UsageError("-np is missing: how many workers?", hint="-np 4, or -H a:2,b:2 for all slots of hosts")
+        if values.get("source", "auto") not in ("auto", "flags"):
+            values["num_procs" if values.get("device") == "cpu" else "num_gpus"] = count
+            return count
+        for variable, name in _SCHEDULERS.items():
+            if environ.get(variable):
+                remarks.append(
+                    f"all {counted(count, 'worker')} run on this machine, as under horovodrun;"
+                    f" --source {name.lower()} takes the nodes of the {name} job"
+                )
+        values["hosts"] = f"localhost:{count}"  # on GPUs if there are any
+        return count
+    hosts = _hosts(values, who)
+    unknown = next((host.name for host in hosts if host.slots is None), None)
+    if unknown is not None:
+        raise UsageError(
+            f"how many slots {printable(unknown)} has is not said", hint=f"{printable(unknown)}:4 in -H, or slots=4"
+        )
+    total = sum(host.slots or 0 for host in hosts)
+    if count is not None and count > total:
+        raise UsageError(
+            f"-np {count}: the hosts have only {counted(total, 'slot')}", hint="give hosts more slots, as in a:4,b:4"
+        )
+    values["hosts"] = _first(hosts, count or total)
+    values["given"]["hosts"] = who
+    return count or total
+
+
+def _hosts(values: dict[str, Any], who: str) -> tuple[Host, ...]:
+    """Read who there is, once: a file may be a pipe. Raises ConfigError."""
+    path = values.pop("hostfile", None)
+    texts = {} if path is None else {path: read_host_file(path, who)}
+    found = from_options.find(hosts=values.get("hosts"), hostfile=path, texts=texts, who=who)
+    return () if found is None else found.hosts
+
+
+def _first(hosts: Sequence[Host], count: int) -> str:
+    """Write the hosts of the first slots, as horovodrun fills one after the other."""
+    parts = []
+    for host in hosts:
+        taken = min(host.slots or 0, count)
+        count -= taken
+        if taken:
+            user = f"{host.user}@" if host.user else ""
+            name = f"[{host.name}]" if ":" in host.name else host.name
+            port = f":port={host.port}" if host.port else ""
+            parts.append(f"{user}{name}:{taken}{port}")
+    return ",".join(parts)
+
+
+def _network(given: Sequence[str], values: dict[str, Any]) -> None:
+    names = list(dict.fromkeys(name.strip() for text in given for name in text.split(",") if name.strip()))
+    if len(names) > 1:
+        raise UsageError(
+            f"--network-interfaces {','.join(names)}: Horovod uses one of them",
+            hint="name that one, or a network that all nodes share: --network-interface 10.0.0.0/16",
+        )
+    if names:
+        values["interface"] = names[0]

@@ -1,0 +1,259 @@
+"""``distlaunch torchrun``'s words, taken apart as torchrun takes them, up to the script.
+
+As in torchrun: dashes or underscores, ``--option=value`` or two words, joined short flags, unambiguous beginnings of
+long names, defaults from PET_<OPTION>, and one ``--`` directly behind the script is dropped. Unlike torchrun, words
+behind the script are never taken for options of the launcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from distlaunch.cli.compat.drop_in import whole_name, without_dashes
+from distlaunch.cli.compat.torchrun.options import EXTRAS, INSTEAD, OPTIONS, TorchrunOption
+from distlaunch.cli.option import option_error
+from distlaunch.cli.option_table import HELP_FLAGS, TRAIN_OPTIONS
+from distlaunch.cli.parser import HelpRequested
+from distlaunch.core.errors import UsageError
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import quoted
+
+_BY_FLAG = {flag: option for option in OPTIONS for flag in option.flags}
+_FIELDS = {option.name: option.field for option in OPTIONS}
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_MOST = 1_000_000
+_PORTS = 65535
+_ACCELERATORS = ("auto", "cpu", "gpu", "xpu")
+
+
+class Parsed(Record):
+    """``values`` has all options by field, None where there is no default; ``given`` those of the command line.
+
+    ``sources`` says for errors where a value came from: a flag or a variable.
+    """
+
+    values: Mapping[str, Any]
+    sources: Mapping[str, str]
+    given: tuple[TorchrunOption, ...]
+    script: str
+    script_args: tuple[str, ...]
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
+    """Parse what follows ``torchrun``. Raises UsageError, ConfigError (a variable is wrong) or HelpRequested."""
+    texts, rest = _scan(argv)
+    if not rest:
+        raise UsageError("SCRIPT is missing", hint="distlaunch torchrun [OPTIONS] SCRIPT [ARGS]...")
+    if not rest[0]:
+        raise UsageError("SCRIPT is an empty word")
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for option in OPTIONS:
+        field, text = option.field, option.default
+        sources[field] = option.name
+        if field in texts:
+            text = texts[field]
+        elif environ.get(option.variable):
+            text, sources[field] = environ[option.variable], option.variable
+        elif not text:
+            values[field] = False if option.kind == "flag" else None
+            continue
+        values[field] = convert(option, text, sources[field])
+    given = tuple(option for option in OPTIONS if option.field in texts)
+    return Parsed(values=values, sources=sources, given=given, script=rest[0], script_args=tuple(rest[1:]))
+
+
+def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
+    """Warn of a PET_ variable that is nearly an option's: it changes nothing."""
+    known = {option.variable for option in OPTIONS}
+    others = sorted(name for name in environ if name.startswith("PET_") and name not in known)
+    if not others:
+        return []
+    from difflib import get_close_matches
+
+    nearest = {name: get_close_matches(name, sorted(known), n=1, cutoff=0.85) for name in others}
+    return [
+        f"the variable {quoted(name)} changes nothing: did you mean {near[0]}?"
+        for name, near in nearest.items()
+        if near
+    ]
+
+
+def _scan(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    texts: dict[str, str] = {}
+    at = 0
+    while at < len(argv):
+        word = argv[at]
+        if word == "--":
+            return texts, list(argv[at + 1 :])
+        if len(word) < 2 or word[0] != "-":
+            return texts, without_dashes(argv[at:])
+        at += 1
+        for option, flag, value in _steps(word):
+            if option.kind == "flag":
+                if value is not None:
+                    raise UsageError(f"{flag} takes no value, and got {quoted(value)}")
+                texts[option.field] = "1"
+            elif value is not None:
+                texts[option.field] = value
+            else:
+                texts[option.field] = _next_value(argv[at] if at < len(argv) else None, flag, option)
+                at += 1
+    return texts, []
+
+
+def _steps(word: str) -> list[tuple[TorchrunOption, str, str | None]]:
+    """Take a word apart into options, each as it was written, and the value that hangs on the last."""
+    if word[1] == "-":
+        flag, equals, value = word.partition("=")
+        return [(_long(flag), flag, value if equals else None)]
+    steps: list[tuple[TorchrunOption, str, str | None]] = []
+    for index, letter in enumerate(word[1:], start=2):
+        flag = "-" + letter
+        if flag in HELP_FLAGS:
+            raise HelpRequested
+        option = _BY_FLAG.get(flag)
+        if option is None:
+            _unknown(word if index == 2 else flag)
+        if option.kind != "flag":
+            steps.append((option, flag, word[index:].removeprefix("=") if word[index:] else None))
+            break
+        if word[index : index + 1] == "=":
+            raise UsageError(f"{flag} takes no value, and got {quoted(word[index + 1 :])}")
+        steps.append((option, flag, None))
+    return steps
+
+
+def _long(flag: str) -> TorchrunOption:
+    """Find an option by its name or the beginning of it."""
+    name = whole_name(flag, _FIELDS)
+    if name in HELP_FLAGS:
+        raise HelpRequested
+    return _BY_FLAG.get(name) or _unknown(flag)
+
+
+def _unknown(flag: str) -> NoReturn:
+    from difflib import get_close_matches
+
+    name = flag.lstrip("-").partition("=")[0].replace("_", "-")
+    place = "options of the script go after SCRIPT"
+    ours = next((option for option in TRAIN_OPTIONS if option.name == "--" + name), None)
+    near = get_close_matches(name, [option.name[2:] for option in OPTIONS], n=1, cutoff=0.7)
+    if ours is not None and ours.field in EXTRAS and ours.variable is not None:
+        hint = f"{ours.name} is train's; here it is the variable {ours.variable}"
+    elif ours is not None and ours.field in INSTEAD:
+        hint = f"{ours.name} is train's; here it is {INSTEAD[ours.field]}"
+    elif name in ("num-workers", "workers", "num-processes"):
+        hint = f"did you mean --nproc-per-node? {place}"
+    elif name == "backend":
+        hint = "that is train's: distlaunch train --backend NAME [OPTIONS] SCRIPT [ARGS]..."
+    elif near:
+        hint = f"did you mean --{near[0]}? {place}"
+    elif ours is not None:
+        hint = f"{ours.name} is an option of distlaunch train, not of torchrun"
+    else:
+        hint = f"{place}; distlaunch torchrun --help lists ours"
+    raise UsageError(f"unknown option {quoted(flag)}", hint=hint)
+
+
+def _next_value(word: str | None, flag: str, option: TorchrunOption) -> str:
+    if word is None or word == "--":
+        raise UsageError(f"{flag} needs a value: {flag} {option.metavar}")
+    is_number = word[1:2].isdigit() or word[1:2] == "."
+    if len(word) > 1 and word[0] == "-" and not is_number and " " not in word:
+        hint = f"if {quoted(word)} is that value, write {option.name}={word}" if word.isprintable() else None
+        raise UsageError(f"{flag} needs a value: {flag} {option.metavar}", hint=hint)
+    return word
+
+
+def convert(option: TorchrunOption, text: str, source: str) -> object:
+    """Turn a text into the option's value; ``source`` (flag or variable) is named in errors."""
+    match option.kind:
+        case "text":
+            return text or None
+        case "flag":
+            value = _WORDS.get(text.strip().lower())
+            if value is None:
+                raise option_error(source, f"takes 1, true, yes, on or 0, false, no, off, not {quoted(text)}")
+            return value
+        case "whole":
+            return _whole(text, source, most=_MOST)
+        case "port":
+            return _whole(text, source, most=_PORTS)
+        case "number":
+            return _number(text, source)
+        case "choice":
+            if text not in option.choices:
+                listed = ", ".join(option.choices[:-1]) + " or " + option.choices[-1]
+                raise option_error(source, f"takes {listed}, not {quoted(text)}")
+            return text
+        case "nodes":
+            return _nodes(text, source)
+        case "workers":
+            if text in _ACCELERATORS:
+                return text
+            hint = "gpu counts CUDA and ROCm devices" if text in ("cuda", "rocm", "hip") else None
+            return _whole(text, source, least=1, most=_MOST, also=", auto, cpu, gpu or xpu", hint=hint)
+        case "streams":
+            return _streams(text, source)
+        case "ranks":
+            ranks = [_digits(part.strip(), most=_MOST) for part in text.split(",")]
+            if None in ranks:
+                raise option_error(source, f"takes local ranks such as 0,1,2, not {quoted(text)}")
+            return frozenset(ranks)
+        case "list":
+            return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part)
+
+
+def _whole(text: str, source: str, *, most: int, least: int = 0, also: str = "", hint: str | None = None) -> int:
+    number = _digits(text.strip(), most=most)
+    if number is None or number < least:
+        raise option_error(source, f"takes a whole number from {least} to {most}{also}, not {quoted(text)}", hint=hint)
+    return number
+
+
+def _digits(text: str, *, most: int) -> int | None:
+    """Read a number of decimal digits, however many; None if it is none, or greater than ``most``."""
+    if not (text.isascii() and text.isdigit()):
+        return None
+    digits = text.lstrip("0") or "0"
+    return number if len(digits) <= len(str(most)) and (number := int(digits)) <= most else None
+
+
+def _number(text: str, source: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise option_error(source, f"takes a number of seconds >= 0, not {quoted(text)}")
+    return value
+
+
+def _nodes(text: str, source: str) -> tuple[int, int]:
+    parts = [_digits(part.strip(), most=_MOST) for part in text.split(":")]
+    least, most = parts[0], parts[-1]
+    if len(parts) > 2 or least is None or most is None:
+        raise option_error(source, f"takes N or MIN:MAX, not {quoted(text)}")
+    if not 0 < least <= most:
+        raise option_error(source, f"takes MIN:MAX with 0 < MIN <= MAX, not {quoted(text)}")
+    return least, most
+
+
+def _streams(text: str, source: str) -> Mapping[int, int] | int:
+    """Read ``3`` or ``0:3,12:1``: for all local ranks or by local rank, 1 is stdout, 2 stderr, 3 both."""
+    if text in ("0", "1", "2", "3"):
+        return int(text)
+    by_rank: dict[int, int] = {}
+    for part in text.split(","):
+        word, colon, value = part.partition(":")
+        rank = _digits(word, most=_MOST)
+        if not colon or value not in ("0", "1", "2", "3") or rank is None:
+            raise option_error(
+                source,
+                f"takes 0 (neither), 1 (stdout), 2 (stderr), 3 (both), or local ranks with these: 0:3,12:1; "
+                f"not {quoted(text)}",
+            )
+        by_rank[rank] = int(value)
+    return by_rank

@@ -1,0 +1,184 @@
+"""How errors reach the user, and what the process needs before it can say anything.
+
+A handled error is one or two lines. A fault of ours is one line and a file with the traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable
+
+from distlaunch.core.errors import EXIT_SOFTWARE, LaunchError
+from distlaunch.core.model.text import printable
+
+# For annotations alone; importing it costs start-up time.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+EXIT_INTERRUPTED = 130
+EXIT_UNWRITABLE = 1
+"""Standard output takes no more, as where a disk is full."""
+
+
+def interruptible() -> None:
+    """Have Ctrl-C raise KeyboardInterrupt from now on, unless it is ignored.
+
+    Python would print a KeyboardInterrupt that comes in a callback of its own, as those of imports are, and go on:
+    that ends the process instead.
+    """
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        sys.unraisablehook = _end_if_interrupted
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end_if_interrupted(unraisable: sys.UnraisableHookArgs) -> None:
+    if unraisable.exc_type is KeyboardInterrupt:
+        os._exit(EXIT_INTERRUPTED)
+    sys.__unraisablehook__(unraisable)
+
+
+def ignore_signals() -> None:
+    """Let no signal change the exit code any more: all there was to wait for has been done."""
+    for number in (*ENDING, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def repair_standard_streams() -> None:
+    """Open /dev/null on descriptors 0, 1 and 2 where they are missing.
+
+    Otherwise the next file or pipe that is opened takes the number, and what workers print goes into it. Python has
+    set the stream objects of missing descriptors to None; they are made anew.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDONLY if fd == 0 else os.O_WRONLY)
+            os.set_inheritable(opened, True)  # noqa: FBT003 - positional-only in the standard library
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - lives as long as the process
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Run a command and return its exit code, with every error told the way its kind is told.
+
+    Standard output is flushed here, so that a reader that has gone away (``distlaunch plan | head``) is met here and
+    not in the interpreter's end. It has what it wanted, so that is no failure: whether it is noticed at all depends on
+    who is faster.
+    """
+    code = 0
+    try:
+        code = work()
+        sys.stdout.flush()
+    except LaunchError as error:
+        print_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except SystemExit as left:
+        if not isinstance(left.__context__, BrokenPipeError):
+            raise
+        _drop_output(sys.stdout)  # typer and rich have met it first
+    except Exception as error:  # noqa: BLE001 - the last handler: whatever comes here is a fault of ours
+        if isinstance(error, OSError) and (reason := _unwritable(error)):
+            _drop_output(sys.stdout)
+            if isinstance(error, BrokenPipeError):
+                return code
+            _to_stderr([f"distlaunch: error: cannot write to stdout: {reason}"])
+            return EXIT_UNWRITABLE
+        report_fault(error)
+        return EXIT_SOFTWARE
+    return code
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Write ``distlaunch: warning: ...`` to stderr for each."""
+    if lines := [f"distlaunch: warning: {_indented(warning)}" for warning in warnings]:
+        _to_stderr(lines)
+
+
+def print_error(error: LaunchError) -> None:
+    """Write ``distlaunch: error: ...`` and its hint to stderr."""
+    lines = [f"distlaunch: error: {_indented(error.message)}"]
+    if error.hint:
+        lines.append(f"  hint: {_indented(error.hint)}")
+    _to_stderr(lines)
+
+
+def report_fault(error: BaseException) -> None:
+    """Write one line about an error that nobody foresaw, and where its traceback is (a file only the user can read)."""
+    import tempfile
+    import traceback
+
+    name = type(error).__name__
+    text = "".join(traceback.format_exception(error))
+    first = (str(error).strip().splitlines() or [""])[0]
+    lines = [f"distlaunch: internal error: {printable(f'{name}: {first}' if first else name)}"]
+    try:
+        fd, path = tempfile.mkstemp(prefix="distlaunch-traceback-", suffix=".txt")
+        os.fchmod(fd, 0o600)  # whatever the umask
+        with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError as problem:
+        lines.append(printable(f"  raised at {_place(error)}; the traceback could not be saved: {problem}"))
+    else:
+        lines.append(f"  please report it with the traceback, saved in {path}")
+    _to_stderr(lines)
+
+
+def _indented(text: str) -> str:
+    """Make a text harmless, and indent its lines after the first."""
+    return printable(text, keep="\n").replace("\n", "\n  ")
+
+
+def _place(error: BaseException) -> str:
+    """Say where an error was raised: our own innermost line, else the innermost."""
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    frame = next(
+        (frame for frame in reversed(frames) if frame.filename.startswith(ours)), frames[-1] if frames else None
+    )
+    return f"{frame.filename}:{frame.lineno} in {frame.name}" if frame else "an unknown place"
+
+
+def _to_stderr(lines: list[str]) -> None:
+    try:
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        _drop_output(sys.stderr)  # nobody is left to tell; the exit code says it
+
+
+def _unwritable(error: OSError) -> str | None:
+    """Say why standard output takes nothing, if that is what ``error`` is about: writing again meets it again."""
+    if error.filename is not None:
+        return None
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError as again:
+        return again.strerror if again.errno == error.errno else None
+    except ValueError:
+        return None
+    return None
+
+
+def _drop_output(stream: TextIO) -> None:
+    """Point a stream at /dev/null, so that the interpreter's last flush finds a reader."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, stream.fileno())
+    except (OSError, ValueError):
+        return  # a stream without a descriptor (an embedding program's) is not flushed into a pipe
+    finally:
+        os.close(null)

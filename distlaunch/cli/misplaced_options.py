@@ -1,0 +1,68 @@
+"""Options of ours that stand behind SCRIPT, where a script that ignores unknown arguments swallows them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from distlaunch.core.model.text import printable
+from distlaunch.planning.train_options import TrainOptions
+
+_MOST_BYTES = 4 << 20
+
+
+def misplaced_options(options: TrainOptions, names: Iterable[str], environ: Mapping[str, str]) -> list[str]:
+    """Return one notice if arguments of the script are spelled like options of ours and its text has no such name.
+
+    ``names``: the long names of the options that this command has, with dashes. Of several launchers rank 0's says it.
+    """
+    words = [word for word in options.script_args if word[:2] == "--" and len(word) > 2]
+    if not words or options.quiet or environ.get("RANK", "0") != "0":
+        return []
+    ours = set(names)
+    found = dict.fromkeys(flag for flag in (word.partition("=")[0] for word in words) if _dashed(flag) in ours)
+    text = _text_of(options) if found else None
+    if text is None:
+        return []
+    unknown = [flag for flag in found if not any(name in text for name in _spellings(flag))]
+    if not unknown:
+        return []
+    script = printable(os.path.basename(options.script or ""))
+    went = f"{_listed(unknown)} behind SCRIPT went to the script, and the text of {script} has no such name"
+    return [f"{went}: options of distlaunch go before SCRIPT"]
+
+
+def _dashed(flag: str) -> str:
+    return "--" + flag[2:].replace("_", "-")
+
+
+def _spellings(flag: str) -> tuple[bytes, bytes]:
+    name = flag[2:].encode(errors="surrogateescape")
+    return name.replace(b"_", b"-"), name.replace(b"-", b"_")
+
+
+def _listed(flags: Sequence[str]) -> str:
+    *others, last = map(printable, flags)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _text_of(options: TrainOptions) -> bytes | None:
+    """Read the script; None for a program that is no Python script, and where there is no file of it here."""
+    name = options.script
+    if name is None or (options.no_python and not options.module):
+        return None
+    if options.module:
+        name = name.replace(".", os.sep) + ".py"
+    try:
+        cwd = os.getcwd()
+    except OSError:
+        return None
+    for folder in dict.fromkeys((os.path.join(cwd, options.workdir or ""), cwd)):
+        path = os.path.join(folder, name)
+        with suppress(OSError, ValueError):  # it is not there, or no path
+            if stat.S_ISREG(os.stat(path).st_mode) and os.path.getsize(path) <= _MOST_BYTES:
+                with open(path, "rb") as file:
+                    return file.read(_MOST_BYTES)
+    return None

@@ -1,0 +1,290 @@
+"""The sink of a job (``job.sink``): which ranks are shown, in which format, on which descriptors."""
+
+from __future__ import annotations
+
+import os
+import threading
+from time import monotonic, time
+from typing import TYPE_CHECKING
+
+from distlaunch.console.jsonl import Records, dropped_record
+from distlaunch.console.prefixes import RESET, Prefixes
+from distlaunch.console.screen import Screen
+from distlaunch.console.status_line import next_change, status_text
+from distlaunch.console.terminal import TerminalScreen
+from distlaunch.console.terminal_writer import TerminalWriter
+from distlaunch.console.writer import Writer
+from distlaunch.coordinator.runtime.sink import Sink
+from distlaunch.core.model.run_files import STDERR, STDOUT
+from distlaunch.core.model.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Literal
+
+    from distlaunch.coordinator.runtime.sink import StatusView
+    from distlaunch.planning.train_options import OutputFormat
+
+TERMINAL_CLOSE_S = 2.0
+"""How long a terminal that takes nothing is waited for at the end."""
+_SUSPEND_S = 0.25
+_STATUS_PACE_S = 0.1
+_SGR = {"info": b"\x1b[2m", "warning": b"\x1b[33m", "error": b"\x1b[31m"}
+
+
+def _bound(writer: Writer, timeout_s: float | None) -> float | None:
+    """Bound the wait for a terminal in any case: it may skip lines, and a stopped one must not keep a job."""
+    if writer.on_terminal:
+        return TERMINAL_CLOSE_S if timeout_s is None else min(timeout_s, TERMINAL_CLOSE_S)
+    return timeout_s
+
+
+def own_lines(text: str) -> bytes:
+    """Mark our own words, so that nobody takes them for a worker's, and make the names in them harmless."""
+    return b"distlaunch: " + printable(text.removesuffix("\n"), keep="\n").encode()
+
+
+class Console(Sink):
+    """Worker output and our own lines; see ``open_console``.
+
+    One lock: the pump's thread and the main thread both put lines on the screen. It is never held while writing.
+    """
+
+    def __init__(
+        self,
+        *,
+        out: Screen | Records,
+        err: Screen | Records,
+        shown: frozenset[int] | None,
+        quiet: bool,
+        colour: bool,
+        status: TerminalWriter | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._out = out
+        self._err = err
+        self._screens = (out,) if out is err else (out, err)
+        self._writers = tuple(dict.fromkeys(screen.writer for screen in self._screens))
+        self._shown = shown
+        self._quiet = quiet
+        self._colour = colour
+        self._status_writer = status
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._wake: Callable[[], None] = _nothing
+        self._view: StatusView | None = None
+        self._redraw_s: float | None = None
+        self._drawn_s = -1.0
+        self._suspended = False
+        self._lost: int | None = None
+        self._stalled_at: float | None = None
+        """Since when there has been no room: nobody reads what workers write meanwhile, so held lines wait as well."""
+        self._stalled_s = 0.0
+        """For how long there had been none before."""
+
+    def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Take a chunk of a worker; ``tick`` then tells when what is held of it is due."""
+        if self._shown is not None and rank not in self._shown:
+            return
+        with self._lock:
+            (self._out if stream == STDOUT else self._err).output(rank, stream, data, now - self._stalled_s)
+
+    def rank_ended(self, rank: int, now: float) -> None:
+        """Finish this rank's lines (the last ones may still wait 0.1 s to be folded with other ranks')."""
+        with self._lock:
+            for screen in self._screens:
+                screen.rank_ended(rank, now - self._stalled_s)
+
+    def tick(self, now: float) -> float | None:
+        """Show what is due; see ``job.sink``."""
+        with self._lock:
+            dues = self._flush_due(now)
+            if self._redraw_s is not None and self._redraw_s <= now:
+                self._draw(now)
+            dues.append(self._redraw_s)
+        return min((due for due in dues if due is not None), default=None)
+
+    def _flush_due(self, now: float) -> list[float | None]:
+        """Show what has been held long enough while its worker could go on writing; return when more will have."""
+        if not self.has_room():
+            if self._stalled_at is None:
+                self._stalled_at = now
+            return []
+        if self._stalled_at is not None:
+            self._stalled_s += now - self._stalled_at
+            self._stalled_at = None
+        dues = (screen.flush_due(now - self._stalled_s) for screen in self._screens)
+        return [due + self._stalled_s for due in dues if due is not None]
+
+    def has_room(self) -> bool:
+        """Tell whether no pipe or file is behind by more than its buffer."""
+        return all(writer.has_room() for writer in self._writers)
+
+    def on_room(self, wake: Callable[[], None]) -> None:
+        """Set what to call when there is room again, or when the next ``tick`` is due earlier than it said."""
+        self._wake = wake
+        for writer in self._writers:
+            writer.on_room = wake
+
+    def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
+        """Show lines of our own, after the whole lines that workers wrote before; ``quiet`` hides info only."""
+        if self._quiet and level == "info":
+            return
+        with self._lock:
+            if isinstance(self._err, Records):
+                self._err.message(text, level)
+                return
+            lines = own_lines(text).split(b"\n")
+            if self._colour:
+                lines[0] = _SGR[level] + lines[0] + RESET
+            self._err.interject(b"\n".join(lines) + b"\n")
+
+    def event(self, record: Mapping[str, object]) -> None:
+        """Print a job event under jsonl, else nothing."""
+        if isinstance(self._err, Records):
+            with self._lock:
+                self._err.event(record)
+
+    def status(self, view: StatusView) -> None:
+        """Update the live status line."""
+        if self._status_writer is None:
+            return
+        with self._lock:
+            now = self._clock()
+            same_phase = self._view is not None and self._view.phase == view.phase
+            self._view = view
+            if self._suspended or (same_phase and now - self._drawn_s < _STATUS_PACE_S and self._redraw_s is not None):
+                return
+            was_due = self._redraw_s
+            self._draw(now)
+            earlier = self._redraw_s is not None and was_due is None
+        if earlier:
+            self._wake()
+
+    def suspend(self) -> None:
+        """Clear the live rows, and wait a moment for the terminal to have it."""
+        with self._lock:
+            self._suspended = True
+            self._redraw_s = None
+            terminals = [writer for writer in self._writers if isinstance(writer, TerminalWriter)]
+            for writer in terminals:
+                writer.conceal(concealed=True)
+        for writer in terminals:
+            writer.wait_idle(_SUSPEND_S)
+
+    def resume(self) -> None:
+        """Draw the live rows again."""
+        with self._lock:
+            self._suspended = False
+            for writer in self._writers:
+                if isinstance(writer, TerminalWriter):
+                    writer.conceal(concealed=False)
+            self._draw(self._clock())
+        self._wake()
+
+    def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
+        """Flush everything; return the bytes that failed or stuck descriptors did not take. See ``job.sink``.
+
+        Lines that were skipped or dropped are not counted: a line says so itself.
+        """
+        if self._lost is None:
+            with self._lock:
+                now = self._clock()
+                self._view = self._redraw_s = None
+                for screen in self._screens:
+                    screen.finish(now - self._stalled_s)
+            for writer in self._writers:
+                writer.begin_close()
+            self._lost = sum(
+                writer.finish_close(_bound(writer, timeout_s), drops=timeout_s is not None, hurried=hurried)
+                for writer in self._writers
+            )
+        return self._lost
+
+    def _draw(self, now: float) -> None:
+        self._redraw_s = None
+        if self._view is None or self._suspended or self._status_writer is None:
+            return
+        self._status_writer.set_status(status_text(self._view, now))
+        self._drawn_s = now
+        self._redraw_s = next_change(self._view, now)
+
+
+def open_console(
+    *,
+    world_size: int,
+    environ: Mapping[str, str],
+    format: OutputFormat | None = None,  # noqa: A002 - the option's name
+    show: frozenset[int] | None = None,
+    quiet: bool = False,
+    stdout_fd: int = STDOUT,
+    stderr_fd: int = STDERR,
+    clock: Callable[[], float] = monotonic,
+    wall: Callable[[], float] = time,
+) -> Console:
+    """Open the console of a job.
+
+    ``show`` is what ``parse_output_ranks`` gives (None: all ranks). Without a format: rich when stderr is a terminal,
+    else plain. Colour only on a terminal, under rich, and respecting NO_COLOR and TERM. A status line only where
+    nobody else writes to the terminal: what reads a pipe from us (``| tee log``) would write into it.
+    """
+    dumb = environ.get("TERM") in ("dumb", "unknown")
+    if format is None:
+        format = "rich" if os.isatty(stderr_fd) else "plain"  # noqa: A001 - as above
+    if format == "jsonl":
+        writer = Writer(stdout_fd, dropped=dropped_record(wall))
+        records = Records(writer, wall=wall)
+        return Console(out=records, err=records, shown=show, quiet=quiet, colour=False, status=None, clock=clock)
+
+    may_colour = format == "rich" and not dumb and not environ.get("NO_COLOR")
+    ranks = range(world_size) if show is None else show
+
+    def screen(fd: int) -> Screen:
+        if not os.isatty(fd):
+            return Screen(Writer(fd), ranks=ranks, prefixes=Prefixes(colour=False))
+        prefixes = Prefixes(colour=may_colour)
+        writer = TerminalWriter(fd, skipped=skipped_note, colour=may_colour)
+        return TerminalScreen(writer, ranks=ranks, prefixes=prefixes, draws=not dumb)
+
+    out = screen(stdout_fd)
+    err = out if same_file(stdout_fd, stderr_fd) else screen(stderr_fd)
+    terminal = err.writer if isinstance(err.writer, TerminalWriter) else None
+    live = format == "rich" and not quiet and not dumb and not _is_read_by_a_program(stdout_fd)
+    return Console(
+        out=out,
+        err=err,
+        shown=show,
+        quiet=quiet,
+        colour=may_colour and terminal is not None,
+        status=terminal if live else None,
+        clock=clock,
+    )
+
+
+def same_file(one: int, two: int) -> bool:
+    """Tell whether both end in the same file: then one writer keeps the order of all lines."""
+    try:
+        first, second = os.fstat(one), os.fstat(two)
+    except OSError:
+        return False
+    return (first.st_dev, first.st_ino, first.st_rdev) == (second.st_dev, second.st_ino, second.st_rdev)
+
+
+def _is_read_by_a_program(fd: int) -> bool:
+    import stat
+
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def skipped_note(lines: int) -> bytes:
+    """Say how many lines a terminal has skipped."""
+    noun = "line" if lines == 1 else "lines"
+    return f"… {lines:,} {noun} not shown; they are in the log files\n".encode()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,91 @@
+r"""What a worker prints cannot retitle, clear, query or rearrange the user's terminal.
+
+Colours (SGR) and erase-in-line (``K``) pass. Cursor up (``\x1b[A``), hiding the cursor and showing it, from progress
+bars that are shown as lines, are dropped. Every other control character is made visible. An ESC byte leaves here only
+as part of a complete harmless sequence, so that a hostile one cannot be put together from two pieces. Bytes that are
+no UTF-8 become U+FFFD: they hold no 8-bit controls.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distlaunch.console.prefixes import RESET
+
+if TYPE_CHECKING:
+    import re
+
+_CONTROLS = bytes([*range(9), *range(0x0B, 0x20), 0x7F])
+"""All C0 but tab and newline."""
+_LONGEST_SEQUENCE = 64
+"""A colour and its background in 24 bits take 37 characters."""
+_DELETE = 0x7F
+_C1_FIRST = 0x80
+
+_patterns: tuple[re.Pattern[str], re.Pattern[str]] | None = None
+
+
+def is_clean(data: bytes) -> bool:
+    """Tell, at the speed of C, whether whole lines hold nothing that ``clean`` or a carriage return would change."""
+    if len(data.translate(None, _CONTROLS)) != len(data):
+        return False
+    if data.isascii():
+        return True
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return False
+    return b"\xc2" not in data or not any("\x80" <= char <= "\x9f" for char in text)
+
+
+def clean(line: bytes, *, reset: bool = True) -> bytes:
+    """Neutralise one line or piece of a line; with ``reset``, end the colours that it leaves open."""
+    if is_clean(line):
+        return line
+    unsafe, colours = _compiled()
+    text = unsafe.sub(_visible, line.decode("utf-8", "replace"))
+    out = text.encode()
+    if reset and b"\x1b" in out:
+        found = colours.findall(text)
+        if found and found[-1].strip("0;:"):
+            out += RESET
+    return out
+
+
+def hold_back(piece: bytes) -> tuple[bytes, bytes]:
+    """Split a piece of a line into what can be shown and an unfinished sequence or character at its end."""
+    start = piece.rfind(b"\x1b", max(0, len(piece) - _LONGEST_SEQUENCE))
+    if start >= 0:
+        tail = piece[start + 1 :]
+        if not tail or (tail[:1] == b"[" and not tail[1:].strip(b"0123456789;:?")):
+            return piece[:start], piece[start:]
+    for size in range(1, min(3, len(piece)) + 1):
+        byte = piece[-size]
+        if byte >= 0xC0:
+            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return (piece[:-size], piece[-size:]) if size < needed else (piece, b"")
+        if byte < _C1_FIRST:
+            break
+    return piece, b""
+
+
+def _compiled() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    global _patterns  # noqa: PLW0603 - compiled at the first line that needs it: re costs time at start
+    if _patterns is None:
+        import re
+
+        _patterns = (
+            re.compile(r"\x1b\[[0-9;:]{0,60}[mK]|\x1b\[(?:[0-9]{0,4}[AF]|\?25[hl])|[\x00-\x08\x0a-\x1f\x7f-\x9f]"),
+            re.compile(r"\x1b\[([0-9;:]*)m"),
+        )
+    return _patterns
+
+
+def _visible(match: re.Match[str]) -> str:
+    found = match[0]
+    if len(found) > 1:
+        return found if found[-1] in "mK" else ""
+    code = ord(found)
+    if code < _DELETE:
+        return chr(0x2400 + code)
+    return "\u2421" if code == _DELETE else "\ufffd"

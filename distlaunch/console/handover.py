@@ -1,0 +1,127 @@
+"""The user's terminal handed over to the one worker, so that a debugger or progress bar has it whole.
+
+The worker gets a pseudo-terminal; keys go to it unread, its bytes come to the screen unchanged (and to its file).
+"""
+
+from __future__ import annotations
+
+import os
+import termios
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Literal
+
+from distlaunch.console.console import TERMINAL_CLOSE_S, own_lines
+from distlaunch.console.writer import Writer
+from distlaunch.coordinator.runtime.sink import StatusView
+from distlaunch.core.agent.workers.pseudo_terminal import in_foreground, modes_that_pass_keys_on
+from distlaunch.core.model.run_files import STDERR, STDOUT
+
+_STDIN = 0
+_KEYS = 4096
+
+
+def user_terminal() -> UserTerminal | None:
+    """Give the terminal if stdin, stdout and stderr all are it, and we are its foreground job; else None."""
+    terminal = UserTerminal()
+    whole = all(os.isatty(descriptor) for descriptor in (_STDIN, STDOUT, STDERR))
+    return terminal if whole and terminal.is_ours() else None
+
+
+class UserTerminal:
+    """Descriptors 0 to 2 as one terminal, with the modes that it had."""
+
+    def __init__(self) -> None:
+        self._before: list[Any] | None = None
+
+    def fileno(self) -> int:
+        """Give the descriptor to poll for keystrokes."""
+        return _STDIN
+
+    def keys(self) -> bytes:
+        """Read what was typed; empty if the terminal has gone away."""
+        try:
+            return os.read(_STDIN, _KEYS)
+        except OSError:
+            return b""
+
+    def size(self) -> tuple[int, int]:
+        """Give rows and columns."""
+        try:
+            size = os.get_terminal_size(_STDIN)
+        except OSError:
+            return 24, 80
+        return size.lines, size.columns
+
+    def is_ours(self) -> bool:
+        """Tell whether we are its foreground job: to change its modes from the background would stop us."""
+        return in_foreground(_STDIN)
+
+    def take(self) -> None:
+        """Switch to passing every key on, none interpreted here."""
+        try:
+            self._before = termios.tcgetattr(_STDIN)
+            termios.tcsetattr(_STDIN, termios.TCSADRAIN, modes_that_pass_keys_on(self._before))
+        except (termios.error, OSError):
+            self._before = None
+
+    def give_back(self) -> None:
+        """Restore the modes that it had."""
+        if self._before is not None:
+            with suppress(termios.error, OSError):  # it has gone away
+                termios.tcsetattr(_STDIN, termios.TCSADRAIN, self._before)
+            self._before = None
+
+
+class Passthrough:
+    """The sink of a job whose one worker has the terminal: its bytes unchanged, our own lines between them."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._writer = Writer(STDOUT)
+        self._quiet = quiet
+
+    def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Pass a chunk on."""
+        del rank, stream, now
+        self._writer.put(data)
+
+    def rank_ended(self, rank: int, now: float) -> None:
+        """Hold nothing, so there is nothing to show."""
+
+    def tick(self, now: float) -> float | None:
+        """Hold nothing."""
+        del now
+        return None
+
+    def has_room(self) -> bool:
+        """Tell whether the terminal keeps up."""
+        return self._writer.has_room()
+
+    def on_room(self, wake: Callable[[], None]) -> None:
+        """Set what to call when it does again."""
+        self._writer.on_room = wake
+
+    def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
+        """Show our own lines; the terminal may be raw, so each begins at the left by itself."""
+        if level == "info" and self._quiet:
+            return
+        self._writer.put(b"\r" + own_lines(text).replace(b"\n", b"\r\n") + b"\r\n", must=True)
+
+    def event(self, record: Mapping[str, object]) -> None:
+        """Show no events."""
+
+    def status(self, view: StatusView) -> None:
+        """Show no status line: the screen is the worker's."""
+
+    def suspend(self) -> None:
+        """Leave the screen as it is."""
+
+    def resume(self) -> None:
+        """Leave the screen as it is."""
+
+    def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
+        """Flush; return how many bytes could not be shown."""
+        self._writer.begin_close()
+        drops = timeout_s is not None
+        timeout_s = TERMINAL_CLOSE_S if timeout_s is None else min(timeout_s, TERMINAL_CLOSE_S)
+        return self._writer.finish_close(timeout_s, drops=drops, hurried=hurried)

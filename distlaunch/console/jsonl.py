@@ -1,0 +1,118 @@
+"""``--format jsonl``: everything on one descriptor, one JSON object a line.
+
+``{"time": epoch seconds, "type": "output", "rank": r, "stream": "stdout"|"stderr", "text": ...}`` for each line,
+without its end. ``"partial": true``: the line goes on in this stream's next record. ``"base64"`` has the bytes of
+a text that is not UTF-8. ``"progress": true``: the newest state of a row that is still being drawn over; its last
+state comes as a line. Our own lines are ``{"time", "type": "message", "level", "text"}``; job events come as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from distlaunch.console.escapes import hold_back
+from distlaunch.console.lines import PIECE, STREAMS, Lines, Source
+from distlaunch.console.writer import Writer, dropped_note
+
+
+def dropped_record(wall: Callable[[], float]) -> Callable[[int], bytes]:
+    """Return what words as a record how many lines were dropped at the job's end."""
+
+    def describe(lines: int) -> bytes:
+        import json
+
+        text = dropped_note(lines).decode().removeprefix("distlaunch: ").removesuffix("\n")
+        record = {"time": round(wall(), 6), "type": "message", "level": "warning", "text": text}
+        return json.dumps(record).encode() + b"\n"
+
+    return describe
+
+
+class Records(Lines):
+    """Writes worker lines, messages and events as JSON."""
+
+    def __init__(self, writer: Writer, *, wall: Callable[[], float]) -> None:
+        from json.encoder import encode_basestring_ascii
+
+        super().__init__(writer)
+        self._quote = encode_basestring_ascii
+        self._wall = wall
+
+    def message(self, text: str, level: str) -> None:
+        """Write lines of our own."""
+        self.event({"time": round(self._wall(), 6), "type": "message", "level": level, "text": text})
+
+    def event(self, record: Mapping[str, object]) -> None:
+        """Write one record as it is."""
+        import json
+
+        self.writer.put(json.dumps(dict(record)).encode() + b"\n", must=True)
+
+    def _complete(self, source: Source, block: bytes, now: float) -> None:
+        source.started = False
+        start = self._start(source)
+        if len(block) <= PIECE or max(map(len, block.split(b"\n"))) <= PIECE:
+            try:
+                text = block.decode()
+            except UnicodeDecodeError:
+                pass
+            else:
+                quote = self._quote
+                lines = [start + quote(line.removesuffix("\r")) + "}\n" for line in text.split("\n")]
+                self._put("".join(lines))
+                return
+        self._put("".join(self._pieces(start, line.removesuffix(b"\r"), partial=False) for line in block.split(b"\n")))
+
+    def _pieces(self, start: str, line: bytes, *, partial: bool) -> str:
+        """Write a long or binary line as records of at most PIECE bytes, the last of them ``partial`` or not."""
+        out = []
+        while len(line) > PIECE:
+            piece, held = hold_back(line[:PIECE])
+            out.append(self._record(start, piece, mark="partial"))
+            line = held + line[PIECE:]
+        out.append(self._record(start, line, mark="partial" if partial else ""))
+        return "".join(out)
+
+    def _show(self, source: Source) -> None:
+        """Write the unfinished line, in pieces of at most PIECE; an unfinished character stays."""
+        self._partial.pop(source, None)
+        start = self._start(source)
+        shown, held = hold_back(bytes(source.buf))
+        source.buf[:] = held
+        if shown:
+            source.started = True
+            self._put(self._pieces(start, shown, partial=True))
+
+    def _show_state(self, source: Source, state: bytes, now: float) -> None:
+        del now
+        self._leave(source)
+        self._put(self._record(self._start(source), state, mark="progress"))
+
+    def _complete_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
+        del shown, now
+        self._leave(source)
+        self._put(self._pieces(self._start(source), state, partial=False))
+
+    def _leave(self, source: Source) -> None:
+        if source.started:
+            self._put(self._record(self._start(source), b""))
+        source.started = False
+
+    def _start(self, source: Source) -> str:
+        """Give the head that the records of one chunk share."""
+        stream = STREAMS[source.stream]
+        return f'{{"time": {self._wall():.6f}, "type": "output", "rank": {source.rank}, "stream": "{stream}", "text": '
+
+    def _record(self, start: str, line: bytes, *, mark: str = "") -> str:
+        end = f', "{mark}": true}}\n' if mark else "}\n"
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            from binascii import b2a_base64
+
+            text = line.decode("utf-8", "replace")
+            end = f', "base64": "{b2a_base64(line, newline=False).decode()}"{end}'
+        return start + self._quote(text) + end
+
+    def _put(self, text: str) -> None:
+        self.writer.put(text.encode())

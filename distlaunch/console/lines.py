@@ -1,0 +1,326 @@
+r"""Chunks taken apart into whole lines and the unfinished one, which is held for PARTIAL_S at most.
+
+An unfinished line with a carriage return is a bar: only its newest state is kept, shown now and then as a line of its
+own, and at the end. A program that moves the cursor up has several rows: ``display`` interprets what it writes, and
+its rows are shown like bars.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from distlaunch.console.escapes import hold_back
+from distlaunch.console.returns import is_redrawn, last_states, newest_state, squeeze
+from distlaunch.console.writer import Writer
+
+if TYPE_CHECKING:
+    from distlaunch.console.live_display import Display
+
+PARTIAL_S = 0.5
+"""A line without its newline is shown after this long (design: 0.5 s)."""
+PROGRESS_S = 10.0
+"""The newest state of a bar is shown at most this often, where it cannot be drawn over the one before."""
+PIECE = 64 << 10
+"""A longer line is shown in pieces: memory stays bounded whatever a worker writes."""
+STREAMS = {1: "stdout", 2: "stderr"}
+_SEQUENCE = 8
+"""A sequence that moves the cursor is no longer than this."""
+
+
+class Source:
+    """One stream of one rank: what it has written since its last newline and is not yet shown."""
+
+    __slots__ = ("bar", "buf", "cut", "display", "due", "length", "paced_s", "rank", "started", "state", "stream")
+
+    def __init__(self, rank: int, stream: int) -> None:
+        self.rank = rank
+        self.stream = stream
+        self.buf = bytearray()
+        self.due = 0.0
+        self.started = False
+        """A first part of this line is on the console already."""
+        self.length = 0
+        self.cut = False
+        """The rest of this line is not shown (terminal only)."""
+        self.bar = False
+        """This line has a carriage return; ``buf`` holds its newest state, shown or not."""
+        self.state: bytes | None = None
+        """The state of this bar that is on the console."""
+        self.paced_s = -PROGRESS_S
+        """When a state of a bar was last shown."""
+        self.display: Display | None = None
+        """The rows that the program draws over, while there are any."""
+
+
+class Lines(ABC):
+    """The sources of one console, and which of them has a line waiting for its end; subclasses show them."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        self._sources: dict[tuple[int, int], Source] = {}
+        self._partial: dict[Source, None] = {}
+        self._bars: dict[Source, None] = {}
+        self._bars_due = 0.0
+        self._drawing: dict[Source, None] = {}
+        """The sources that have a display."""
+
+    def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Take a chunk; see ``job.sink.Sink``."""
+        source = self._sources.get((rank, stream))
+        if source is None:
+            source = self._sources[rank, stream] = Source(rank, stream)
+        self._take(source, data, now)
+
+    def rank_ended(self, rank: int, now: float) -> None:
+        """Finish the lines of this rank."""
+        for stream in STREAMS:
+            source = self._sources.pop((rank, stream), None)
+            if source is not None:
+                self._end(source, now)
+
+    def flush_due(self, now: float) -> float | None:
+        """Show unfinished lines that have been held long enough; return when the next is due."""
+        dues = [self._settle(now)] if self._drawing else []
+        dues.append(self._flush_bars(now) if self._bars else None)
+        while self._partial:
+            source = next(iter(self._partial))
+            if source.due > now:
+                dues.append(source.due)
+                break
+            self._show(source)
+        return min((due for due in dues if due is not None), default=None)
+
+    def finish(self, now: float) -> None:
+        """Show everything that is held."""
+        for source in self._sources.values():
+            self._end(source, now)
+        self._sources.clear()
+
+    def _take(self, source: Source, data: bytes, now: float) -> None:
+        if source.display is not None or (b"\x1b" in data and self._moves_cursor(source, data)):
+            self._draw(source, data, now)
+            return
+        if self._drawing:
+            self._complete_displays(source, now)
+        cut = data.rfind(b"\n")
+        if cut >= 0:
+            self._take_lines(source, data[:cut], now)
+            data = data[cut + 1 :]
+        if not data:
+            return
+        if source.bar or b"\r" in data:
+            self._move(source, data, now)
+        else:
+            self._extend(source, data, now)
+
+    def _take_lines(self, source: Source, block: bytes, now: float) -> None:
+        if source.bar or (source.started and b"\r" in block):
+            line, newline, block = block.partition(b"\n")
+            self._end_bar(source, line, now)
+            if not newline:
+                return
+        block = self._joined(source, block)
+        self._complete(source, last_states(block) if b"\r" in block else block, now)
+
+    def _end(self, source: Source, now: float) -> None:
+        if source.display is not None:
+            self._end_display(source, now)
+        elif source.bar and not source.started and source.state is None and not newest_state(bytes(source.buf)):
+            self._forget_bar(source)
+        elif source.bar:
+            self._end_bar(source, b"", now)
+        elif source.buf or self._is_open(source):
+            self._complete(source, self._joined(source, b""), now)
+
+    def _move(self, source: Source, data: bytes, now: float) -> None:
+        """Take a piece of an unfinished line that has a carriage return."""
+        self._partial.pop(source, None)
+        source.bar = True
+        if b"\r" in data:
+            source.buf[:] = squeeze(bytes(source.buf) + data)
+        else:
+            source.buf += data
+        if len(source.buf) < PIECE:
+            self._moved(source, now)
+            return
+        state = newest_state(bytes(source.buf))
+        self._forget_bar(source)
+        if state:
+            self._leave(source)
+            source.buf += state
+            self._show(source)
+
+    def _end_bar(self, source: Source, line: bytes, now: float) -> None:
+        """Show how a bar's line ends, unless that is on the console already; ``line`` is the rest of it."""
+        line = bytes(source.buf) + line
+        shown = source.state
+        self._forget_bar(source)
+        if shown is None and not is_redrawn(line):
+            self._complete(source, line, now)
+        else:
+            self._complete_bar(source, newest_state(line), shown, now)
+
+    def _forget_bar(self, source: Source) -> None:
+        self._bars.pop(source, None)
+        self._partial.pop(source, None)
+        source.buf.clear()
+        source.bar = False
+        source.state = None
+
+    def _moved(self, source: Source, now: float) -> None:
+        """Plan when the newest state of a bar is shown."""
+        if source not in self._bars:
+            self._plan_bar(source, (now if source.state is None else source.paced_s) + PROGRESS_S)
+
+    def _plan_bar(self, source: Source, due: float) -> None:
+        self._bars_due = min(due, self._bars_due) if self._bars else due
+        self._bars[source] = None
+        source.due = due
+
+    def _flush_bars(self, now: float) -> float | None:
+        if self._bars_due <= now:
+            for source in [source for source in self._bars if source.due <= now]:
+                del self._bars[source]
+                self._show_bar(source, now)
+            self._bars_due = min((source.due for source in self._bars), default=0.0)
+        return self._bars_due if self._bars else None
+
+    def _show_bar(self, source: Source, now: float) -> None:
+        """Show the newest state of a bar if it is not on the console; an unfinished character or escape waits."""
+        if source.display is not None:
+            self._show_display(source, now)
+            return
+        state = newest_state(bytes(source.buf))
+        if not source.buf.endswith(b"\r"):
+            state = hold_back(state)[0]
+        if state and state != source.state:
+            self._show_state(source, state, now)
+            source.state = state
+            source.paced_s = now
+
+    # --- displays
+
+    def _moves_cursor(self, source: Source, data: bytes) -> bool:
+        from distlaunch.console.live_display import moves_cursor
+
+        return moves_cursor(bytes(source.buf[-_SEQUENCE:]) + data)
+
+    def _draw(self, source: Source, data: bytes, now: float) -> None:
+        """Take a piece of a program's output that moves the cursor."""
+        display = source.display
+        if display is None:
+            from distlaunch.console.live_display import Display
+
+            data = bytes(source.buf) + data
+            self._forget_bar(source)
+            self._leave(source)
+            display = source.display = Display()
+            self._drawing[source] = None
+        self._put_rows(source, display.feed(data, now), now)
+        self._drawn(source, now)
+
+    def _drawn(self, source: Source, now: float) -> None:
+        """React to what a display shows now."""
+        if source.display is not None and source.display.is_over:
+            self._end_display(source, now)
+        else:
+            self._moved(source, now)
+
+    def _show_display(self, source: Source, now: float) -> None:
+        """Show the rows of a display that have changed since they were last shown."""
+        rows = source.display.rows() if source.display is not None else []
+        shown = (source.state or b"").split(b"\n")
+        for row in rows:
+            if row and row not in shown:
+                self._show_state(source, row, now)
+                source.paced_s = now
+        source.state = b"\n".join(rows)
+
+    def _put_rows(self, source: Source, rows: list[bytes], now: float) -> None:
+        """Show rows of a display that are final, but for those that are on the console already."""
+        shown = (source.state or b"").split(b"\n")
+        if rows := [row for row in rows if not row or row not in shown]:
+            self._complete(source, b"\n".join(rows), now)
+
+    def _end_display(self, source: Source, now: float) -> None:
+        """Show what a display shows last; the source has lines again."""
+        display = source.display
+        if display is not None:
+            self._put_rows(source, display.finish(), now)
+        source.display = None
+        self._drawing.pop(source, None)
+        self._forget_bar(source)
+
+    def _settle(self, now: float) -> float | None:
+        """Show the rows that have become final; return when more will be."""
+        dues = []
+        for source in list(self._drawing):
+            display = source.display
+            if display is None:
+                continue
+            if rows := display.settle(now):
+                self._put_rows(source, rows, now)
+                self._drawn(source, now)
+            if source.display is not None:
+                dues.append(display.due())
+        return min((due for due in dues if due is not None), default=None)
+
+    def _complete_displays(self, source: Source, now: float) -> None:
+        """End the rank's display on its other stream if that looks complete: the rank's own order is kept."""
+        for other in list(self._drawing):
+            display = other.display
+            if other.rank == source.rank and display is not None and display.is_complete:
+                self._end_display(other, now)
+
+    def _joined(self, source: Source, block: bytes) -> bytes:
+        """Put what is held of a source before ``block``; then nothing of it is held."""
+        self._partial.pop(source, None)
+        if source.buf:
+            source.buf += block
+            block = bytes(source.buf)
+            source.buf.clear()
+        return block
+
+    def _extend(self, source: Source, data: bytes, now: float) -> None:
+        """Take a piece of a line without a newline."""
+        source.buf += data
+        if len(source.buf) >= PIECE or self._is_due(source):
+            self._show(source)
+        elif source not in self._partial:
+            source.due = now + self._hold_s(source)
+            self._partial[source] = None
+
+    def _hold_s(self, source: Source) -> float:
+        """Return how long an unfinished line is held."""
+        del source
+        return PARTIAL_S
+
+    def _is_due(self, source: Source) -> bool:
+        """Tell whether a piece is shown at once."""
+        del source
+        return False
+
+    def _is_open(self, source: Source) -> bool:
+        """Tell whether the line that is on the console is still to be ended."""
+        return source.started
+
+    @abstractmethod
+    def _complete(self, source: Source, block: bytes, now: float) -> None:
+        """Show whole lines; ``block`` is without its last newline and may have others."""
+
+    @abstractmethod
+    def _show(self, source: Source) -> None:
+        """Show the unfinished line, which is no longer waiting."""
+
+    @abstractmethod
+    def _show_state(self, source: Source, state: bytes, now: float) -> None:
+        """Show a state of a bar that goes on."""
+
+    @abstractmethod
+    def _complete_bar(self, source: Source, state: bytes, shown: bytes | None, now: float) -> None:
+        """Show the last state of a bar, of which ``shown`` is on the console."""
+
+    @abstractmethod
+    def _leave(self, source: Source) -> None:
+        """End the part of the unfinished line that is on the console: what follows replaces it."""

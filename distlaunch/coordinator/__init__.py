@@ -1,0 +1,1 @@
+"""Decides for a job and supervises it."""

@@ -1,0 +1,117 @@
+"""Consoles of jobs whose nodes have a launcher each: what warns is shown on all, ranks may be local."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from distlaunch.coordinator.runtime.sink import Sink, StatusView
+
+
+class Passing(Sink):
+    """Passes everything on to another sink."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
+        """Show lines of our own; see ``Sink``."""
+        self._sink.say(text, level=level)
+
+    def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Take a chunk; see ``Sink``."""
+        self._sink.output(rank, stream, data, now)
+
+    def rank_ended(self, rank: int, now: float) -> None:
+        """Show what is held of a rank; see ``Sink``."""
+        self._sink.rank_ended(rank, now)
+
+    def tick(self, now: float) -> float | None:
+        """Show what has been held long enough; see ``Sink``."""
+        return self._sink.tick(now)
+
+    def has_room(self) -> bool:
+        """Tell whether the pump may go on; see ``Sink``."""
+        return self._sink.has_room()
+
+    def on_room(self, wake: Callable[[], None]) -> None:
+        """Set what to call; see ``Sink``."""
+        self._sink.on_room(wake)
+
+    def event(self, record: Mapping[str, object]) -> None:
+        """Show an event; see ``Sink``."""
+        self._sink.event(record)
+
+    def status(self, view: StatusView) -> None:
+        """Update the status line; see ``Sink``."""
+        self._sink.status(view)
+
+    def suspend(self) -> None:
+        """Clear the status line; see ``Sink``."""
+        self._sink.suspend()
+
+    def resume(self) -> None:
+        """Draw again; see ``Sink``."""
+        self._sink.resume()
+
+    def close(self, *, timeout_s: float | None, hurried: Callable[[], bool] = lambda: False) -> int:
+        """Flush everything; see ``Sink``."""
+        return self._sink.close(timeout_s=timeout_s, hurried=hurried)
+
+
+class LocalRanks(Passing):
+    """A console that knows the ranks of this node only, counted from 0, as torchrun's does."""
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink)
+        self.first_rank = 0
+
+    def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Take a chunk; see ``Sink``."""
+        self._sink.output(rank - self.first_rank, stream, data, now)
+
+    def rank_ended(self, rank: int, now: float) -> None:
+        """Show what is held of a rank; see ``Sink``."""
+        self._sink.rank_ended(rank - self.first_rank, now)
+
+
+class OuterRanks(Passing):
+    """A console that knows our one worker by the rank that another launcher has given it."""
+
+    def __init__(self, sink: Sink, *, first_rank: int) -> None:
+        super().__init__(sink)
+        self._first_rank = first_rank
+
+    def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Take a chunk; see ``Sink``."""
+        self._sink.output(self._first_rank + rank, stream, data, now)
+
+    def rank_ended(self, rank: int, now: float) -> None:
+        """Show what is held of a rank; see ``Sink``."""
+        self._sink.rank_ended(self._first_rank + rank, now)
+
+
+class Herald(Passing):
+    """Passes everything on to ``sink``, and warnings also to ``tell``; keeps the last words for the others."""
+
+    def __init__(self, sink: Sink, tell: Callable[[str, str], None]) -> None:
+        super().__init__(sink)
+        self._tell = tell
+        self._errors: list[str] = []
+        self._last = ""
+
+    def last_words(self, exit_code: int) -> str:
+        """Give what all launchers are to say at the end."""
+        if exit_code == 0:
+            return ""
+        return "\n".join(self._errors) or self._last
+
+    def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info") -> None:
+        """Show lines of our own; see ``Sink``."""
+        self._sink.say(text, level=level)
+        if level == "error":
+            self._errors.append(text)
+        elif level == "warning":
+            self._tell(text, level)
+        else:
+            self._last = text

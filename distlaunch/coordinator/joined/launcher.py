@@ -1,0 +1,423 @@
+"""A launcher that has joined a job: it does on its node what the coordinator says, by its own command line.
+
+It shows and files the output of its own workers, tells what happens to them, and leaves with the coordinator's verdict.
+If the coordinator is lost, the workers are stopped, and it is called again as long as there are restarts left.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from distlaunch.coordinator.joined.coordinator import Coordinator
+from distlaunch.coordinator.joined.local_node import OwnNode, Words
+from distlaunch.coordinator.joined.peer_settings import AGAIN_S, END_S, SIGNALS_LEAVE, Call, PeerSettings, Planner
+from distlaunch.coordinator.policy.events_and_actions import Signalled
+from distlaunch.coordinator.policy.signals import Request, Signals, StopRequests
+from distlaunch.coordinator.policy.start_messages import Streams, start_of
+from distlaunch.coordinator.policy.supervision import PRESS_AGAIN
+from distlaunch.coordinator.runtime import signal_pipe as signals
+from distlaunch.coordinator.runtime.error_file import ErrorFile
+from distlaunch.coordinator.runtime.orders import PASSED_ON, Orders
+from distlaunch.coordinator.runtime.peers import ReadEnd
+from distlaunch.coordinator.runtime.records import EventLog, OutputFiles
+from distlaunch.coordinator.runtime.sink import Sink
+from distlaunch.core.agent.liveness import Hearing
+from distlaunch.core.agent.remote_agent import Clock
+from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, LaunchError, ProtocolError
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import printable
+from distlaunch.core.private_files import make_private_dirs
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
+from distlaunch.transport.connection import Link
+
+_LONGEST_TEXT = 1 << 18
+
+
+class PeerRunner:
+    """Serves one job to its exit code."""
+
+    def __init__(
+        self,
+        *,
+        settings: PeerSettings,
+        planner: Planner,
+        own: OwnNode,
+        files: OutputFiles,
+        sink: Sink,
+        events: EventLog,
+        signal_pipe: signals.SignalPipe,
+        clock: Clock,
+        call: Call,
+        count_from: Callable[[int], None],
+        error_file: ErrorFile | None = None,
+    ) -> None:
+        """Be ready. ``count_from`` hears the lowest of our ranks, for a console that shows local ones."""
+        self._settings = settings
+        self._planner = planner
+        self._own = own
+        self._files = files
+        self._sink = sink
+        self._events = events
+        self._signals = signal_pipe
+        self._heard = Signals(holds=False)
+        self._clock = clock
+        self._call = call
+        self._count_from = count_from
+        self._error_file = error_file or ErrorFile(None)
+        self._job_id = settings.job_id
+        self._coordinator = Coordinator()
+        self._hearing = Hearing(settings.lost_after_s)
+        self._joined_at = 0.0
+        self._why = ""
+        """Why the coordinator counts as lost; empty as long as it does not."""
+        self._is_odd = False
+        """It said what no coordinator of ours says: to call it again would not help."""
+        self._is_unheard = False
+        """It has been silent for too long."""
+        self._leaves = False
+        """It is not lost, but this launcher leaves it."""
+        self._exit_code: int | None = None
+        self._orders = Orders()
+        self._restarts = 0
+        self._running: int | None = None
+        """The attempt that has workers here."""
+        self._asked = False
+        """These have been asked to end."""
+        self._told: int | None = None
+        """The first signal that told us to end."""
+        self._times_told = 0
+        self._requests = StopRequests()
+        self._noted: set[str] = set()
+
+    def run(self, link: Link) -> int:
+        """Serve until the verdict is there, or the coordinator is lost for good; give the exit code.
+
+        Raises LaunchError, and what ``call`` raises.
+        """
+        self._open(link)
+        try:
+            self._own.start()
+        except LaunchError as exc:
+            self._refuse(exc)
+            raise
+        while True:
+            self._apply()
+            while not self._is_over():
+                self._serve()
+            if self._exit_code is None:
+                self._wind_up()
+            if self._exit_code is None:
+                self._exit_code = self._end_of_job()
+            if self._exit_code is not None:
+                self._events.write("job_ended", {"exit_code": self._exit_code})
+                return self._exit_code
+            self._events.write("calling_again", {"attempt": self._orders.attempt, "restarts": self._restarts})
+            link, welcome = self._call()
+            self._open(link)
+            self._come_back(welcome)
+
+    def _end_of_job(self) -> int | None:
+        """Give the exit code if the lost coordinator is not to be called again; else return when it is time to."""
+        settings, began = self._settings, self._orders.attempt >= 0
+        may_go_on = not began or self._restarts < settings.max_restarts or settings.flexible
+        if may_go_on and not self._is_odd:
+            self._rest()
+        if self._exit_code is not None or self._own.is_broken:
+            return EXIT_SOFTWARE  # its workers' parent will not come again
+        if self._told is not None:
+            return 128 + self._told
+        if self._is_odd:
+            return EXIT_UNAVAILABLE
+        if may_go_on:
+            return None
+        self._sink.say("the job has failed: there is no restart left", level="error")
+        return EXIT_UNAVAILABLE
+
+    def _is_over(self) -> bool:
+        """Tell whether the coordinator has nothing more to say to us: the job has ended, or it is lost."""
+        return self._exit_code is not None or bool(self._why)
+
+    @property
+    def _has_workers(self) -> bool:
+        return self._running is not None and not self._own.is_broken
+
+    def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """End what is left here; then the coordinator may know."""
+        self._own.close(hurried)
+        self._coordinator.close()
+
+    # --- the coordinator
+
+    def _open(self, link: Link) -> None:
+        """Have the link. Raises ConfigError if no thread can be started for it."""
+        self._why = ""
+        self._is_unheard = False
+        self._joined_at = time.monotonic()
+        self._hearing.heard()
+        self._orders.joined()
+        self._coordinator.open(link)
+
+    def _apply(self) -> None:
+        attempt, restarts = self._orders.attempt, self._restarts
+        self._send(self._planner.apply(clock=self._clock(), wall=time.time(), attempt=attempt, restarts=restarts))
+
+    def _come_back(self, welcome: p.Welcome) -> None:
+        """Go on with a coordinator that may be another, with a name of its own for the job; our files stay here."""
+        self._events.write("rejoined", {"job_id": welcome.job_id})
+        if welcome.job_id != self._job_id:
+            self._job_id = welcome.job_id
+            self._planner.renamed(welcome.job_id)
+            self._sink.say(f"the job is called {welcome.job_id} now; this node's logs stay where they are")
+
+    def _send(self, message: Record) -> None:
+        self._coordinator.tell(message)
+
+    def _serve(self) -> None:
+        """Wait, and do what there is to do, once."""
+        self._wait([] if self._clock.paused else [self._hearing.left_s])
+        self._hear()
+        for message in self._own.receive():
+            self._tell(message)
+        silent_s = self._hearing.silent_s()
+        if silent_s is not None and not self._clock.paused:
+            self._is_unheard = not self._why
+            self._why = self._why or f"no word from it for {silent_s:.0f} s"
+
+    def _wait(self, waits_s: Iterable[float]) -> None:
+        poll = select.poll()
+        for descriptor, wanted in self._own.descriptors().items():
+            poll.register(descriptor, wanted)
+        poll.register(self._signals.fileno(), select.POLLIN)
+        if (link := self._coordinator.link) is not None:
+            poll.register(link.fileno(), select.POLLIN)
+        waits_s = [*waits_s]
+        if not self._clock.paused and (deadline := self._own.deadline()) is not None:
+            waits_s.append(deadline - self._clock())
+        if self._coordinator.has_unread:
+            waits_s.append(0.0)
+        for descriptor, _ in poll.poll(self._hearing.poll_ms(waits_s)):
+            if descriptor == self._signals.fileno():
+                for signum in self._signals.read():
+                    self._take_signal(signum, spawner=False)
+
+    def _hear(self) -> None:
+        link = self._coordinator.link
+        if link is None or self._is_over():
+            return
+        try:
+            for message in self._coordinator.receive():
+                if message is ReadEnd.CLOSED:
+                    self._why = self._own_fault() or link.why_closed()
+                if isinstance(message, ReadEnd):
+                    return
+                self._hearing.heard()
+                self._handle(message)
+                if self._is_over():  # what follows is nobody's
+                    return
+        except ProtocolError as exc:
+            self._is_odd, self._why = True, exc.message
+
+    def _own_fault(self) -> str:
+        """Say that it was this launcher that stood still, and was taken for lost; empty if it did not."""
+        polled_s = self._hearing.polled_s
+        if polled_s < self._settings.lost_after_s - m.LATE_S:
+            return ""
+        return f"this launcher, its machine or the network stood still for {polled_s:.0f} s, and it was taken for lost"
+
+    def _handle(self, message: p.ToPeer) -> None:
+        own = self._own
+        self._orders.check(message, running=self._running is not None)
+        match message:
+            case r.Ping():
+                self._hearing.take(message)
+                self._send(r.Pong(serial=message.serial, clock=self._clock()))
+            case p.Ask():
+                own.handle(self._planner.survey(message.serial))
+            case p.Commence():
+                self._commence(message)
+            case p.Verdict():
+                self._conclude(message)
+            case p.Notice() if self._settings.speaks:
+                text = message.text[:_LONGEST_TEXT]
+                self._sink.say(text, level="warning" if message.level == "warning" else "info")
+            case m.Pause():
+                self._clock.pause(paused=message.paused)
+                self._hearing.heard()
+                own.handle(message)
+            case m.Stop() if message.attempt == self._running:
+                self._asked = True
+                self._clock.pause(paused=False)  # it continues the workers, and has a grace that must pass
+                own.handle(message)
+            case m.Linger() | m.Forward() | m.Prepare() | m.CollectStacks() | r.Reach():
+                own.handle(message)
+            case _:
+                pass
+
+    def _commence(self, told: p.Commence) -> None:
+        if 0 <= told.attempt <= self._orders.attempt:
+            # It took over when others had come back who knew of fewer attempts; the next time it hears of all.
+            self._why = f"it starts attempt {told.attempt}, which this launcher has had"
+            return
+        try:
+            plan = self._planner.commenced(told, [name for _, name in socket.if_nameindex()])
+        except ProtocolError:
+            raise
+        except LaunchError as exc:
+            self._sink.say(f"error: {exc.message}", level="error")
+            self._refuse(exc)
+            self._exit_code = exc.exit_code
+            return
+        self._orders.attempt, self._restarts = told.attempt, told.restarts
+        for note in (*plan.warnings, *plan.notes):
+            if note not in self._noted:
+                self._noted.add(note)
+                self._sink.say(note, level="warning" if note in plan.warnings else "info")
+        with suppress(OSError):  # told when there is output to file
+            make_private_dirs(plan.layout.attempt_dir(plan.run_dir, plan.attempt))
+        ranks = [worker.rank for worker in plan.workers]
+        self._files.ranks = ranks
+        self._count_from(min(ranks))
+        self._files.begin_attempt(plan.attempt)
+        fields = {"attempt": plan.attempt, "ranks": ranks, "master_addr": told.master_addr}
+        fields |= {"master_port": told.master_port, "host": os.uname().nodename}
+        self._events.write("attempt_started", fields)
+        streams = Streams(terminal=None, stdin=False, travelled=False)
+        self._running, self._asked = plan.attempt, False
+        self._own.handle(start_of(plan, told.node_rank, plan.workers, streams, plan.shared_env))
+
+    def _conclude(self, verdict: p.Verdict) -> None:
+        code, text = verdict.exit_code, verdict.text[:_LONGEST_TEXT]
+        if text and self._settings.speaks:
+            self._sink.say(text, level="error" if 0 < code < 128 or "\n" in text else "info")
+        if text and code > 0:
+            self._error_file.write(text.partition("\n")[0].removeprefix("error: "), text, code)
+        self._exit_code = code
+
+    def _refuse(self, exc: LaunchError) -> None:
+        self._end_part(exc.message)
+
+    def _end_part(self, why: str, *, unheard: bool = False) -> None:
+        """Have the coordinator know why this launcher ends."""
+        self._send(r.Ending(why=why, unheard=unheard))
+        self._coordinator.flush()
+
+    # --- our own node
+
+    def _tell(self, message: Words) -> None:
+        if isinstance(message, m.SpawnerSignalled):
+            self._take_signal(message.signum, spawner=True)
+            return
+        self._send(message)
+        self._note(message)
+        if isinstance(message, m.Fault):
+            self._coordinator.flush()
+
+    def _note(self, message: Words) -> None:
+        match message:
+            case m.Gone():
+                self._running = None
+            case m.WorkerExited():
+                fields = {"attempt": message.attempt, "rank": message.rank, "pid": message.pid}
+                self._events.write("worker_exited", {**fields, "returncode": message.returncode})
+            case m.Fault():
+                self._sink.say(f"internal error: {message.text}; all workers here have been killed", level="error")
+                self._exit_code = EXIT_SOFTWARE
+            case _:
+                pass
+
+    # --- signals
+
+    def _take_signal(self, signum: int, *, spawner: bool) -> None:
+        """Act on a signal of this launcher or of its spawner: one that was sent to both is one."""
+        heard = self._heard.take(Signalled(signum=signum, spawner=spawner), time.monotonic())
+        if heard is not None:
+            self._on_signal(signum)
+
+    def _on_signal(self, signum: int) -> None:
+        if signum == signal.SIGTSTP:
+            self._sink.say(f"Ctrl-Z: only {self._settings.coordinator} can stop the job for a while", level="warning")
+        elif signum in PASSED_ON:
+            self._send(p.Told(signum=signum))
+        elif signum in signals.ENDING:
+            request = self._requests.take(time.monotonic())
+            if request is Request.EARLY and signum != signal.SIGQUIT:
+                self._send(p.Told(signum=signum))  # the coordinator counts signals as well
+            elif request is not Request.MERGED or signum == signal.SIGQUIT:
+                self._on_ending(signum)
+
+    def _on_ending(self, signum: int) -> None:
+        is_first, is_alone = self._told is None, self._coordinator.link is None
+        self._told = self._told or signum
+        self._times_told += 1
+        if signum == signal.SIGTERM and self._settings.leaves and is_first and not is_alone:
+            self._leaves, self._why = True, "its launcher was told to end by SIGTERM"
+            self._end_part(self._why)
+            return
+        self._send(p.Told(signum=signum))
+        if self._times_told >= SIGNALS_LEAVE:
+            self._leave(signum)
+            return
+        alone = "ending" if is_first else "killing the workers of this node"
+        what = alone if is_alone else f"telling {self._settings.coordinator}"
+        again = PRESS_AGAIN if is_first and signum == signal.SIGINT else ""
+        self._sink.say(f"{signal.Signals(signum).name}: {what}{again}")
+
+    def _leave(self, signum: int) -> None:
+        """End alone: somebody has asked for it again and again."""
+        self._end_part(f"its launcher was told to end by {signal.Signals(signum).name} {SIGNALS_LEAVE} times")
+        self._sink.say("killing the workers of this node", level="warning")
+        self._exit_code = 128 + signum
+
+    # --- without the coordinator
+
+    def _wind_up(self) -> None:
+        """Stop our own workers, as nobody is there to do so."""
+        if self._is_odd:
+            self._end_part(f"it was told what makes no sense: {self._why}")
+        elif self._is_unheard:  # the coordinator may have stood still, and reads this when it goes on
+            self._end_part(f"its launcher heard nothing of this one: {self._why}", unheard=True)
+        self._coordinator.close()
+        self._tell_loss()
+        grace_s = self._settings.grace_s if self._leaves else self._settings.failure_grace_s
+        until = time.monotonic() + grace_s + END_S
+        if self._has_workers:
+            if self._clock.paused:
+                self._clock.pause(paused=False)
+                self._own.handle(m.Pause(paused=False))
+            ask = 0 if self._asked else signal.SIGINT if self._told == signal.SIGINT else signal.SIGTERM
+            self._own.handle(m.Stop(attempt=self._orders.attempt, signum=ask, grace_s=grace_s))
+        enough = max(1, self._times_told) + 1
+        while self._has_workers and (left_s := until - time.monotonic()) > 0:
+            if self._times_told >= enough:
+                return  # closing kills what is left
+            self._work_alone(left_s)
+        if self._has_workers:
+            self._exit_code = EXIT_SOFTWARE
+            self._sink.say("not even KILL ended the workers of this node", level="error")
+
+    def _work_alone(self, within_s: float) -> None:
+        self._wait([within_s])
+        for message in self._own.receive():
+            self._note(message)
+
+    def _rest(self) -> None:
+        """Let a moment pass, unless we are told to end: one that is lost as soon as it is joined may go on so."""
+        until = self._joined_at + AGAIN_S
+        while self._told is None and self._exit_code is None and (left_s := until - time.monotonic()) > 0:
+            self._work_alone(left_s)
+
+    def _tell_loss(self) -> None:
+        what = "; stopping the workers of this node" if self._running is not None else ""
+        how = "does not speak as it should" if self._is_odd else "is lost"
+        text = f"{self._settings.coordinator} {how}: {printable(self._why)}"
+        text = "SIGTERM: leaving the job, which goes on without this node" if self._leaves else text
+        self._sink.say(text + what, level="error" if self._is_odd else "warning")
+        self._events.write("left" if self._leaves else "coordinator_lost", {"why": self._why})

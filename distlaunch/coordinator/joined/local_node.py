@@ -1,0 +1,210 @@
+"""This machine as one node of a job whose nodes have a launcher each: an agent in our own process.
+
+It understands what an agent on a machine of its own does, but for what carries output and stdin: output goes straight
+to whoever files it, as on one machine.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from distlaunch.core.agent.agent import Agent
+from distlaunch.core.agent.node.reachability import Reaching
+from distlaunch.core.agent.node.survey import FILES_S, Look, answer_to, look_around
+from distlaunch.core.agent.workers.channel import Channel
+from distlaunch.core.agent.workers.output_pump import Taker
+from distlaunch.core.model.gpus import GpuInventory
+from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.record import replace
+from distlaunch.core.probe.process_limits import explain_refusal
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.spawner_messages import FromSpawner
+from distlaunch.transport.open_files import found
+
+_MOST_THREADS = 16
+"""A launcher may ask again while what was asked before hangs."""
+_HINT = "a file server or a driver there does not answer"
+
+Words = m.FromAgent | r.Surveyed | r.Reached
+"""What a node says."""
+
+
+class OwnNode:
+    """Carries out what the coordinator says, and gives what the node has to say by ``receive``.
+
+    ``nofile``: the limit of open files for workers, unless we have raised that before, to listen for others.
+    ``gpus`` and ``cpus``: what planning has found on this machine, so that no driver is asked twice.
+    """
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        nofile: int,
+        spawner: tuple[Channel[FromSpawner], int],
+        taker: Taker,
+        clock: Callable[[], float],
+        gpus: GpuInventory,
+        cpus: CpuInventory,
+    ) -> None:
+        self._clock = clock
+        self._said: deque[Words] = deque()
+        self._wake, self._wake_end = os.pipe()
+        for descriptor in (self._wake, self._wake_end):
+            os.set_blocking(descriptor, False)
+        self._waking = threading.Lock()
+        channel, pid = spawner
+        self._agent = Agent(
+            job_id=job_id, cookie=os.urandom(8).hex(), nofile=found(nofile), channel=channel, watcher=pid,
+            port=None, taker=taker, send=self._said.append, clock=clock,
+        )  # fmt: skip
+        self._reaching = Reaching(self._said.append, self._nudge)
+        self._looking = _Looking(self._said.append, self._nudge, gpus=gpus, cpus=cpus)
+
+    def start(self) -> None:
+        """Be ready for messages. Raises ConfigError if no thread can be started."""
+        self._agent.start()
+
+    def handle(self, message: m.ToAgent | r.Survey | r.Reach) -> None:
+        """Carry out one message."""
+        match message:
+            case r.Survey():
+                self._looking.begin(message)
+            case r.Reach():
+                self._reaching.begin(message)
+            case _:
+                self._agent.handle(message)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Tell whether something is still on its way to the workers' parent."""
+        return any(wanted & select.POLLOUT for wanted in self._agent.descriptors().values())
+
+    @property
+    def is_broken(self) -> bool:
+        """Tell whether the workers' parent has vanished: all were killed, and no ``Gone`` will come."""
+        return self._agent.is_broken
+
+    def descriptors(self) -> dict[int, int]:
+        """Give what to poll, with the poll events."""
+        return {self._wake: select.POLLIN, **self._agent.descriptors(), **self._reaching.descriptors()}
+
+    def deadline(self) -> float | None:
+        """Give when ``receive`` is due even if nothing is ready, on the job's clock."""
+        ahead = self._clock() - time.monotonic()
+        others = (self._reaching.deadline(), self._looking.deadline())
+        dues = [self._agent.deadline(), *(None if due is None else due + ahead for due in others)]
+        return min((due for due in dues if due is not None), default=None)
+
+    def receive(self) -> list[Words]:
+        """Let the node work, without waiting; give what it says."""
+        with suppress(BlockingIOError):
+            os.read(self._wake, 4096)
+        self._looking.on_ready()
+        self._reaching.on_ready()
+        self._agent.on_ready()
+        self._agent.tick()
+        said = list(self._said)
+        self._said.clear()
+        return said
+
+    def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """End the agent; nothing of its workers is left after this."""
+        self._reaching.close()
+        self._agent.close(hurried)
+        with self._waking:  # a thread that looks around may end later
+            os.close(self._wake)
+            os.close(self._wake_end)
+            self._wake_end = -1
+
+    def _nudge(self) -> None:
+        with self._waking, suppress(BlockingIOError):
+            if self._wake_end >= 0:
+                os.write(self._wake_end, b"\0")
+
+
+class _Looking:
+    """Looks around in a thread: a launcher has other threads, beside which no process should be forked for it.
+
+    One that hangs (a file server) is left behind, and told of.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[r.Surveyed | m.Fault], None],
+        nudge: Callable[[], None],
+        *,
+        gpus: GpuInventory,
+        cpus: CpuInventory,
+        look: Look = look_around,
+    ) -> None:
+        self._send = send
+        self._nudge = nudge
+        self._gpus, self._cpus = gpus, cpus
+        self._look = look
+        self._threads: list[threading.Thread] = []
+        self._order: r.Survey | None = None
+        self._doing = ("", 0.0, 0.0)
+        """To what it has turned, how long that may take, and until when."""
+        self._found: deque[tuple[r.Survey, r.Surveyed | m.Fault]] = deque()
+
+    def begin(self, order: r.Survey) -> None:
+        """Look around; an order that was under way is given up."""
+        self._order = order
+
+        def turn_to(what: str, bound_s: float) -> None:
+            if self._order is order:
+                self._doing = (what, bound_s, time.monotonic() + bound_s)
+
+        def look() -> None:
+            found: r.Surveyed | m.Fault
+            try:
+                found = self._look(replace(order, gpus=False, topology=False), turn_to)
+            except Exception:  # noqa: BLE001 - whatever it is, the coordinator has to know
+                import traceback
+
+                found = m.Fault(text=f"looking around on the node has failed\n{traceback.format_exc()}")
+            self._found.append((order, found))
+            self._nudge()
+
+        turn_to(f"the directory {order.workdir}", FILES_S)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if len(self._threads) >= _MOST_THREADS:
+            self._answer(order, f"it has been asked {_MOST_THREADS} times, and each time something hangs", _HINT)
+            return
+        thread = threading.Thread(target=look, name="survey", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            self._answer(order, "no thread can be started", explain_refusal())
+        else:
+            self._threads.append(thread)
+
+    def deadline(self) -> float | None:
+        """Give when it must have come further (monotonic seconds)."""
+        return None if self._order is None else self._doing[2]
+
+    def on_ready(self) -> None:
+        """Take what was found; give up what takes too long."""
+        while self._found:
+            order, found = self._found.popleft()
+            if order is not self._order:
+                continue
+            self._order = None
+            if isinstance(found, r.Surveyed):
+                found = replace(found, gpus=self._gpus, cpus=self._cpus)
+            self._send(found)
+        order_now, (what, bound_s, until) = self._order, self._doing
+        if order_now is not None and time.monotonic() >= until:
+            self._answer(order_now, f"{what} does not answer within {bound_s:.0f} s", _HINT)
+
+    def _answer(self, order: r.Survey, problem: str, hint: str) -> None:
+        self._order = None
+        self._send(answer_to(order, self._cpus, gpus=self._gpus, problem=problem, hint=hint))

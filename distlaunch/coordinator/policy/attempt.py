@@ -1,0 +1,259 @@
+"""What has happened in one attempt, and whom or what it failed by. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from distlaunch.coordinator.policy import restarts
+from distlaunch.coordinator.policy.cast import Cast
+from distlaunch.coordinator.policy.events_and_actions import Failed, Hung, LossKind
+from distlaunch.coordinator.policy.job_progress import Progress
+from distlaunch.coordinator.policy.job_settings import PolicySettings
+from distlaunch.core.errors import EXIT_HANG
+from distlaunch.core.model.record import Record, replace
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.diagnosis.model import Diagnosis, WorkerEnd
+
+if TYPE_CHECKING:
+    from distlaunch.coordinator.policy.losses import Loss
+    from distlaunch.core.protocol.spawner_messages import Leftovers
+    from distlaunch.diagnosis.hang import HangDiagnosis
+
+CAUSE_S = 0.8
+"""How long the others run on when the first failure looks like a consequence, so that its cause can show."""
+SAME_S = 0.15
+"""How long the others run on after a failure with words on stderr, so that the same one on all ranks is seen as one."""
+TAILS_KEPT = 256
+"""Of so many failed workers all last words are kept, of the rest what tells symptom from cause."""
+
+
+class Verdict(Record):
+    """What an attempt that went wrong comes to."""
+
+    outcome: restarts.Outcome
+    exit_code: int
+    """If the job ends with it."""
+    report: Callable[..., Failed | Hung]
+    by_loss: bool = False
+    """It failed because nodes were lost, and for no other reason."""
+
+
+class Attempt:
+    """One attempt, from when its nodes prepare to when the last of them has nothing left of it."""
+
+    def __init__(self, number: int, cast: Cast, *, began: float) -> None:
+        self.number = number
+        self.cast = cast
+        self.began = began
+        self.alive = set(cast.members)
+        """Members that have not been lost."""
+        self.owing = set(cast.members)
+        """Of those, who owe an answer: Prepared, then Reached, then Gone."""
+        self.ports: dict[int, tuple[int, ...]] = {}
+        """By member: what it holds for its workers."""
+        self.port_used: bool | None = None
+        """Any process has used rank 0's port; None if that is not known."""
+        self.up = 0
+        """Workers that have been started."""
+        self.ended = 0
+        self.failures: list[WorkerEnd] = []
+        self.finished: list[WorkerEnd] = []
+        """Workers that ended with 0, the first of them: a peer that waits for one of these failed by its absence."""
+        self.losses: list[Loss] = []
+        self.left: list[int] = []
+        """Processes that not even KILL ended."""
+        self.remaining: dict[int, Leftovers] = {}
+        """By member: processes that its workers left, and that it waits for."""
+        self.ended_leftovers: dict[int, Leftovers] = {}
+        """By member: those that it had to end."""
+        self.killed_leftovers: dict[int, Leftovers] = {}
+        """By member: those of them that it had to kill."""
+        self.notice_at: float | None = None
+        """When to print the notice that names the leftovers for which the launcher waits."""
+        self.has_notice = False
+        """That notice has been printed."""
+        self.is_cut_short = False
+        """A signal ended the wait for what workers left."""
+        self.hang: HangDiagnosis | None = None
+        self.first_failure: float | None = None
+        self.others_until: float | None = None
+        """Until when the others may run on after the first failure."""
+        self._seeks_cause = False
+        """They may because that failure looks like a consequence."""
+        self._up: defaultdict[int, set[int]] = defaultdict(set)  # ranks, by member
+        self._ended: defaultdict[int, set[int]] = defaultdict(set)
+        self._done: dict[int, int] = {}  # how many of those, with 0
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether all workers have been started."""
+        return self.up == self.cast.world_size
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether no worker is left, nor to come."""
+        return self.ended == self.cast.world_size
+
+    @property
+    def went_well(self) -> bool:
+        """Tell whether there was no failure of any kind."""
+        return not self.failures and not self.losses and self.hang is None
+
+    def members(self) -> list[int]:
+        """Give the members that have not been lost, by node rank."""
+        if len(self.alive) == len(self.cast.members):
+            return list(self.cast.members)
+        return [member for member in self.cast.members if member in self.alive]
+
+    def started(self, member: int, message: m.Started) -> None:
+        """Take in which workers have come up."""
+        ranks, known = self.cast.ranks(member), self._up[member]
+        new = [rank for rank in message.pids if rank in ranks and rank not in known]
+        self.up += len(new)
+        known.update(new)
+
+    def unaccounted(self, member: int) -> list[int]:
+        """Give a member's ranks of which no end is known."""
+        ended = self._ended[member]
+        return [rank for rank in self.cast.ranks(member) if rank not in ended]
+
+    def is_news(self, member: int, rank: int) -> bool:
+        """Tell whether a member runs this worker, and its end is not known: no other end counts."""
+        return rank in self.cast.ranks(member) and rank not in self._ended[member]
+
+    def exited(self, member: int, message: m.WorkerExited) -> WorkerEnd | None:
+        """Take in that a worker has ended; give its end if it failed."""
+        self.ended += 1
+        self._ended[member].add(message.rank)
+        if message.returncode != 0:
+            self.failures.append(self._end(member, message))
+            return self.failures[-1]
+        self._done[member] = self._done.get(member, 0) + 1
+        if len(self.finished) < TAILS_KEPT:
+            self.finished.append(self._end(member, message))
+        return None
+
+    def _end(self, member: int, message: m.WorkerExited) -> WorkerEnd:
+        cast = self.cast
+        return restarts.worker_end(
+            message,
+            host=cast.host(member),
+            first_rank=cast.first_rank(member),
+            ended_s=message.ended - self.began,
+            whole=len(self.failures) < TAILS_KEPT,
+        )
+
+    def first_reaction(self, end: WorkerEnd, now: float) -> Literal["stop", "wait", "go on"]:
+        """Tell what a failure means for the others, if nobody has been told to stop so far."""
+        if self.first_failure is None:
+            self.first_failure = now
+            self._seeks_cause = restarts.looks_like_consequence(end)
+            wait_s = CAUSE_S if self._seeks_cause else SAME_S if restarts.may_be_shared(end) else 0.0
+            if wait_s and not self.has_ended:
+                self.others_until = now + wait_s
+                return "wait"
+        elif self.others_until is not None and (not self._seeks_cause or restarts.looks_like_consequence(end)):
+            return "go on"
+        return "stop"
+
+    def gone(self, member: int, message: m.Gone) -> None:
+        """Take in that a member has nothing left, and what it had to end for that."""
+        if message.port_used is not None:
+            self.port_used = message.port_used
+        self.left += message.left
+        self.owing.discard(member)
+        if message.ended.count:
+            self.ended_leftovers[member] = message.ended
+        if message.killed.count:
+            self.killed_leftovers[member] = message.killed
+
+    def by_host(self, found: Mapping[int, Leftovers]) -> dict[str, Leftovers]:
+        """Return what members have left by the names of their hosts, in the order of their node ranks."""
+        return {self.cast.host(member): found[member] for member in self.cast.members if member in found}
+
+    @property
+    def many_hosts(self) -> bool:
+        """Return whether a host needs to be named."""
+        return len(self.cast.members) > 1
+
+    def killed_text(self, after_grace: str | None = None) -> str | None:
+        """Say which processes that workers had left were killed, if any."""
+        if not self.killed_leftovers:
+            return None
+        from distlaunch.coordinator.policy.remaining_processes import killed_text
+
+        return killed_text(self.by_host(self.killed_leftovers), many_hosts=self.many_hosts, after_grace=after_grace)
+
+    def _with_killed(self, diagnosis: Diagnosis, after_grace: str | None) -> Diagnosis:
+        killed = self.killed_text(after_grace)
+        return diagnosis if killed is None else replace(diagnosis, others=(*diagnosis.others, killed))
+
+    def lost(self, member: int, why: str, now: float, *, exit_code: int, kind: LossKind) -> Loss | None:
+        """Take in that a member is gone, and its workers with it; give the loss, unless all of them had ended well."""
+        from distlaunch.coordinator.policy.losses import Loss
+
+        owed = member in self.owing
+        self.alive.discard(member)
+        self.owing.discard(member)
+        still = self._up[member] - self._ended[member]
+        self.ended += len(still)
+        self._ended[member] |= still
+        ranks = self.cast.ranks(member)
+        if not owed or self._done.get(member, 0) == len(ranks):
+            return None
+        host = self.cast.host(member)
+        ended_s = now - self.began
+        loss = Loss(
+            member=member, host=host, why=why, ranks=tuple(ranks), ended_s=ended_s, exit_code=exit_code, kind=kind
+        )
+        self.losses.append(loss)
+        return loss
+
+    def judge(
+        self, settings: PolicySettings, progress: Progress, *, lived_s: float, told: bool, port: int | None
+    ) -> Verdict:
+        """Sum up an attempt that went wrong.
+
+        ``lived_s``: until it hung, if it did; ``told``: we were, to stop; ``port``: rank 0's.
+        """
+        went_on, world_size = progress.went_on(), self.cast.world_size
+        after_grace = None if told else restarts.after_grace(settings)
+        if self.hang is not None:
+            outcome = restarts.Outcome.after(
+                self.hang.signature, lived_s, min_uptime_s=settings.min_uptime_s, went_on=went_on
+            )
+            killed = tuple(sorted(end.rank for end in self.failures if end.returncode == -signal.SIGKILL))
+            hung = partial(
+                Hung,
+                diagnosis=self.hang,
+                killed=killed,
+                after_grace=after_grace,
+                leftovers=self.killed_text(after_grace),
+                attempt=self.number,
+            )
+            return Verdict(outcome=outcome, exit_code=EXIT_HANG, report=hung)
+        ends = [*self.failures, *self.finished]
+        diagnosis = restarts.diagnose(ends, settings, world_size=world_size, after_grace=after_grace, master_port=port)
+        if self.losses:
+            from distlaunch.coordinator.policy import losses
+
+            if not losses.explains(diagnosis, self.failures, self.losses):
+                others = restarts.doing(ends, world_size=world_size, after_grace=after_grace)
+                may_have_bounds = settings.gathering is None or settings.gathering.may_have_bounds
+                diagnosis = losses.diagnosis_of(
+                    self.losses, others, latest=progress.latest, may_have_bounds=may_have_bounds
+                )
+                diagnosis = self._with_killed(diagnosis, after_grace)
+                lived_s = self.losses[0].ended_s
+                outcome = restarts.Outcome.after(None, lived_s, min_uptime_s=settings.min_uptime_s, went_on=went_on)
+                report = partial(Failed, diagnosis=diagnosis, attempt=self.number)
+                return Verdict(outcome=outcome, exit_code=diagnosis.exit_code, report=report, by_loss=True)
+            diagnosis = losses.with_losses(diagnosis, self.losses)
+        diagnosis = self._with_killed(diagnosis, after_grace)
+        outcome = restarts.Outcome.of(diagnosis, self.failures, min_uptime_s=settings.min_uptime_s, went_on=went_on)
+        report = partial(Failed, diagnosis=diagnosis, attempt=self.number)
+        return Verdict(outcome=outcome, exit_code=diagnosis.exit_code, report=report)

@@ -1,0 +1,218 @@
+"""What the policy needs only where a job has several nodes: from the list of hosts to a start. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from distlaunch.coordinator.policy.cast import Cast
+from distlaunch.coordinator.policy.events_and_actions import (
+    Action,
+    Disconnect,
+    Discovered,
+    Entry,
+    Joined,
+    LossKind,
+    Lost,
+    Say,
+    Unreachable,
+)
+from distlaunch.coordinator.policy.job_settings import Gathering, PolicySettings
+from distlaunch.coordinator.policy.losses import Loss, of_transport, who_left
+from distlaunch.coordinator.policy.membership import shown
+from distlaunch.coordinator.policy.node_setup import Gatherer, Refusal
+from distlaunch.coordinator.policy.preparing import Preparation
+from distlaunch.core.errors import EXIT_UNAVAILABLE
+from distlaunch.core.model.host_list import fold_hosts, name_hosts
+from distlaunch.core.model.text import counted
+from distlaunch.core.protocol.remote import Reached, Surveyed
+
+if TYPE_CHECKING:
+    from distlaunch.planning.master_address import Meeting
+
+_RECORDED = 64
+"""Hosts, or ranks, that one event lists."""
+_REMARKS = 200
+"""Different ones that are shown in a job: thousands of nodes may each have one."""
+
+
+class Convening:
+    """Brings the nodes of one attempt after the other together."""
+
+    def __init__(self, gathering: Gathering, settings: PolicySettings) -> None:
+        self._gathering = gathering
+        self._port, self._worker_ports = settings.master_port, settings.worker_ports
+        self._gatherer = Gatherer(gathering, failure_grace_s=settings.failure_grace_s)
+        self._preparation: Preparation | None = None
+        self._before: Cast | None = None
+        self._said: set[str] = set()
+        self.is_cut_off = False
+        """No node can be reached any more: only Ray says so, whose jobs are of a fixed size."""
+
+    # --- gathering
+
+    def note(self, losses: Sequence[Loss]) -> None:
+        """Have the user told, with what follows, by which losses an attempt has ended."""
+        self._gatherer.left = who_left(losses)
+
+    def begin(self, now: float, *, fresh: bool) -> list[Action]:
+        """Gather; unless ``fresh``, within what is left of the time for an attempt that came to nothing."""
+        self._preparation = None
+        return self._gatherer.begin(now, fresh=fresh)
+
+    def settle(self, attempt: int, now: float) -> tuple[Cast, list[Action]] | Refusal | None:
+        """Tell who takes part, once that is known, or why there is no attempt."""
+        found = self._gatherer.settle(now)
+        if found is None or isinstance(found, Refusal):
+            return found
+        cast, before = Cast.of(found), self._before
+        self._before = cast
+        hosts = shown(fold_hosts(cast.hosts))
+        fields = {"attempt": attempt, "nodes": len(cast.hosts), "world_size": cast.world_size, "hosts": hosts}
+        actions: list[Action] = [Entry(type="composed", fields=fields)]
+        if before is not None and (self._gatherer.left is not None or cast.members != before.members):
+            known = set(before.members)
+            new = [host for member, host in zip(cast.members, cast.hosts, strict=True) if member not in known]
+            joined = f"; new: {name_hosts(new)}" if new else ""
+            left = f"{self._gatherer.left}; " if self._gatherer.left is not None else ""
+            text = f"{left}going on with {len(cast.members)} of {self._gathering.bounds[1]} nodes{joined}"
+            actions.append(Say(text=text, level="warning" if left else "info"))
+        self._gatherer.told_left()
+        if absent := self._gatherer.absent(len(cast.members)):
+            failure = absent[0].failure
+            why = "it did not come in time" if failure is None else f"{failure.step}: {failure.text}"
+            others = f" and {counted(len(absent) - 1, 'other')}" if absent[1:] else ""
+            actions.append(Say(text=f"without {absent[0].host} ({why}){others}", level="warning"))
+        return cast, actions
+
+    def replaces(self) -> bool:
+        """Tell whether the job goes on without a node that it has lost: that is no restart."""
+        fewest, most = self._gathering.bounds
+        return fewest < most or (self._gathering.flexible and self._gatherer.here() >= fewest)
+
+    def joined(self, event: Joined, now: float) -> list[Action]:
+        """Take in that a node's agent has come up."""
+        if event.host is not None:
+            self._gatherer.nodes[event.node].host = event.host
+        return self._gatherer.joined(event.node, now)
+
+    def unreachable(self, event: Unreachable, now: float) -> list[Action]:
+        """Take in that a node was not reached."""
+        return self._gatherer.unreachable(event.node, event.failure, now)
+
+    def discovered(self, event: Discovered, now: float) -> list[Action]:
+        """Take in which hosts there are."""
+        return self._gatherer.discovered(event, now)
+
+    def surveyed(self, node: int, message: Surveyed, now: float) -> list[Action]:
+        """Take in what a node has found out about itself."""
+        return self._gatherer.surveyed(node, message, now)
+
+    def lost(self, event: Lost, run: tuple[int, Sequence[int]] | None, now: float, *, wanted: bool) -> list[Action]:
+        """Take in that a node is gone; empty if that is no news. ``run``: the attempt it took part in, its ranks."""
+        self.is_cut_off = self.is_cut_off or event.final
+        member, why = self._gatherer.nodes[event.node], shown(event.why)
+        if member.state != "joined":
+            return []
+        fields: dict[str, object] = {"node": event.node, "host": member.host, "why": why}
+        if run is not None:
+            fields |= {"attempt": run[0], "ranks": list(run[1][:_RECORDED])}
+        return [
+            Entry(type="node_lost", fields=fields),
+            *self._gatherer.lost(event.node, why, now, wanted=wanted and not self.is_cut_off, kind=event.kind),
+        ]
+
+    @staticmethod
+    def refuse(why: str) -> Refusal:
+        """Say that there is no attempt as no node can be reached any more."""
+        hint = of_transport(why)
+        return Refusal(exit_code=EXIT_UNAVAILABLE, text=f"error: {shown(why)}" + (f"\n  hint: {hint}" if hint else ""))
+
+    @staticmethod
+    def leave(node: int) -> Action:
+        """Leave a node of which nothing is wanted any more."""
+        return Disconnect(node=node)
+
+    def host(self, node: int) -> str:
+        """Name a node."""
+        return self._gatherer.nodes[node].host
+
+    def why_lost(self, node: int) -> str:
+        """Say why a node that was lost was lost, as a clause."""
+        return self._gatherer.nodes[node].why_lost or ""
+
+    def kind_lost(self, node: int) -> LossKind:
+        """Return how a node that was lost was lost."""
+        return self._gatherer.nodes[node].kind_lost
+
+    def logged_in(self, node: int) -> None:
+        """Take in that the login on a node has succeeded."""
+        self._gatherer.logged_in(node)
+
+    def says(self, node: int, text: str) -> str | None:
+        """Put a remark of a node for the user; None if one has said the same, or they have said enough."""
+        if text in self._said or len(self._said) >= _REMARKS:
+            return None
+        self._said.add(text)
+        return self.quote(node, text)
+
+    def quote(self, node: int, text: str) -> str:
+        """Put what a node says for the user."""
+        return f"{self.host(node)}: {shown(text)}"
+
+    # --- preparing
+
+    def prepare(self, cast: Cast, attempt: int, now: float) -> list[Action]:
+        """Have those who take part settle what only they know."""
+        surveys = [surveyed for member in cast.members if (surveyed := self._gatherer.nodes[member].surveyed)]
+        self._preparation = Preparation(self._gathering, cast, attempt, surveys, now)
+        return self._preparation.begin(self._port, worker_ports=self._worker_ports)
+
+    @property
+    def reaches(self) -> bool:
+        """Tell whether all have prepared, and try to reach the master's node."""
+        return self._preparation is not None and self._preparation.reaches
+
+    def reach(self, port: int, now: float) -> list[Action] | Refusal:
+        """Have the others try to reach the master's node."""
+        return [] if self._preparation is None else self._preparation.reach(port, now)
+
+    def reached(self, node: int, message: Reached) -> None:
+        """Take in how a node fared."""
+        if self._preparation is not None:
+            self._preparation.reached(node, message)
+
+    def late(self, owing: set[int]) -> Refusal | None:
+        """Take in that nodes have not answered in time; give why that ends the job, if it does."""
+        return None if self._preparation is None else self._preparation.late(owing)
+
+    def meet(self, now: float) -> Meeting | Refusal | list[Action]:
+        """Settle where workers meet; actions instead if the job is to go on without nodes that found no way there."""
+        preparation = self._preparation
+        if preparation is None:
+            return []
+        astray = preparation.astray(self.can_spare)
+        return self.leave_out(astray, now) if astray else preparation.meet()
+
+    def can_spare(self, number: int) -> bool:
+        """Tell whether the job can go on without so many of the nodes that are here."""
+        return self.replaces() and self._gatherer.here() - number >= self._gathering.bounds[0]
+
+    def leave_out(self, astray: Sequence[tuple[int, str]], now: float) -> list[Action]:
+        """Go on without nodes that cannot take part as it turns out, each with why."""
+        hosts = name_hosts(self.host(node) for node, _ in astray)
+        text = f"{'node' if len(astray) == 1 else 'nodes'} {hosts} left out: {shown(astray[0][1])}"
+        actions: list[Action] = [Say(text=text, level="warning")]
+        for node, why in astray:
+            actions += self.lost(Lost(node=node, why=why), None, now, wanted=True)
+        return actions
+
+    # --- time
+
+    def deadline(self) -> float:
+        """Give when somebody is late, or ``tick`` is due."""
+        return self._preparation.deadline() if self._preparation is not None else self._gatherer.deadline()
+
+    def tick(self, now: float) -> list[Action]:
+        """Do what is due while nodes gather."""
+        return self._gatherer.tick(now)

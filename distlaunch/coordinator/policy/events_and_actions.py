@@ -1,0 +1,251 @@
+"""The words of the job policy: the events that it takes in and the actions that it gives. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Literal
+
+from distlaunch.core.model.record import Record
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.diagnosis.model import Diagnosis
+
+if TYPE_CHECKING:
+    from distlaunch.coordinator.policy.composition import Composition
+    from distlaunch.core.protocol import remote as r
+    from distlaunch.diagnosis.hang import HangDiagnosis
+    from distlaunch.planning.master_address import Meeting
+    from distlaunch.transport.failures import ConnectFailure
+
+
+class Begin(Record):
+    """Start the job."""
+
+
+class FromNode(Record):
+    """A message came from the agent of a node."""
+
+    node: int
+    message: m.FromAgent | r.Surveyed | r.Reached
+
+
+class Signalled(Record):
+    """The launcher got a signal, or the user typed one into the worker's terminal (``kill``: more than once)."""
+
+    signum: int
+    kill: bool = False
+    node: int | None = None
+    """Whose launcher, or agent, got it; None: this one."""
+    spawner: bool = False
+    """The workers' parent on that node got it."""
+    reached: bool = False
+    """The workers of that node have got it as well: Slurm sends it to all processes of a step, under linuxproc."""
+    came: float | None = None
+    """When it came, on the job's clock, if it was held back; None: just now."""
+
+    @property
+    def sender(self) -> tuple[int | None, bool]:
+        """Who tells of it: a launcher, an agent or a spawner."""
+        return self.node, self.spawner
+
+
+class Tick(Record):
+    """The deadline has come."""
+
+
+class Joined(Record):
+    """The agent of a node that ``Connect`` named has said ``Hello``."""
+
+    node: int
+    host: str | None = None
+    """What it is called, where that was not known before it came."""
+
+
+class LoggedIn(Record):
+    """The way to a node stands, and its agent is being started."""
+
+    node: int
+
+
+class Unreachable(Record):
+    """``Connect`` has failed."""
+
+    node: int
+    failure: ConnectFailure
+
+
+class LossKind(Enum):
+    """How a node that had joined was lost: hints go by it."""
+
+    GONE = "its connection has ended"
+    SILENT = "it did not answer"
+    UNHEARD = "it heard nothing of the launcher"
+    ODD = "it sent what no node of ours sends"
+
+
+class Lost(Record):
+    """A node that had joined is gone: its channel has closed, or it has been silent for too long."""
+
+    node: int
+    why: str
+    """As a clause: ``the connection was closed``."""
+    final: bool = False
+    """With it went what led to all nodes: none can be reached any more."""
+    kind: LossKind = LossKind.GONE
+
+
+class Discovered(Record):
+    """The command of --discover has been run again. Names of hosts, as the source writes them, or why it failed."""
+
+    hosts: tuple[str, ...] | None
+    problem: str | None = None
+
+
+class Known(Record):
+    """A launcher that had another coordinator knows of attempts: we go on from there. Nothing has been started yet."""
+
+    attempt: int
+    restarts: int
+
+
+class Refused(Record):
+    """There can be no attempt: launchers have been told different things, or workers cannot be told all."""
+
+    text: str
+    hint: str | None = None
+
+
+class Noted(Record):
+    """Whoever starts the agents has said something that the user should hear."""
+
+    text: str
+    warning: bool = True
+
+
+class Broken(Record):
+    """The launcher itself can no longer do its work."""
+
+    text: str
+    without: int | None = None
+    """A member of which nothing can come any more, if the fault has cost one."""
+
+
+# --- actions
+
+
+class Connect(Record):
+    """Reach a node (anew); answered by ``Joined`` or ``Unreachable``. What it was connected by before is closed."""
+
+    node: int
+    delay_s: float = 0.0
+
+
+class Disconnect(Record):
+    """Leave a node; nothing comes from it any more."""
+
+    node: int
+
+
+class Discover(Record):
+    """Run the command of --discover again; answered by ``Discovered``."""
+
+
+class ToNode(Record):
+    """Send a message to the agent of a node."""
+
+    node: int
+    message: m.ToAgent | r.Survey | r.Reach
+
+
+class StartAttempt(Record):
+    """Bind the plan for an attempt and start its workers on all nodes; ``port`` is held on the master's node."""
+
+    attempt: int
+    port: int | None
+    composition: Composition | None = None
+    """Which nodes take part; None on one machine."""
+    meeting: Meeting | None = None
+    """Where they meet; None where there is one node."""
+    ports: tuple[int, ...] = ()
+    """Held for the workers: as many for each, by rank."""
+
+
+class Say(Record):
+    """Tell the user."""
+
+    text: str
+    level: Literal["info", "warning", "error"] = "info"
+
+
+class Entry(Record):
+    """Add an event to the job's record."""
+
+    type: str
+    fields: Mapping[str, object]
+
+
+class Failed(Record):
+    """An attempt failed. ``final``: the job ends with it; else a restart follows."""
+
+    diagnosis: Diagnosis
+    attempt: int
+    final: bool
+    why_final: str | None = None
+    restarts: int = 0
+    """How many there have been before; attempts may be more, where nodes were replaced."""
+    while_stopping: bool = False
+    """Workers failed after the job was told to stop; the exit code is that of the stop."""
+
+
+class Hung(Record):
+    """An attempt hung and was ended. ``final``: the job ends with it; else a restart follows."""
+
+    diagnosis: HangDiagnosis
+    killed: tuple[int, ...]
+    """Ranks that did not end when they were told to stop."""
+    after_grace: str | None
+    """Why they were killed then; None: the user wanted it."""
+    leftovers: str | None
+    """Which processes that workers had left were killed; None if there were none."""
+    attempt: int
+    final: bool
+    why_final: str | None = None
+    restarts: int = 0
+    """As in ``Failed``."""
+
+
+class KeepStacks(Record):
+    """File where the workers stood."""
+
+    attempt: int
+    stacks: tuple[m.Stack, ...]
+
+
+class Suspend(Record):
+    """The worker stopped from its terminal (Ctrl-Z): stop the launcher as well."""
+
+
+class End(Record):
+    """The job is over."""
+
+    exit_code: int
+
+
+Event = (
+    Begin
+    | FromNode
+    | Signalled
+    | Tick
+    | LoggedIn
+    | Joined
+    | Unreachable
+    | Lost
+    | Discovered
+    | Known
+    | Refused
+    | Noted
+    | Broken
+)
+Action = (
+    Connect | Disconnect | Discover | ToNode | StartAttempt | Say | Entry | Failed | Hung | KeepStacks | Suspend | End
+)

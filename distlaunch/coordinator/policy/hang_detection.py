@@ -1,0 +1,313 @@
+"""Decide whether workers that are silent hang, and tell who has left the others alone. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distlaunch.coordinator.policy.attempt import Attempt
+from distlaunch.coordinator.policy.events_and_actions import Action, Entry, KeepStacks, Say, ToNode
+from distlaunch.coordinator.policy.job_progress import Progress
+from distlaunch.coordinator.policy.job_settings import PolicySettings
+from distlaunch.core.model.ids import name_ranks
+from distlaunch.core.model.text import counted
+from distlaunch.core.protocol import agent_messages as m
+
+if TYPE_CHECKING:
+    from distlaunch.diagnosis.activity import Activity
+    from distlaunch.diagnosis.hang import HangDiagnosis
+
+SLACK_S = 0.3
+ANSWER_S = 3.0
+"""How long the nodes may take to tell where their workers stand."""
+STOP_ANSWER_S = 2.0
+"""The same when the user has pressed Ctrl-C: the workers are told to stop afterwards."""
+ALONE_S = 60.0
+"""After a worker has ended with 0 the others may go on for so long before that is mentioned, once in a job."""
+SAMPLES = 3
+"""So many samples without a change between them make a hang."""
+POSTPONED = 10
+"""A job that goes on in silence is ended after so many times --hang-timeout all the same."""
+_GAP_SHARE = 0.1
+_GAP_S = (0.5, 5.0)
+"""Between two samples: this share of --hang-timeout, at least and at most so long."""
+
+
+class Watch:
+    """Watches one attempt at a time, from when all its workers have started until its end is in sight.
+
+    With --hang-timeout, workers that are silent for so long are sampled: the attempt hangs, or the
+    verdict is postponed. Without it, they are sampled after ``hang_notice_s``, and one notice in a
+    job says where they stand.
+    """
+
+    def __init__(self, settings: PolicySettings, run: Attempt) -> None:
+        timeout_s = settings.hang_timeout_s
+        self._timeout_s = None if timeout_s is None else timeout_s + SLACK_S
+        self._notice_s = settings.hang_notice_s if timeout_s is None else None
+        self._settings = settings
+        self._run = run
+        self._mentioned = False
+        self._noticed = False
+        self._postponed = False
+        """The user has been told that the verdict on a silent job was postponed."""
+        self.ended: list[int] = []
+        """Ranks that have ended with 0."""
+        self.silent_s = 0.0
+        """How long there had been no sign of life when the nodes were asked."""
+        self.lived_s = 0.0
+        """For how long there had been some before that."""
+        self.stacks: list[m.Stack] = []
+        self._reporting: set[int] = set()
+        self._wrote: float | None = None
+        """When there was output last, since the last sign of life, of workers whose heartbeats count instead."""
+        self._serial = 0
+        self._since = 0.0
+        self._last: float | None = None  # None: not watching
+        self._check_at: float | None = None
+        """When the next sample is due; None while one is taken, or none is."""
+        self._before: list[m.Stack] | None = None
+        """The sample before, of this silence."""
+        self._samples = 0
+        """How many have been taken one after the other."""
+        self._owing: set[int] = set()  # nodes that were asked for stacks
+        self._until: float | None = None
+        self._stop: list[Action] | None = None
+        """What tells the workers to stop, once it is known where they stand."""
+        self._alone_at: float | None = None
+        self._over = False
+
+    def begin(self, run: Attempt) -> None:
+        """Forget the attempt before."""
+        self._run = run
+        self.ended, self.stacks = [], []
+        self._reporting = set()
+        self.stop()
+        self._over = False
+
+    def all_started(self, now: float) -> None:
+        """Watch from now on."""
+        self._since = now
+        if self._limit_s is not None:
+            self._last = now
+            self._await(now + self._limit_s)
+
+    @property
+    def _limit_s(self) -> float | None:
+        """How long workers may be silent before they are sampled; None: for ever."""
+        if self._timeout_s is not None:
+            return self._timeout_s
+        return self._notice_s if self._run.cast.world_size > 1 else None
+
+    def _await(self, check_at: float | None) -> None:
+        """Drop the samples that there are; take the next one at ``check_at``."""
+        self._check_at = None if self._timeout_s is None and self._noticed else check_at
+        self._before, self._samples = None, 0
+
+    def stop(self) -> None:
+        """Watch no more: the attempt ends, for whatever reason."""
+        self._last = self._until = self._alone_at = self._stop = None
+        self._owing = set()
+        self._await(None)
+        self._over = True
+
+    def silent_since(self, now: float) -> float | None:
+        """Return when the last sign of life came, if that is so long ago that a notice is due or was given."""
+        if self._notice_s is None or self._last is None or self._run.cast.world_size < 2:
+            return None
+        return self._last if now >= self._last + self._notice_s else None
+
+    @property
+    def found(self) -> bool:
+        """Return whether the nodes have told where their workers stand, or will not."""
+        return self._until is not None and not self._owing
+
+    def deadline(self) -> float | None:
+        """Give when ``tick`` is due."""
+        times = [self._until, self._alone_at, self._check_at]
+        return min((time for time in times if time is not None), default=None)
+
+    def worker_ended(self, rank: int, now: float) -> list[Action]:
+        """Take in that a worker has ended with 0: a sign of life, and the others may come to wait for it."""
+        self.ended.append(rank)
+        if not self._over and not self._mentioned and self._alone_at is None:
+            self._alone_at = now + ALONE_S
+        return self._sign(now)
+
+    def heard(self, message: m.Alive, now: float) -> list[Action]:
+        """Take in what has moved: heartbeats, and output of workers that never sent one.
+
+        For the notice, which ends nothing, all output counts.
+        """
+        self._reporting.update(heartbeat.rank for heartbeat in message.heartbeats)
+        if message.heartbeats or message.held or any(rank not in self._reporting for rank in message.wrote):
+            return self._sign(now)
+        if message.wrote and self._timeout_s is None:
+            return self._sign(now)
+        if message.wrote:
+            self._wrote = now
+        return []
+
+    def _sign(self, now: float) -> list[Action]:
+        self._wrote = None
+        if self._last is None or self._limit_s is None or self._stop is not None:
+            return []
+        self._last = now
+        self._await(now + self._limit_s)
+        if self._until is None:
+            return []
+        self._until, self._owing, self.stacks = None, set(), []
+        if self._timeout_s is None:
+            return []
+        text = (
+            "a sign of life came while the workers' stacks were taken: the job goes on"
+            " (rarely, the signal that asks for them is what ended a wait)"
+        )
+        return [Say(text=text, level="warning")]
+
+    def answered(self, node: int, message: m.Stacks) -> None:
+        """Take in where the workers of a node stand."""
+        if (message.attempt, message.serial) == (self._run.number, self._serial) and node in self._owing:
+            self._owing.discard(node)
+            self.stacks += message.stacks
+
+    def lost(self, node: int) -> None:
+        """Take in that a node is gone: it tells nothing any more."""
+        self._owing.discard(node)
+
+    def tick(self, now: float) -> list[Action]:
+        """Do what has come due."""
+        actions: list[Action] = []
+        if self._alone_at is not None and now >= self._alone_at:
+            self._alone_at, self._mentioned = None, True
+            running = self._run.up - self._run.ended
+            text = (
+                f"{name_ranks(self.ended)} ended with 0 {ALONE_S:g} s ago; {counted(running, 'worker')} still running"
+            )
+            actions.append(Say(text=text))
+        if self._until is not None:
+            if now >= self._until:
+                self._owing.clear()
+        elif self._check_at is not None and now >= self._check_at and self._last is not None:
+            if self._before is None and now > self._check_at + m.LATE_S:
+                # We were frozen ourselves: signs of life may be on their way.
+                self._last += now + m.LATE_S - self._check_at
+                self._check_at = now + m.LATE_S
+                return actions
+            actions += self._ask(self._last, now, answer_s=ANSWER_S)
+        return actions
+
+    def _ask(self, last: float, now: float, *, answer_s: float) -> list[Action]:
+        nodes = sorted(self._run.owing)  # the others have no workers left
+        self.silent_s, self.lived_s = now - last, last - self._since
+        self.stacks = []
+        self._owing, self._until, self._check_at = set(nodes), now + answer_s, None
+        self._serial += 1
+        question = m.CollectStacks(attempt=self._run.number, serial=self._serial)
+        return [ToNode(node=node, message=question) for node in nodes]
+
+    def decide(self, progress: Progress, now: float) -> HangDiagnosis | list[Action]:
+        """Decide what a sample comes to: a hang, or that the job goes on. To be called once it is ``found``."""
+        self._until = None
+        stop, self._stop = self._stop, None
+        if stop is not None:
+            return [*self._tell_where(progress), *stop]
+        previous, self._before = self._before, self.stacks
+        self._samples += 1
+        activity = self._activity(previous)
+        timeout_s = self._settings.hang_timeout_s
+        if timeout_s is None:
+            return (
+                self._again(now) if activity is None and self._samples < SAMPLES else self._notice(progress, activity)
+            )
+        if self._reporting or self.silent_s >= POSTPONED * timeout_s:
+            return self.diagnose(progress)
+        if activity is not None:
+            return self._postpone(activity, timeout_s, now)
+        return self._again(now) if self._samples < SAMPLES else self.diagnose(progress)
+
+    def _again(self, now: float) -> list[Action]:
+        shortest, longest = _GAP_S
+        self._check_at = now + min(max((self._limit_s or 0.0) * _GAP_SHARE, shortest), longest)
+        return []
+
+    def _activity(self, previous: list[m.Stack] | None) -> Activity | None:
+        if previous is None:
+            return None
+        from distlaunch.diagnosis.activity import find_activity
+
+        return find_activity(previous, self.stacks, self._settings.script_dir)
+
+    def _postpone(self, activity: Activity, timeout_s: float, now: float) -> list[Action]:
+        """Let the job go on until it is sampled again, or has been silent for too long."""
+        fields = {"attempt": self._run.number, "silent_s": round(self.silent_s, 1), **activity.as_fields()}
+        actions: list[Action] = [Entry(type="hang_postponed", fields=fields)]
+        most_s = POSTPONED * timeout_s
+        self._await(now + min(timeout_s, max(0.0, most_s - self.silent_s)))
+        if not self._postponed:
+            self._postponed = True
+            text = (
+                f"no sign of life for {_seconds(self.silent_s)} s, but {activity.words}: the job goes on;"
+                f" after {most_s:g} s without one it is ended (--hang-timeout)"
+            )
+            actions.append(Say(text=self._settings.dialect.spelt(text), level="warning"))
+        return actions
+
+    def _notice(self, progress: Progress, activity: Activity | None) -> list[Action]:
+        """Say, once in a job, who is behind and where; nothing is stopped."""
+        self._noticed = True
+        self._await(None)
+        hang = self.diagnose(progress)
+        working = ""
+        if activity is not None:
+            working = "; it works" if hang.behind == (activity.rank,) else f"; {activity.words}"
+        text = (
+            f"no worker has written or reported anything for {_seconds(self.silent_s)} s: {hang.summary}{working}."
+            " The job goes on. --hang-timeout ends jobs that hang"
+        )
+        return [
+            self._record(hang, activity, "notice"),
+            KeepStacks(attempt=self._run.number, stacks=tuple(self.stacks)),
+            Say(text=self._settings.dialect.spelt(text), level="warning"),
+        ]
+
+    def _record(self, hang: HangDiagnosis, activity: Activity | None, when: str) -> Entry:
+        doing = None if activity is None else activity.as_fields()
+        fields = {"attempt": self._run.number, "when": when, **hang.record, "activity": doing}
+        return Entry(type="silence", fields=fields)
+
+    def ask_before(self, stop: list[Action], silent_since: float, now: float) -> list[Action]:
+        """Ask where the workers stand; ``stop`` is done when all have answered, or after ``STOP_ANSWER_S``."""
+        self._stop = stop
+        return self._ask(silent_since, now, answer_s=STOP_ANSWER_S)
+
+    def _tell_where(self, progress: Progress) -> list[Action]:
+        hang = self.diagnose(progress)
+        text = (
+            f"where the workers stood, {_seconds(self.silent_s)} s after the last sign of life:\n{hang.places.rstrip()}"
+        )
+        return [
+            self._record(hang, None, "stop"),
+            KeepStacks(attempt=self._run.number, stacks=tuple(self.stacks)),
+            Say(text=text, level="warning"),
+        ]
+
+    def diagnose(self, progress: Progress) -> HangDiagnosis:
+        """Find who is behind, now that all have told where they stand."""
+        from distlaunch.diagnosis.hang import diagnose_hang
+
+        settings, cast = self._settings, self._run.cast
+        return diagnose_hang(
+            self.stacks,
+            world_size=cast.world_size,
+            silent_s=round(self.silent_s, 1),
+            output_came=self._wrote is not None and self._wrote > self._since + self.lived_s + self.silent_s / 2,
+            heartbeats=progress.latest,
+            ended=self.ended,
+            hosts=cast.host_of,
+            script_dir=settings.script_dir,
+            spelt=settings.dialect.spelt,
+        )
+
+
+def _seconds(span_s: float) -> str:
+    return f"{span_s:.0f}" if span_s >= 10 else f"{span_s:.1f}"

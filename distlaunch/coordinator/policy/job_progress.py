@@ -1,0 +1,139 @@
+"""How far a job is, from its workers' heartbeats. Pure.
+
+Work per message grows with the ranks in it only; what needs all ranks (the range of their steps) is summed up at most
+twice a second.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from distlaunch.coordinator.policy.events_and_actions import Action, Entry
+from distlaunch.core.model.record import Record
+from distlaunch.core.protocol import agent_messages as m
+
+STEP = "step"
+RECORD_S = 10.0
+"""The least time between two ``progress`` events of an attempt, but for its last."""
+_SUM_S = 0.5
+_RATE_S = 10.0
+"""Steps a second are an average over so long."""
+_LEAST_RATE_S = 0.9
+
+
+class Summary(Record):
+    """How far an attempt is, at one moment; the fields of a ``progress`` event."""
+
+    ranks: int
+    """Workers that have sent a heartbeat in this attempt."""
+    step_min: float | None
+    """The lowest step of all that report one; None if none does."""
+    step_max: float | None
+    steps_per_s: float | None
+    """How fast the lowest step has grown over the last 10 s; None until that can be told."""
+    rank: int
+    """The lowest rank that reports."""
+    values: Mapping[str, float]
+    """Its newest numbers."""
+
+
+class Progress:
+    """The heartbeats of a job, attempt by attempt."""
+
+    def __init__(self) -> None:
+        self.latest: dict[int, Mapping[str, float]] = {}
+        """By rank; a step that a heartbeat leaves out is the one before."""
+        self.summary: Summary | None = None
+        self.heard = 0.0
+        """When the newest heartbeat came."""
+        self._best: float | None = None
+        self._best_before: float | None = None
+        self._samples: deque[tuple[float, float]] = deque()
+        self._summed = self._recorded = float("-inf")
+        self._unrecorded = False
+
+    def begin(self) -> None:
+        """Forget the last attempt, but for how far it came."""
+        if self._best is not None and (self._best_before is None or self._best > self._best_before):
+            self._best_before = self._best
+        self._best = None
+        self.latest = {}
+        self.summary = None
+        self._samples.clear()
+        self._summed = self._recorded = float("-inf")
+        self._unrecorded = False
+
+    def went_on(self) -> bool | None:
+        """Tell whether this attempt has come further than all before; None if no worker has ever reported a step."""
+        if self._best is None:
+            return None if self._best_before is None else False
+        return self._best_before is None or self._best > self._best_before
+
+    def take(self, heartbeats: Iterable[m.Heartbeat], *, attempt: int, now: float) -> list[Action]:
+        """Take in what has come; give the event that is due."""
+        for heartbeat in heartbeats:
+            rank, values = heartbeat.rank, heartbeat.values
+            step = values.get(STEP)
+            if step is not None:
+                self._best = step if self._best is None else max(step, self._best)
+            elif (before := self.latest.get(rank)) is not None and STEP in before:
+                values = {STEP: before[STEP], **values}
+            self.latest[rank] = values
+            self.heard = now
+            self._unrecorded = True
+        if not self._unrecorded:
+            return []
+        if now >= self._recorded + RECORD_S:
+            return self._record(attempt, now)
+        if now >= self._summed + _SUM_S:
+            self._sum_up(now)
+        return []
+
+    def end(self, *, attempt: int, now: float) -> list[Action]:
+        """Give the last event of an attempt, if anything has come since the one before."""
+        return self._record(attempt, now) if self._unrecorded else []
+
+    def _record(self, attempt: int, now: float) -> list[Action]:
+        summary = self._sum_up(now)
+        self._recorded, self._unrecorded = now, False
+        fields = {
+            "attempt": attempt,
+            "ranks": summary.ranks,
+            "step_min": summary.step_min,
+            "step_max": summary.step_max,
+            "steps_per_s": None if summary.steps_per_s is None else round(summary.steps_per_s, 3),
+            "rank": summary.rank,
+            "values": dict(summary.values),
+        }
+        return [Entry(type="progress", fields=fields)]
+
+    def _sum_up(self, now: float) -> Summary:
+        self._summed = now
+        steps = [values[STEP] for values in self.latest.values() if STEP in values]
+        lowest = min(steps, default=None)
+        if lowest is not None:
+            self._sample(lowest, now)
+        rank = min(self.latest)
+        self.summary = Summary(
+            ranks=len(self.latest),
+            step_min=lowest,
+            step_max=max(steps, default=None),
+            steps_per_s=self._rate(),
+            rank=rank,
+            values=self.latest[rank],
+        )
+        return self.summary
+
+    def _sample(self, lowest: float, now: float) -> None:
+        if self._samples and lowest < self._samples[-1][1]:  # a new epoch, or a worker that has only begun to report
+            self._samples.clear()
+        self._samples.append((now, lowest))
+        while len(self._samples) > 2 and self._samples[1][0] <= now - _RATE_S:
+            self._samples.popleft()
+
+    def _rate(self) -> float | None:
+        if len(self._samples) < 2:
+            return None
+        (began, first), (ended, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (ended - began) if ended - began >= _LEAST_RATE_S else None

@@ -1,0 +1,141 @@
+"""Nodes that were lost during an attempt, as a cause among the failures, and in words. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+
+from distlaunch.coordinator.policy.events_and_actions import LossKind
+from distlaunch.coordinator.policy.job_progress import STEP
+from distlaunch.coordinator.policy.restarts import looks_like_consequence
+from distlaunch.core.errors import EXIT_UNAVAILABLE
+from distlaunch.core.model.host_list import name_hosts
+from distlaunch.core.model.ids import name_ranks
+from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.text import counted
+from distlaunch.diagnosis.model import Cause, Diagnosis, WorkerEnd
+
+_CRASHED = (
+    "its system's log (dmesg, journalctl -k) may tell of a crash; --num-nodes MIN:MAX goes on without a lost node,"
+    " --max-restarts waits for it, --lost-after S gives a network more time than 10 s"
+)
+_CRASHED_OF_FIXED = (
+    "its system's log (dmesg, journalctl -k) may tell of a crash; --max-restarts N starts the job again, --lost-after S"
+    " gives a network more time than 10 s"
+)
+_OF_RAY = {
+    "Ray's driver ": "start the job again: without its driver a launcher has nothing of Ray's cluster",
+    "Ray has lost ": "ray list nodes, or actors, tells of it; with --max-restarts N Ray gives another in its place",
+}
+"""By how ``transport.ray_places`` begins to say why: the number of nodes is fixed there."""
+_SILENT = (
+    "the node, its launcher or the network stood still for so long, or the machine has crashed (dmesg, journalctl -k);"
+    " --lost-after S waits longer"
+)
+_ODD = "that node runs something else than this release of distlaunch, or what it sends is changed on the way"
+_STOOD_STILL = "this launcher, its machine or the network stood still: nodes wait 10 s, or --lost-after, and no longer"
+_SHOWN = 4
+"""Nodes that are named one by one."""
+_RANKS_SHOWN = 60
+_SHUT_DOWN = (-signal.SIGTERM, -signal.SIGKILL, -signal.SIGHUP)
+_SHUT_DOWN_S = 10.0
+"""A system that goes down ends all processes so, and its connections by and by."""
+
+
+class Loss(Record):
+    """A node that was lost while workers of it ran, or were about to."""
+
+    member: int
+    host: str
+    why: str
+    """As a clause."""
+    ranks: tuple[int, ...]
+    ended_s: float
+    """When that was noticed, in seconds since the attempt began."""
+    exit_code: int = EXIT_UNAVAILABLE
+    kind: LossKind = LossKind.GONE
+
+
+def explains(diagnosis: Diagnosis, failures: Iterable[WorkerEnd], losses: Sequence[Loss]) -> bool:
+    """Tell whether a worker's own failure, and no loss, is what an attempt ended by: it came first."""
+    first = diagnosis.cause.ranks[0] if diagnosis.cause_seen and diagnosis.cause.ranks else None
+    end = next((end for end in failures if end.rank == first), None)
+    if end is None or end.told_to_stop or end.ended_s > losses[0].ended_s or looks_like_consequence(end):
+        return False
+    itself = next((loss for loss in losses if end.rank in loss.ranks), None)
+    shut_down = itself is not None and end.returncode in _SHUT_DOWN and itself.ended_s - end.ended_s <= _SHUT_DOWN_S
+    return not shut_down
+
+
+def with_losses(diagnosis: Diagnosis, losses: Sequence[Loss]) -> Diagnosis:
+    """Add to what the others did that their nodes were lost as well."""
+    ranks = [rank for loss in losses for rank in loss.ranks]
+    line = f"{_ranks(ranks)}: lost with {_nodes(losses)} ({losses[0].why})"
+    return replace(diagnosis, others=(*diagnosis.others, line))
+
+
+def diagnosis_of(
+    losses: Sequence[Loss],
+    others: Sequence[str],
+    *,
+    latest: Mapping[int, Mapping[str, float]],
+    may_have_bounds: bool = True,
+) -> Diagnosis:
+    """Explain an attempt that ended because nodes were lost.
+
+    ``latest``: the newest heartbeats, by rank. ``may_have_bounds``: as in ``Gathering``.
+    """
+    first = losses[0]
+    ranks = tuple(rank for loss in losses for rank in loss.ranks)
+    summary = f"the node is lost: {first.why}"
+    if len(losses) > 1:
+        alike = all(loss.why == first.why for loss in losses)
+        summary = f"{counted(len(losses), 'node')} are lost: {'' if alike else f'{first.host} first, '}{first.why}"
+    steps = {rank: latest[rank][STEP] for rank in ranks if rank in latest and STEP in latest[rank]}
+    message = None
+    if steps:
+        last = min(steps, key=lambda rank: (-steps[rank], rank))
+        message = f"the last step reported from there: {steps[last]:g} (rank {last})"
+    cause = Cause(
+        ranks=ranks,
+        host=name_hosts(loss.host for loss in losses),
+        returncode=first.exit_code,
+        summary=summary,
+        at_once=True,
+        message=message,
+    )
+    kinds = {loss.kind for loss in losses}
+    hint = of_transport(first.why)
+    if hint is None and len(kinds) == 1:
+        hint = {LossKind.UNHEARD: _STOOD_STILL, LossKind.SILENT: _SILENT, LossKind.ODD: _ODD}.get(first.kind)
+    if hint is None:
+        hint = _CRASHED if may_have_bounds else _CRASHED_OF_FIXED
+    return Diagnosis(cause=cause, exit_code=first.exit_code, others=tuple(others), hint=hint)
+
+
+def of_transport(why: str) -> str | None:
+    """Give the hint for what a transport of its own kind has lost."""
+    return next((hint for begin, hint in _OF_RAY.items() if why.startswith(begin)), None)
+
+
+def who_left(losses: Sequence[Loss]) -> str:
+    """Say who has left an attempt and why: ``node n3 (ranks 4-5) left: no word for 10 s``."""
+    if len(losses) > _SHOWN:
+        return f"{_nodes(losses)} left: {losses[0].why}"
+    reasons: dict[str, list[str]] = {}
+    for loss in losses:
+        reasons.setdefault(loss.why, []).append(f"{loss.host} ({_ranks(loss.ranks)})")
+    return "; ".join(
+        f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(nodes)} left: {why}" for why, nodes in reasons.items()
+    )
+
+
+def _nodes(losses: Sequence[Loss]) -> str:
+    if len(losses) == 1:
+        return f"node {losses[0].host}"
+    return f"{counted(len(losses), 'node')} ({name_hosts(loss.host for loss in losses)})"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    named = name_ranks(ranks)
+    return named if len(named) <= _RANKS_SHOWN else counted(len(set(ranks)), "rank")

@@ -1,0 +1,452 @@
+"""How the nodes of an attempt come together: reached, surveyed, composed to a plan. Pure.
+
+A job of fixed size waits for all its nodes, and tells of all that fail at once. One that may go on with fewer, or has
+spares, waits for the rest only ``ELASTIC_WAIT_S`` once it has enough, and never for a node that it has just lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from distlaunch.coordinator.policy import shortfalls
+from distlaunch.coordinator.policy.composition import Composition
+from distlaunch.coordinator.policy.events_and_actions import (
+    Action,
+    Connect,
+    Disconnect,
+    Discover,
+    Discovered,
+    Entry,
+    LossKind,
+    Say,
+    ToNode,
+)
+from distlaunch.coordinator.policy.job_settings import Gathering
+from distlaunch.coordinator.policy.membership import Member, Membership
+from distlaunch.coordinator.policy.recomposing import Recomposer
+from distlaunch.core.errors import EXIT_UNAVAILABLE, EXIT_USAGE, LaunchError, NodesError
+from distlaunch.core.model.host_list import name_hosts
+from distlaunch.core.model.record import Record
+from distlaunch.core.protocol.remote import Survey, Surveyed
+from distlaunch.transport.failures import ConnectFailure
+
+ELASTIC_WAIT_S = 10.0
+"""How long a job that has enough nodes waits for the others."""
+LOOK_AGAIN_S = 0.5
+LOOK_S, LATER_LOOK_S = 5.0, 60.0
+"""What is missing on a node, or unlike the others', is looked at again for so long: NFS caches are old for a while.
+A job that has run is worth more patience: its script may have been edited."""
+DISCOVER_S = 30.0
+"""How often hosts are looked for while there are too few."""
+WAITING_S = 5.0
+"""After so long the user hears who is waited for."""
+
+_LATE_SHOWN = 8
+"""So many nodes are named that come between two attempts."""
+
+
+class Refusal(Record):
+    """There is no attempt, and the job is over."""
+
+    exit_code: int
+    text: str
+
+    @staticmethod
+    def of(error: LaunchError) -> Refusal:
+        """Put an error into the words of a job that has begun."""
+        hint = f"\n  hint: {error.hint}" if error.hint else ""
+        return Refusal(exit_code=error.exit_code, text=f"error: {error.message}{hint}")
+
+
+class Gatherer:
+    """Gathers for one attempt after the other; between them it keeps track of who could take part in the next."""
+
+    def __init__(self, gathering: Gathering, *, failure_grace_s: float) -> None:
+        self._settings = gathering
+        self._composer = Recomposer(gathering.compose)
+        self.nodes = Membership(gathering.hosts, flexible=gathering.flexible, failure_grace_s=failure_grace_s)
+        self.active = False
+        self.left: str | None = None
+        """Who has left the attempt before, and why, as long as the user has not been told."""
+        self._first = True
+        self._until = 0.0
+        self._hope_until: float | None = None
+        """Until when nodes that have failed are tried again; None: as long as there is time."""
+        self._late = 0
+        self._extended = False
+        self._enough_since: float | None = None
+        self._in: set[int] = set()
+        """Surveyed, and fit to take part."""
+        self._unanswered: set[int] = set()
+        """They may yet join this attempt, and have not told anything so far."""
+        self._retrying: set[int] = set()
+        """Not reached at first; waited for as well."""
+        self._failed: set[int] = set()
+        """Cannot take part in this attempt."""
+        self._present = 0
+        self._serial = 0
+        self._question: Survey | None = None
+        self._too_few = 0
+        self._why_few: Refusal | None = None
+        """With so many nodes there is no plan, and why."""
+        self._again: deque[tuple[float, int]] = deque()
+        """When to look again at whom."""
+        self._odd_since: dict[int, float] = {}
+        self._differ_since: float | None = None
+        self._look_s = LOOK_S
+        self._discover_at: float | None = None
+        self._discovery_until: float | None = None
+        self._said_problem: str | None = None
+        self._untold: set[int] = set()
+        """Those that were lost, of which the user has not been told."""
+        self._left_out: set[int] = set()
+        """Those of which the user knows that they are a machine that another is."""
+        self._waiting_at: float | None = None
+
+    # --- its turns
+
+    def begin(self, now: float, *, fresh: bool) -> list[Action]:
+        """Gather for an attempt. Unless ``fresh``, the one before came to nothing: there is more time for that once."""
+        settings = self._settings
+        self.active = True
+        if fresh or not self._extended:
+            self._until = now + settings.join_timeout_s
+        self._extended = not fresh
+        patience_s = settings.patience_s if self._first and not settings.flexible else None
+        self._hope_until = None if patience_s is None else now + patience_s
+        self._enough_since = self._differ_since = self._why_few = None
+        self._too_few = 0
+        for names in (self._in, self._unanswered, self._retrying, self._failed):
+            names.clear()
+        self._again.clear()
+        self._odd_since.clear()
+        self._waiting_at = now + WAITING_S
+        self._late = 0
+        self._ask_anew()
+        actions: list[Action] = []
+        if settings.discover and not self._first:
+            actions.append(Discover())
+            self._discovery_until = now + ELASTIC_WAIT_S
+        self._discover_at = now + DISCOVER_S if settings.discover else None
+        self._look_s = LOOK_S if self._first else LATER_LOOK_S
+        actions += [
+            action for member in self.nodes.members if not member.present for action in self.nodes.leave(member)
+        ]
+        present = self.nodes.present()
+        self._present = len(present)
+        short = sum(member.state == "joined" for member in present) < settings.bounds[0]
+        return actions + [action for member in present for action in self._include(member, now, short=short)]
+
+    def _include(self, member: Member, now: float, *, short: bool) -> list[Action]:
+        if member.state == "joined":
+            return self._ask(member)
+        if member.state != "connecting":
+            self._unanswered.add(member.number)
+            if not self._extended:
+                self._until = max(self._until, member.free_at + ELASTIC_WAIT_S)
+        elif not short:
+            return []  # it was lost, or could not be reached: it comes when it comes
+        elif member.cools_until > now:
+            self._retrying.add(member.number)
+            self._until = max(self._until, member.cools_until + self._settings.join_timeout_s)
+            return []
+        else:
+            self._unanswered.add(member.number)
+        return [self.nodes.connect(member, now)]
+
+    def settle(self, now: float) -> Composition | Refusal | None:
+        """Tell who takes part and what runs where, or why there is no attempt, once that is known."""
+        if not self.active or (self._discovery_until is not None and now < min(self._discovery_until, self._until)):
+            return None
+        (fewest, most), inside = self._settings.bounds, len(self._in)
+        if inside < (needed := max(fewest, self._too_few + 1)):
+            self._enough_since = None
+            possible = self._settings.discover or self._present - len(self._failed) >= needed
+            if (self._unanswered or possible) and now < self._until:
+                return None
+            return self._why_few or self._refuse()
+        if self._enough_since is None:
+            self._enough_since = now
+        if self._unanswered or self._retrying:
+            over = now >= min(self._enough_since + ELASTIC_WAIT_S, self._until)
+            if not over and not (inside >= most and self._has_first(most)):
+                return None
+        return self._compose(now)
+
+    def _has_first(self, count: int) -> bool:
+        """Tell whether those that come first in the list of hosts are all there: the others are spares."""
+        for member in self.nodes.members:
+            if member.present:
+                if member.number not in self._in:
+                    return False
+                count -= 1
+                if not count:
+                    return True
+        return False
+
+    def _compose(self, now: float) -> Composition | Refusal | None:
+        surveys: dict[int, Surveyed] = {}
+        if (twice := self._twins()) is not None:
+            first, second = twice
+            text = f"{first.host} and {second.host} are one machine"
+            hint = f"name it once, with as many workers as it is to run: {first.host}:N"
+            return Refusal(exit_code=EXIT_USAGE, text=f"error: {text}\n  hint: {hint}")
+        for number in sorted(self._in):
+            surveyed = self.nodes[number].surveyed
+            if surveyed is not None:
+                surveys[number] = surveyed
+        try:
+            composition = self._composer(surveys)
+        except LaunchError as exc:
+            from distlaunch.planning.surveyed_nodes import NodesDiffer
+
+            differing = exc.nodes if isinstance(exc, NodesDiffer) else ()
+            if isinstance(exc, NodesError) and now < self._until and len(surveys) < self._present:
+                self._too_few, self._why_few = len(surveys), Refusal.of(exc)
+                return self.settle(now)
+            if self._differ_since is None:
+                self._differ_since = now
+            if not differing or now >= self._differ_since + self._look_s:
+                return Refusal.of(exc)
+            self._enough_since = None
+            self._until = max(self._until, self._differ_since + self._look_s)
+            for number in differing:
+                self._look_again(number, now)
+            return None
+        self.active = self._first = False
+        return composition
+
+    def deadline(self) -> float:
+        """Give when ``tick`` is due."""
+        times = [self._until, self._discovery_until, self._discover_at, self._waiting_at]
+        if self._retrying:
+            times.append(self._hope_until)
+        if self._enough_since is not None and (self._unanswered or self._retrying):
+            times.append(self._enough_since + ELASTIC_WAIT_S)
+        if self._again:
+            times.append(self._again[0][0])
+        return min(time for time in times if time is not None)
+
+    def tick(self, now: float) -> list[Action]:
+        """Do what has come due; then ``settle``."""
+        if not self.active:
+            return []
+        actions: list[Action] = []
+        if self._again and now >= self._again[0][0]:
+            self._ask_anew()
+            while self._again and now >= self._again[0][0]:
+                member = self.nodes[self._again.popleft()[1]]
+                if member.state == "joined" and member.number in self._unanswered:
+                    actions += self._ask(member)
+        if self._discovery_until is not None and now >= self._discovery_until:
+            self._discovery_until = None
+        if self._discover_at is not None and now >= self._discover_at:
+            self._discover_at = now + DISCOVER_S
+            actions.append(Discover())
+        if self._is_hopeless(now):
+            self._failed |= self._retrying
+            self._retrying.clear()
+        if self._waiting_at is not None and now >= self._waiting_at:
+            self._waiting_at = None
+            actions += self._tell_waiting(now)
+        return actions
+
+    def _is_hopeless(self, now: float) -> bool:
+        return self._hope_until is not None and now >= self._hope_until
+
+    def _tell_waiting(self, now: float) -> list[Action]:
+        missing = [member for member in self.nodes.present() if member.state != "joined"]
+        until = self._until
+        if self._enough_since is not None and self._settings.flexible:
+            until = min(until, self._enough_since + ELASTIC_WAIT_S)
+        if not missing or until - now < 1.0:
+            return []
+        left = self.left
+        self.told_left()
+        within_s = None if self._hope_until is not None else until - now
+        return shortfalls.waiting(
+            missing,
+            here=self.here(),
+            present=self._present,
+            within_s=within_s,
+            left=left,
+            launchers=self._settings.launchers,
+        )
+
+    def absent(self, count: int) -> list[Member]:
+        """Give those whose absence counts, where so many take part: spares may come later."""
+        late = self._unanswered if count < self._settings.bounds[1] else set()
+        return [self.nodes[number] for number in sorted(late | self._retrying | self._failed)]
+
+    def here(self) -> int:
+        """Count the nodes whose agents are up."""
+        return sum(member.present and member.state == "joined" for member in self.nodes.members)
+
+    def told_left(self) -> None:
+        """Take in that the user has been told who has left."""
+        self.left = None
+        self._untold.clear()
+
+    # --- what nodes tell
+
+    def logged_in(self, number: int) -> None:
+        """Take in that the login on a node has succeeded; its agent is being started."""
+        self.nodes[number].logged_in = self.nodes[number].state == "connecting"
+
+    def joined(self, number: int, now: float) -> list[Action]:
+        """Take in that an agent has come up."""
+        member = self.nodes[number]
+        if not member.present:  # it was on its way when its host vanished
+            self.nodes.leave(member)
+            return [Disconnect(node=number)]
+        actions: list[Action] = []
+        if member.why_lost is not None or not self.active:
+            self._late += 1
+            how = "has come" if member.why_lost is None else "is back"
+            if number in self._untold:
+                how = f"left ({member.why_lost}) and is back"
+                self._untold.discard(number)
+            text = f"node {member.host} {how}{'' if self.active else ', and may take part from the next attempt on'}"
+            if self._late <= _LATE_SHOWN:  # all launchers hear what warns
+                actions.append(Say(text=text, level="warning" if self._settings.launchers else "info"))
+        actions += self.nodes.joined(member)
+        if self.active:
+            self._forget(number)
+            actions += self._ask(member)
+        return actions
+
+    def unreachable(self, number: int, failure: ConnectFailure, now: float) -> list[Action]:
+        """Take in that a node was not reached."""
+        member = self.nodes[number]
+        if member.state != "connecting":
+            return []
+        awaited = self.active and (number in self._unanswered or number in self._retrying)
+        actions = self.nodes.unreachable(member, failure)
+        if awaited:
+            self._forget(number)
+            final = not failure.passing or self._is_hopeless(now)
+            (self._failed if final else self._retrying).add(number)
+            if final and not self._settings.flexible:
+                member.state = "lost"
+                return actions
+        return [*actions, self.nodes.connect_again(member, now, needed=awaited)]
+
+    def lost(self, number: int, why: str, now: float, *, wanted: bool, kind: LossKind = LossKind.GONE) -> list[Action]:
+        """Take in that a node that had joined is gone; ``wanted``: the job goes on, perhaps."""
+        member = self.nodes[number]
+        if member.state != "joined":
+            return []
+        actions = self.nodes.lost(member, why, now, kind)
+        self._untold.add(number)
+        if not wanted:
+            return [action for action in actions if not isinstance(action, Connect)]
+        if self.active:
+            self._forget(number)
+            if not self._settings.flexible:
+                self._retrying.add(number)
+                actions.append(self.nodes.connect(member, now))
+        return actions
+
+    def surveyed(self, number: int, answer: Surveyed, now: float) -> list[Action]:
+        """Take in what a node has found out about itself."""
+        member = self.nodes[number]
+        if not self.active or member.state != "joined" or answer.serial != member.serial:
+            return []
+        member.serial = 0
+        flaw = shortfalls.flaw(member.host, self._question, answer) if self._question is not None else None
+        if flaw is None:
+            self._forget(number)
+            self._odd_since.pop(number, None)
+            member.surveyed, member.failure = answer, None
+            self._in.add(number)
+            return self._leave_out_twin()
+        if now < self._odd_since.setdefault(number, now) + self._look_s:
+            self._look_again(number, now)
+            return []
+        self._forget(number)
+        self._failed.add(number)
+        return self.nodes.unreachable(member, flaw)
+
+    def _leave_out_twin(self) -> list[Action]:
+        """Do without one of two hosts that are one machine, where the job may go on with fewer."""
+        if not self._settings.flexible or (twice := self._twins()) is None:
+            return []
+        first, second = twice
+        self._forget(second.number)
+        self._failed.add(second.number)
+        second.surveyed = None
+        text = f"it is the same machine as {first.host}"
+        failure = ConnectFailure(host=second.host, step="agent", text=text, passing=False)
+        actions = self.nodes.unreachable(second, failure)
+        if second.number not in self._left_out:
+            self._left_out.add(second.number)
+            actions.append(Say(text=f"{second.host} is left out: {text}", level="warning"))
+        return actions
+
+    def _twins(self) -> tuple[Member, Member] | None:
+        """Return two nodes that are one machine under two names, if there are any."""
+        if not self._settings.named_once:
+            return None
+        return shortfalls.same_machine([self.nodes[number] for number in sorted(self._in)])
+
+    def discovered(self, event: Discovered, now: float) -> list[Action]:
+        """Take in which hosts there are."""
+        self._discovery_until = None
+        if event.hosts is None:
+            told, self._said_problem = self._said_problem, event.problem
+            text = f"hosts were not found anew, those known stay: {event.problem}"
+            return [] if told == event.problem else [Say(text=text, level="warning")]
+        self._said_problem = None
+        self._composer.forget()
+        come, gone = self.nodes.discovered(event.hosts)
+        self._present += len(come) - len(gone)
+        actions: list[Action] = []
+        if come or gone:
+            words = [(f"{name_hosts(each.host for each in come)} came", come)]
+            words.append((f"{name_hosts(each.host for each in gone)} went away", gone))
+            actions.append(Say(text="hosts: " + ", ".join(text for text, those in words if those)))
+            fields = {"came": [each.host for each in come[:64]], "went": [each.host for each in gone[:64]]}
+            actions.append(Entry(type="hosts_discovered", fields=fields))
+        for member in come:
+            if member.state == "joined":
+                actions += self._ask(member) if self.active else []
+                continue
+            if self.active:
+                self._unanswered.add(member.number)
+            actions.append(self.nodes.connect(member, now))
+        if self.active:
+            for member in gone:
+                self._forget(member.number)
+                actions += self.nodes.leave(member)
+        return actions
+
+    # --- surveys
+
+    def _ask_anew(self) -> None:
+        """Have a new question, so that late answers to the one before are known."""
+        self._serial += 1
+        self._question = self._settings.survey(self._serial)
+
+    def _ask(self, member: Member) -> list[Action]:
+        if self._question is None:
+            return []
+        member.serial = self._question.serial
+        self._unanswered.add(member.number)
+        return [ToNode(node=member.number, message=self._question)]
+
+    def _look_again(self, number: int, now: float) -> None:
+        self._forget(number)
+        self._unanswered.add(number)
+        self._again.append((now + LOOK_AGAIN_S, number))
+
+    def _forget(self, number: int) -> None:
+        for names in (self._in, self._unanswered, self._retrying, self._failed):
+            names.discard(number)
+
+    # --- too few
+
+    def _refuse(self) -> Refusal:
+        missing = [member for member in self.nodes.present() if member.number not in self._in]
+        settings, inside = self._settings, [self.nodes[number] for number in sorted(self._in)]
+        text = shortfalls.too_few(settings, inside, missing, present=self._present)
+        return Refusal(exit_code=EXIT_UNAVAILABLE, text=text)

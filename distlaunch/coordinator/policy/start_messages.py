@@ -1,0 +1,88 @@
+"""The messages with which the nodes of an attempt start their workers. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
+from distlaunch.core.protocol import agent_messages as m
+
+_PERIOD_SHARE = 0.05
+"""Of ``hang_notice_s``: by so much the silence may be told too long."""
+
+
+class Streams(NamedTuple):
+    """What else than pipes and files workers read and write."""
+
+    terminal: tuple[int, int] | None
+    """Rows and columns of the pseudo-terminal that the one worker gets."""
+    stdin: bool
+    """Rank 0 has our stdin: itself, or what is fed to it."""
+    travelled: bool
+    """The nodes are reached by links, whatever machine they are."""
+    node_logs: str = ""
+    orphan_grace_s: float | None = None
+    """How long workers may take to end if their agent, or we, vanish; None: as the spawner was told."""
+
+
+def starts(plan: LaunchPlan, streams: Streams) -> Iterator[tuple[int, m.Start]]:
+    """Give, by node rank, what a node needs to know of the plan."""
+    env = plan.shared_env
+    for node_rank, workers in itertools.groupby(plan.workers, lambda worker: worker.node_rank):
+        yield node_rank, start_of(plan, node_rank, workers, streams, env)
+
+
+def start_of(
+    plan: LaunchPlan, node_rank: int, workers: Iterable[WorkerPlan], streams: Streams, env: Mapping[str, str]
+) -> m.Start:
+    """Give what one node needs to know of the plan, for these of its workers; ``env`` is what all workers share."""
+    rows, columns = streams.terminal or (0, 0)
+    node = plan.nodes[node_rank]
+    return m.Start(
+        attempt=plan.attempt,
+        argv=node.argv or plan.argv,
+        env={**env, **node.env} if node.env else env,
+        cwd=plan.workdir,
+        workers=tuple(map(_spec, workers)),
+        uses_gpus=bool(node.devices),
+        signal_group=plan.signal_group,
+        terminal=streams.terminal is not None,
+        rows=rows,
+        columns=columns,
+        stdin_rank=0 if node_rank == 0 and streams.stdin else None,
+        preload=plan.preload,
+        preload_log=plan.layout.preload_path(plan.run_dir, plan.attempt),
+        preload_bound_s=plan.hang_timeout_s,
+        watch=plan.hang_timeout_s is not None or plan.hang_notice_s is not None,
+        output_period_s=_output_period_s(plan),
+        bootstrap=plan.bootstrap,
+        travelled=streams.travelled,
+        node_logs=streams.node_logs,
+        orphan_grace_s=streams.orphan_grace_s,
+        store=plan.store and node_rank == 0,
+        shared_memory=plan.shared_memory,
+        env_starts=plan.env_starts,
+        takes_feed=streams.travelled and node_rank == 0 and streams.stdin,
+        run_dir=plan.run_dir,
+        layout=plan.layout,
+    )
+
+
+def _output_period_s(plan: LaunchPlan) -> float:
+    """Return how often a node tells whose output has moved: seldom where only the notice asks for it."""
+    if plan.hang_timeout_s is not None or plan.hang_notice_s is None:
+        return 1.0
+    return max(1.0, plan.hang_notice_s * _PERIOD_SHARE)
+
+
+def _spec(worker: WorkerPlan) -> m.WorkerSpec:
+    return m.WorkerSpec(
+        rank=worker.rank,
+        local_rank=worker.local_rank,
+        argv=worker.argv,
+        env=worker.env,
+        cpus=worker.cpus,
+        error_file=worker.env["TORCHELASTIC_ERROR_FILE"],
+    )

@@ -1,0 +1,126 @@
+"""The file in which whoever started the launcher looks for the first failure, in the format of torch.
+
+torch's ``@record`` writes ``{"message": {"message": "Type: text", "extraInfo": {"py_callstack": "...", "timestamp":
+"..."}}}``, and torchrun copies the first failed worker's to its own TORCHELASTIC_ERROR_FILE, with ``errorCode`` beside
+the inner ``message``. In Kubernetes the file is the pod's termination log, of which 4096 bytes are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.text import printable
+
+VARIABLE = "TORCHELASTIC_ERROR_FILE"
+TERMINATION_LOG = "/dev/termination-log"
+_IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"
+_MOST_OF_TERMINATION = 4096
+"""Bytes; from the documentation of Kubernetes, "Determine the Reason for Pod Failure"."""
+_MOST_READ = 1 << 18
+
+
+def error_file_path(
+    option: str | None, environ: Mapping[str, str], *, of_a_script: bool, termination_log: str = TERMINATION_LOG
+) -> str | None:
+    """Return where the launcher is to write its first failure; None if nobody asks for that.
+
+    ``option``: what ``--error-file`` says. ``of_a_script``: the script of a worker started this launcher, and the
+    variable is that worker's. Raises ConfigError for an option with which no file can be made.
+    """
+    if option is not None:
+        path = os.path.abspath(option)
+        if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path)):
+            why = "it is a directory" if os.path.isdir(path) else "its directory does not exist"
+            raise ConfigError(f"--error-file {printable(option)}: {why}", hint="name a file in a directory that exists")
+        return path
+    if found := environ.get(VARIABLE):
+        return None if of_a_script else os.path.abspath(found)
+    if _IN_KUBERNETES in environ and os.access(termination_log, os.W_OK):
+        return termination_log
+    return None
+
+
+class ErrorFile:
+    """The file of one launcher. Only the first failure of a job is written; ``say`` hears why it cannot be."""
+
+    def __init__(self, path: str | None, say: Callable[[str], None] = lambda _: None) -> None:
+        self._path = path
+        self.say = say
+        self._written = False
+
+    def write(self, message: str, details: str, exit_code: int, *, recorded: str | None = None) -> None:
+        """Write a failure, unless there is one already.
+
+        ``details`` stands where torch has the traceback. ``recorded``: the error file of the worker that failed; what
+        it holds is copied, if it is there and has torch's format.
+        """
+        if self._path is None or self._written:
+            return
+        self._written = True
+        record = (_read(recorded) if recorded else None) or {
+            "message": {
+                "message": message,
+                "extraInfo": {"py_callstack": details, "timestamp": str(int(time.time()))},
+            }
+        }
+        if isinstance(record["message"], dict):
+            record["message"]["errorCode"] = exit_code
+        try:
+            _overwrite(self._path, _fitting(record, self._path))
+        except OSError as exc:
+            self.say(f"the first failure could not be written to {self._path}: {exc.strerror}")
+
+
+def _read(path: str) -> dict[str, Any] | None:
+    """Read a worker's error file; None if it is not there, or is none."""
+    with suppress(OSError, ValueError, RecursionError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return None
+            record = json.loads(file.read(_MOST_READ))
+        if isinstance(record, dict) and isinstance(record.get("message"), dict | str):
+            return record
+    return None
+
+
+def _fitting(record: dict[str, Any], path: str) -> bytes:
+    """Write it as JSON; for a termination log without the beginning of a long traceback."""
+    data = json.dumps(record).encode()
+    inner = record["message"]
+    if path != TERMINATION_LOG or not isinstance(inner, dict):
+        return data
+    extra = inner.get("extraInfo")
+    for part, key in ((extra, "py_callstack"), (inner, "message")):
+        while len(data) > _MOST_OF_TERMINATION and isinstance(part, dict) and len(str(part.get(key, ""))) > 1:
+            text, over = str(part[key]), len(data) - _MOST_OF_TERMINATION
+            part[key] = "..." + text[max(over + 3, 4) :] if key == "py_callstack" else text[: max(1, len(text) - over)]
+            if len(json.dumps(record)) >= len(data):
+                part[key] = ""
+            data = json.dumps(record).encode()
+    return data
+
+
+def _overwrite(path: str, data: bytes) -> None:
+    """Write into the file itself: a termination log is a mount, which nothing can be moved over.
+
+    A file that is our own output (/dev/stderr) is appended to.
+    """
+    how = os.O_APPEND if _is_our_output(path) else os.O_TRUNC
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+
+
+def _is_our_output(path: str) -> bool:
+    with suppress(OSError):
+        found = os.stat(path)
+        return any(os.path.samestat(found, os.fstat(descriptor)) for descriptor in (1, 2))
+    return False

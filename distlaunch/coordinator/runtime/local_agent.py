@@ -1,0 +1,96 @@
+"""The agent of this machine, in the launcher's own process, behind the same messages."""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from distlaunch.coordinator.policy.events_and_actions import Event, FromNode
+from distlaunch.core.agent.agent import Agent
+from distlaunch.core.agent.node.ports import HeldPort
+from distlaunch.core.agent.workers.channel import Channel
+from distlaunch.core.agent.workers.output_pump import Taker
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol.codec import Decoder, encode
+from distlaunch.core.protocol.spawner_messages import FromSpawner
+
+if TYPE_CHECKING:
+    from distlaunch.core.protocol import launcher_messages as p
+    from distlaunch.core.protocol import remote as r
+
+
+class LocalTransport:
+    """Carries encoded messages to the in-process agent and back, as a socket would; output bytes skip the codec."""
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        cookie: str,
+        nofile: int,
+        spawner: tuple[Channel[FromSpawner], int],
+        taker: Taker,
+        clock: Callable[[], float],
+        port: HeldPort | None = None,
+    ) -> None:
+        self._to_agent: Decoder[m.ToAgent] = Decoder(m.TO_AGENT, m.PARTS)
+        self._from_agent: Decoder[m.FromAgent] = Decoder(m.FROM_AGENT, m.PARTS)
+        self._received: deque[m.FromAgent] = deque()
+        channel, pid = spawner
+        self._agent = Agent(
+            job_id=job_id, port=port, cookie=cookie, nofile=nofile, channel=channel, watcher=pid, taker=taker,
+            send=self._from, clock=clock,
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Be ready for messages."""
+        self._agent.start()
+
+    def discover(self) -> None:
+        """Do nothing: there is one node."""
+
+    def send(self, node: int, message: m.ToAgent | r.Survey | r.Reach | p.Commence) -> None:
+        """Give a message to the agent of a node (there is only node 0)."""
+        del node
+        for received in self._to_agent.feed(encode(message)):
+            self._agent.handle(received)
+
+    def broadcast(self, message: m.ToAgent) -> None:
+        """Send to every node that there is."""
+        self.send(0, message)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Tell whether something is still on its way out."""
+        return any(wanted & select.POLLOUT for wanted in self.descriptors().values())
+
+    def _from(self, message: m.FromAgent) -> None:
+        self._received.extend(self._from_agent.feed(encode(message)))
+
+    def descriptors(self) -> dict[int, int]:
+        """Give what to poll, with the poll events."""
+        return self._agent.descriptors()
+
+    def deadline(self) -> float | None:
+        """Give when ``receive`` is due even if nothing is ready."""
+        return self._agent.deadline()
+
+    def receive(self) -> list[Event]:
+        """Let the agent work, without waiting; give what it says."""
+        self._agent.on_ready()
+        self._agent.tick()
+        received: list[Event] = [FromNode(node=0, message=message) for message in self._received]
+        self._received.clear()
+        return received
+
+    def connect(self, node: int, delay_s: float) -> None:
+        """Do nothing: there is no way to go."""
+
+    def disconnect(self, node: int) -> None:
+        """Do nothing: the agent is closed with the transport."""
+
+    def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """End the agent; nothing of its workers is left after this."""
+        self._agent.close(hurried)

@@ -1,0 +1,227 @@
+"""How much one connection may send: the number of messages, and the size of a frame by phase and type.
+
+No clock, no I/O. Output is not counted here: ``parts`` bounds it by credit.
+"""
+
+from __future__ import annotations
+
+from distlaunch.core.errors import ProtocolError
+from distlaunch.core.model.record import Record
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import MAX_RAW_BYTES, FrameSize
+
+_BURST = 64
+"""Messages that a connection may send unasked when it opens."""
+_PER_S = 4.0
+"""An agent sends ``Alive`` once a second, and warns now and then."""
+_MOST_SAVED = 1 << 16
+"""A launcher that was stopped for hours finds so many messages at most."""
+_PER_WORKER = 4
+"""``Started``, ``WorkerExited`` and ``RankEnded`` come once for each worker of an attempt."""
+_PER_START = 16
+_FEW = FrameSize(object_bytes=16 << 10, raw_bytes=0)
+_NONE = FrameSize(object_bytes=0, raw_bytes=0)
+_USUAL_BYTES = 64 << 10
+_SURVEY_BYTES = 4 << 20
+_ESCAPED = 6
+"""JSON writes one byte of text as up to six (``\\u00e9``)."""
+_ERROR_FILE_BYTES = _ESCAPED * (256 << 10)
+_TAIL_BYTES = 64 << 10
+_STACKS_BYTES = _ESCAPED * (8 << 20)
+_STACK_BYTES = _ESCAPED * (64 << 10) + 512
+_HEARTBEAT_BYTES = 16 << 10
+_PID_BYTES = 40
+_PORT_BYTES = 8
+_TEXT_BYTES = 512 << 10
+"""Of ``Fault``, ``Ending`` and ``PreloadEnded``, which quote a traceback."""
+
+_USUAL = FrameSize(object_bytes=_USUAL_BYTES, raw_bytes=0)
+_TEXT = FrameSize(object_bytes=_TEXT_BYTES, raw_bytes=0)
+NODE_SIZES: dict[type, FrameSize] = {
+    m.Prepared: _USUAL,
+    m.Started: _USUAL,
+    m.WorkerExited: FrameSize(object_bytes=_ERROR_FILE_BYTES + _USUAL_BYTES, raw_bytes=_TAIL_BYTES),
+    m.WorkerHalted: _USUAL,
+    m.Alive: _USUAL,
+    m.Stacks: _USUAL,
+    m.Remark: _USUAL,
+    m.PreloadEnded: _TEXT,
+    m.Lingering: _USUAL,
+    m.SpawnerSignalled: _USUAL,
+    m.Gone: _USUAL,
+    m.Fault: _TEXT,
+    r.Hello: _USUAL,
+    r.Surveyed: _USUAL,
+    r.Reached: _USUAL,
+    r.Pong: _USUAL,
+    r.Output: FrameSize(object_bytes=_USUAL_BYTES, raw_bytes=MAX_RAW_BYTES),
+    r.RankEnded: _USUAL,
+    r.Fed: _USUAL,
+    r.Ending: _TEXT,
+    r.Signalled: _USUAL,
+    p.Call: _USUAL,
+    p.Proof: _USUAL,
+    p.Apply: _USUAL,
+    p.Told: _USUAL,
+}
+"""Size of each message of a node that has introduced itself; ``NodeBudget.size_of`` adapts some of them."""
+COORDINATOR_SIZES: dict[type, FrameSize] = {
+    m.Prepare: _USUAL,
+    m.Stop: _USUAL,
+    m.Linger: _USUAL,
+    m.Forward: _USUAL,
+    m.Pause: _USUAL,
+    m.CollectStacks: _USUAL,
+    r.Reach: _USUAL,
+    r.Ping: _USUAL,
+    p.Challenge: _USUAL,
+    p.Turned: _USUAL,
+    p.Welcome: _USUAL,
+    p.Ask: _USUAL,
+    p.Commence: FrameSize(object_bytes=32 << 20, raw_bytes=0),
+    p.Verdict: FrameSize(object_bytes=4 << 20, raw_bytes=0),
+    p.Notice: FrameSize(object_bytes=2 << 20, raw_bytes=0),
+}
+"""Size of each message of a coordinator. ``Commence`` lists all nodes, and ports of all workers."""
+_NODE_SIZES = {kind.__name__: size for kind, size in NODE_SIZES.items()}
+_COORDINATOR_SIZES = {kind.__name__: size for kind, size in COORDINATOR_SIZES.items()}
+_COORDINATOR_BURST, _COORDINATOR_PER_S = 4096, 64.0
+
+
+class Budget:
+    """The messages that a connection may send. It grows with time and with what was asked.
+
+    Times are seconds of any clock that goes forward.
+    """
+
+    def __init__(self, now: float, *, burst: float = _BURST, per_s: float = _PER_S) -> None:
+        self._left = burst
+        self._per_s = per_s
+        self._at = now
+
+    def allow(self, count: int) -> None:
+        """Allow so many messages more."""
+        self._left = min(self._left + count, _MOST_SAVED)
+
+    def take(self, message: Record, now: float) -> None:
+        """Count a message that has arrived. Raises ProtocolError if it is one too many."""
+        self._left = min(self._left + max(0.0, now - self._at) * self._per_s, _MOST_SAVED)
+        self._at = now
+        self._left -= 1
+        if self._left < 0:
+            raise ProtocolError(f"more messages than were asked for, the last of them {type(message).__name__}")
+
+    def sent(self, message: Record) -> None:
+        """Take in what the other side is sent: it may answer."""
+
+    def greet(self) -> None:
+        """Take in that the other side has introduced itself."""
+
+    def size_of(self, name: str) -> FrameSize:
+        """Return how large a frame of this type may be now."""
+        raise NotImplementedError
+
+
+class NodeBudget(Budget):
+    """What an agent or a joined launcher may send to the coordinator."""
+
+    def __init__(self, now: float) -> None:
+        super().__init__(now)
+        self._greeted = False
+        self._surveys = 0
+        self._workers = 0
+        """The most that any attempt has had on this node."""
+        self._ports = 0
+        self._stacks = 0
+        self._fed = 0
+        """Bytes of stdin that were sent and that the node has not reported as taken."""
+
+    def greet(self) -> None:
+        """Take in that the node has introduced itself."""
+        self._greeted = True
+
+    def sent(self, message: Record) -> None:
+        """Take in what the node is sent: it may answer. ``Credit``, which other threads send, changes nothing."""
+        match message:
+            case r.Credit():
+                return
+            case r.Survey() | p.Ask():
+                self._surveys += 1
+            case m.Prepare():
+                self._ports = max(self._ports, message.ports)
+            case m.Start():
+                self._start(len(message.workers))
+            case p.Commence():
+                self._start(len(message.local_ranks))
+            case m.CollectStacks():
+                self._stacks += 1
+            case r.Feed():
+                self._fed += len(message.data)
+            case _:
+                pass
+        self.allow(2)
+
+    def _start(self, workers: int) -> None:
+        self._workers = max(self._workers, workers)
+        self.allow(_PER_WORKER * workers + _PER_START)
+
+    def take(self, message: Record, now: float) -> None:
+        """Count a message; see ``Budget``."""
+        match message:
+            case r.Output() if self._greeted:
+                return
+            case r.Fed() if message.size > 0:
+                self._fed -= message.size
+                if self._fed < 0:
+                    raise ProtocolError("it takes more of stdin than it was sent")
+                if not message.closed:
+                    return
+            case r.Surveyed():
+                self._surveys = max(0, self._surveys - 1)
+            case m.Stacks():
+                self._stacks = max(0, self._stacks - 1)
+            case _:
+                pass
+        super().take(message, now)
+
+    def size_of(self, name: str) -> FrameSize:
+        """Return how large a frame of this type may be now; see ``Budget``."""
+        if not self._greeted:
+            if name == r.Ending.__name__:
+                return _TEXT
+            return _FEW if name in (r.Hello.__name__, p.Apply.__name__) else _NONE
+        row = _NODE_SIZES.get(name, _USUAL)
+        size = row.object_bytes
+        match name:
+            case r.Surveyed.__name__ if self._surveys:
+                return FrameSize(object_bytes=_SURVEY_BYTES, raw_bytes=0)
+            case m.Stacks.__name__:
+                if not self._stacks:
+                    return _NONE
+                size += min(_STACK_BYTES * self._workers, _STACKS_BYTES)
+            case m.WorkerExited.__name__ if not self._workers:
+                return _NONE
+            case r.Output.__name__ if not self._workers:
+                return _USUAL
+            case m.Alive.__name__:
+                size += _HEARTBEAT_BYTES * self._workers
+            case m.Started.__name__:
+                size += _PID_BYTES * self._workers
+            case m.Prepared.__name__:
+                size += _PORT_BYTES * self._ports
+            case _:
+                pass
+        return FrameSize(object_bytes=size, raw_bytes=row.raw_bytes)
+
+
+class CoordinatorBudget(Budget):
+    """What a coordinator may send to a launcher that has joined."""
+
+    def __init__(self, now: float) -> None:
+        super().__init__(now, burst=_COORDINATOR_BURST, per_s=_COORDINATOR_PER_S)
+
+    def size_of(self, name: str) -> FrameSize:
+        """Return how large a frame of this type may be; see ``Budget``."""
+        return _COORDINATOR_SIZES.get(name, _USUAL)

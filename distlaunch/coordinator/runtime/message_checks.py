@@ -1,0 +1,155 @@
+"""What a node may say of an attempt: only of the ranks that it was given, and no more output than agreed.
+
+Whatever else it says did not come from our agent, or from one that no longer does its work: nothing of that may be
+filed, shown, or taken for what another node's workers did.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+
+from distlaunch.coordinator.runtime.signal_pipe import FOR_THE_JOB
+from distlaunch.core.errors import ProtocolError
+from distlaunch.core.model.run_files import STDERR, STDOUT
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.spawner_messages import Leftovers
+
+_LEFT_BYTES = 5 << 20
+"""Beyond its credit, an agent sends what it reads of a worker at its end: two full pipes, and what is written meanwhile
+(twice, as what has not ended by then is read once more when all have)."""
+_CHUNK_BYTES = 1 << 20
+_LAST_PORT = 65535
+_STATUSES = range(-128, 256)
+
+
+class Part:
+    """One node's part in the attempts of a job, from when it has joined until it is gone."""
+
+    def __init__(self, granted: int, *, hears_signals: bool = False) -> None:
+        """``granted``: the credit for output that it has from the start; ``hears_signals``: it passes on Slurm's."""
+        self._signals = FOR_THE_JOB if hears_signals else frozenset()
+        self._attempt = -1
+        self._asked = -1
+        """The newest attempt that it was to prepare."""
+        self._ports = 0
+        """How many ports it was to hold for that, beside the master's."""
+        self._ranks: frozenset[int] = frozenset()
+        self._speaking: set[int] = set()
+        """Ranks whose output is to be filed."""
+        self._known: set[int] = set()
+        """All that it was ever given: the last output of an attempt may come late."""
+        self._granted = granted
+        self._sent = 0
+        self._least = -_CHUNK_BYTES
+        """How far its credit may be overdrawn: negative."""
+
+    def told(self, message: object) -> None:
+        """Take in what the node is sent."""
+        if isinstance(message, (m.Prepare, r.Reach)):
+            self._asked = max(self._asked, message.attempt)
+            if isinstance(message, m.Prepare):
+                self._ports = message.ports
+        elif isinstance(message, m.Start):
+            self._begin(message.attempt, (spec.rank for spec in message.workers))
+        elif isinstance(message, p.Commence):
+            first = sum(message.slots[: message.node_rank])
+            self._begin(message.attempt, (first + local_rank for local_rank in message.local_ranks))
+
+    def _begin(self, attempt: int, ranks: Iterable[int]) -> None:
+        self._attempt = self._asked = attempt
+        self._ranks = frozenset(ranks)
+        self._speaking = set(self._ranks)
+        self._known |= self._ranks
+        self._least = min(0, self._granted - self._sent) - _CHUNK_BYTES - _LEFT_BYTES * len(self._ranks)
+
+    def begin_attempt(self) -> None:
+        """Know that output which comes now would be filed with that of another attempt than its own."""
+        self._speaking.clear()
+
+    def grant(self, size: int) -> None:
+        """Take in that it may send so much more. Only one thread calls this at a time, and only another ``check``."""
+        self._granted += size
+
+    def check(self, message: object) -> bool:
+        """Tell whether a message counts; what is late does not. Raises ProtocolError if our agent would not say it."""
+        match message:
+            case r.Output():
+                self._check_output(message)
+                return message.rank in self._speaking
+            case r.RankEnded():
+                self._check_known(message.rank)
+                speaks = message.rank in self._speaking
+                self._speaking.discard(message.rank)
+                return speaks
+            case m.WorkerHalted():
+                self._check_ranks((message.rank,))
+            case m.Prepared() | r.Reached():
+                self._check_attempt(message.attempt, self._asked)
+                if isinstance(message, m.Prepared):
+                    self._check_ports(message)
+            case m.Lingering():
+                self._counts(message.attempt, _ranks_of(message.processes))
+            case m.Gone():
+                self._counts(message.attempt, (*_ranks_of(message.ended), *_ranks_of(message.killed)))
+            case m.WorkerExited():
+                if self._counts(message.attempt, (message.rank,)) and message.returncode not in _STATUSES:
+                    raise ProtocolError(f"no process ends with {str(message.returncode)[:20]}")
+            case m.Started():
+                self._counts(message.attempt, message.pids)
+            case m.Alive():
+                self._counts(message.attempt, (*message.wrote, *(each.rank for each in message.heartbeats)))
+            case m.SpawnerSignalled():
+                self._check_signal(message.signum, FOR_THE_JOB)
+            case r.Signalled():
+                self._check_signal(message.signum, self._signals)
+            case m.Stacks():
+                self._counts(message.attempt, (each.rank for each in message.stacks))
+        return getattr(message, "attempt", self._attempt) >= self._attempt
+
+    def _counts(self, attempt: int, ranks: Iterable[int]) -> bool:
+        self._check_attempt(attempt, self._attempt)
+        if attempt == self._attempt:
+            self._check_ranks(ranks)
+        return attempt == self._attempt
+
+    def _check_attempt(self, attempt: int, newest: int) -> None:
+        if not 0 <= attempt <= newest:
+            raise ProtocolError(f"it tells of attempt {attempt}, of which it was told nothing")
+
+    @staticmethod
+    def _check_signal(signum: int, allowed: frozenset[signal.Signals]) -> None:
+        if signum not in allowed:
+            raise ProtocolError(f"it tells of signal {str(signum)[:20]}, which is not for the job")
+
+    def _check_ranks(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            if rank not in self._ranks:
+                raise ProtocolError(f"it tells of rank {rank}, which it does not run")
+
+    def _check_ports(self, message: m.Prepared) -> None:
+        """Refuse a node that has not held what it was to hold; of an earlier attempt nobody knows any more."""
+        ports = message.ports
+        wanted = 0 if message.problem is not None else self._ports
+        if message.attempt == self._asked and (len(ports) != wanted or len(set(ports)) != wanted):
+            raise ProtocolError(f"it holds {len(set(ports))} ports, and {wanted} are needed")
+        if not all(0 < port <= _LAST_PORT for port in ports):
+            raise ProtocolError("it tells of ports that cannot be")
+
+    def _check_known(self, rank: int) -> None:
+        if rank not in self._known:
+            raise ProtocolError(f"it sends output of rank {rank}, which it does not run")
+
+    def _check_output(self, message: r.Output) -> None:
+        self._check_known(message.rank)
+        if message.stream not in (STDOUT, STDERR) or not message.data:
+            raise ProtocolError(f"it sends {len(message.data)} bytes of a stream {message.stream}")
+        self._sent += len(message.data)
+        if self._granted - self._sent < self._least:
+            raise ProtocolError("it sends more output than was asked for")
+
+
+def _ranks_of(leftovers: Leftovers) -> list[int]:
+    return [process.rank for process in leftovers.shown if process.rank is not None]

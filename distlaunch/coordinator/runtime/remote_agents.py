@@ -1,0 +1,365 @@
+"""The agents of other machines: links opened in threads, messages by the main loop's poll.
+
+For each node there is one thread, which opens the link and from then on writes to it: whoever calls ``send`` never
+waits for a network. All reading is the main loop's.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.runtime.connections import Links
+from distlaunch.coordinator.runtime.desk import Desk
+from distlaunch.coordinator.runtime.feeding import Feeder
+from distlaunch.coordinator.runtime.message_budget import NodeBudget
+from distlaunch.coordinator.runtime.message_checks import Part
+from distlaunch.coordinator.runtime.peers import Peer, Writer
+from distlaunch.coordinator.runtime.remote_output import Intake
+from distlaunch.coordinator.runtime.signal_pipe import LOOK_S
+from distlaunch.coordinator.runtime.start_bound import StartBound
+from distlaunch.core.errors import LaunchError
+from distlaunch.core.model.record import replace
+from distlaunch.core.probe.process_limits import explain_refusal
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
+from distlaunch.transport.connection import Link, Open, Target, Unconnected
+from distlaunch.transport.failures import ConnectFailure
+
+LEAVE_S = 8.0
+"""How long agents may take to kill what is left and to end, when the job is over."""
+HURRIED_LEAVE_S = 0.5
+"""The same once somebody wants the rest cut short; an agent that has not heard by then notices that we are gone."""
+_INTAKE_S = 10.0
+_SIGNALLED = 128
+
+
+class Fleet(Links[r.FromRemote]):
+    """A ``Transport`` over links. ``clock`` is the job's; ``targets`` are by member number.
+
+    ``find`` runs the command of --discover (in a thread; raises LaunchError), ``read`` makes targets of what it printed
+    (by the main loop; raises LaunchError): hosts that are new become targets.
+    """
+
+    hears_signals = False
+    """Agents pass on what a scheduler signals to them."""
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        *,
+        open_link: Open,
+        fanout: int,
+        connect_s: float,
+        intake: Callable[[Callable[[int, int], None]], Intake],
+        clock: Callable[[], float],
+        feeder: Feeder | None = None,
+        find: Callable[[], str] | None = None,
+        read: Callable[[str], Sequence[Target]] = lambda _: (),
+        end_opening: Callable[[], None] | None = None,
+        cut_off: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """``end_opening`` ends what ``open_link`` has started and is not done with; it is called once, and last.
+
+        ``cut_off`` says why no node can be reached any more, once that is so; no link ends by that before.
+        """
+        super().__init__(clock)
+        self.targets = list(targets)
+        self._open = open_link
+        self._connect_s = connect_s
+        self._gate = threading.BoundedSemaphore(fanout)
+        self._opened: deque[tuple[Peer[r.FromRemote], Link | ConnectFailure]] = deque()
+        self._intake = intake(self._grant)
+        self._feeder = feeder
+        self._find = find
+        self._end_opening = end_opening
+        self._cut_off = cut_off
+        self._read_found = read
+        self._finding = False
+        self._found: deque[str | LaunchError] = deque()
+        self._noted: deque[str] = deque()
+        self._logged_in: deque[Target] = deque()
+        self._faulted = False
+        self._parts: dict[int, Part] = {}
+        self._starts: dict[int, StartBound] = {}
+        """Of nodes that have not started all workers of an attempt."""
+
+    # --- the runner's side
+
+    @property
+    def desk(self) -> Desk:
+        """Give who does what may wait for a disk."""
+        return self._intake
+
+    def note(self, text: str) -> None:
+        """Have the user hear this; from any thread."""
+        self._noted.append(text)
+        self._notify()
+
+    def logged_in(self, target: Target) -> None:
+        """Take in that the way to a node stands, and its agent is being started; from any thread."""
+        self._logged_in.append(target)
+        self._notify()
+
+    def start(self) -> None:
+        """Start the output thread."""
+        self._intake.start()
+
+    def begin_attempt(self, attempt: int) -> None:
+        """File output of this attempt from now on."""
+        for part in self._parts.values():
+            part.begin_attempt()
+        self._intake.begin_attempt(attempt)
+
+    def connect(self, node: int, delay_s: float) -> None:
+        """Open a link to a node, in its own thread."""
+        self.disconnect(node)
+        budget = NodeBudget(time.monotonic())
+        peer: Peer[r.FromRemote]
+        peer = self._peers[node] = Peer(node, r.FROM_REMOTE, r.REMOTE_PARTS, budget)
+        peer.writer = Writer(peer, self._opener(peer, delay_s), name=f"to {self.targets[node].host}")
+        try:
+            peer.writer.start()
+        except RuntimeError:
+            text = f"no thread can be started for it here: {explain_refusal()}"
+            failure = ConnectFailure(host=self.targets[node].host, step="connect", text=text)
+            self._opened.append((peer, failure))
+            self._notify()
+
+    def discover(self) -> None:
+        """Look for hosts that have come or gone, in a thread."""
+        find = self._find
+        if find is None or self._finding:
+            return
+
+        def look() -> None:
+            try:
+                self._found.append(find())
+            except LaunchError as exc:
+                self._found.append(exc)
+            self._notify()
+
+        with suppress(RuntimeError):  # no thread can be started: then there is nothing new
+            threading.Thread(target=look, name="discover", daemon=True).start()
+            self._finding = True
+
+    def send(self, node: int, message: r.ToRemote | p.Commence) -> None:
+        """Send to a node; what cannot be sent any more is lost with it."""
+        if (part := self._parts.get(node)) is not None:
+            part.told(message)
+            if isinstance(message, m.Start):
+                self._starts.setdefault(node, StartBound()).begin(len(message.workers), self._clock())
+            elif isinstance(message, m.Stop) and node in self._starts:
+                self._starts[node].stop(message.grace_s)
+        self._tell(node, message)
+
+    def broadcast(self, message: m.ToAgent) -> None:
+        """Send to every node that there is."""
+        for node in list(self._peers):
+            self.send(node, message)
+
+    def descriptors(self) -> dict[int, int]:
+        """Give what to poll: all links in one."""
+        wanted = {self._epoll.fileno(): select.POLLIN}
+        if self._feeder is not None and self._feeder.wants_more:
+            wanted[self._feeder.fileno()] = select.POLLIN
+        return wanted
+
+    def deadline(self) -> float | None:
+        """Return when the next pings are due, or workers are late, or more is to be read."""
+        dues = (self._ping_at, self._read_at, *(start.until for start in self._starts.values()))
+        return min((due for due in dues if due is not None), default=None)
+
+    def receive(self) -> list[a.Event]:
+        """Give what has happened, without waiting."""
+        self._read_all()
+        while self._noted:
+            self._events.append(a.Noted(text=self._noted.popleft()))
+        while self._logged_in:
+            self._take_logged_in(self._logged_in.popleft())
+        while self._opened:
+            self._take_opened(*self._opened.popleft())
+        while self._found:
+            self._take_found(self._found.popleft())
+        if self._intake.fault is not None and not self._faulted:
+            self._faulted = True
+            self._events.append(a.Broken(text=f"the output thread failed\n{self._intake.fault}"))
+        self._feed()
+        self._tick()
+        self._end_late_starts()
+        return self._taken_events()
+
+    def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """Have all agents leave and wait for that, bounded; then end the threads."""
+        for node, peer in list(self._peers.items()):
+            if peer.link is None:
+                self.disconnect(node)
+            else:
+                self.send(node, r.Leave())
+        until = time.monotonic() + LEAVE_S
+        while self._peers and (left_s := until - time.monotonic()) > 0:
+            if left_s > HURRIED_LEAVE_S and hurried():
+                until = time.monotonic() + HURRIED_LEAVE_S
+            self._epoll.poll(0.0 if self._read_at is not None else min(left_s, LOOK_S))
+            self.receive()
+        for node in list(self._peers):
+            self.disconnect(node)
+        if self._end_opening is not None:
+            self._end_opening()
+        while self._opened:
+            self._take_opened(*self._opened.popleft())
+        self._intake.finish(bound_s=_INTAKE_S, hurried=hurried)
+        self._close()
+
+    # --- opening
+
+    def _opener(self, peer: Peer[r.FromRemote], delay_s: float) -> Callable[[], Link | None]:
+        target = self.targets[peer.node]
+
+        def open_link() -> Link | None:
+            if peer.gone.wait(delay_s):
+                return None
+            with self._gate:
+                if peer.gone.is_set():
+                    return None
+                found: Link | ConnectFailure
+                try:
+                    found = self._open(target, self._connect_s)
+                except Unconnected as exc:
+                    found = exc.failure
+                except Exception as exc:  # noqa: BLE001 - one node's trouble, and nobody above this thread would tell
+                    text = f"{type(exc).__name__}: {exc}"
+                    found = ConnectFailure(host=target.host, step="connect", text=text, passing=False)
+            if peer.gone.is_set() and not isinstance(found, ConnectFailure):  # nobody may be there to take it
+                found.close()
+                return None
+            self._opened.append((peer, found))
+            self._notify()
+            return None if isinstance(found, ConnectFailure) else found
+
+        return open_link
+
+    def _take_opened(self, peer: Peer[r.FromRemote], found: Link | ConnectFailure) -> None:
+        if peer.gone.is_set():
+            if not isinstance(found, ConnectFailure):
+                peer.open(found, now=self._clock())
+                peer.close()
+        elif isinstance(found, ConnectFailure):
+            del self._peers[peer.node]
+            self._events.append(a.Unreachable(node=peer.node, failure=found))
+        else:
+            self._have(peer, found)
+
+    def _take_logged_in(self, target: Target) -> None:
+        for node, peer in self._peers.items():
+            if self.targets[node] == target and peer.link is None:
+                self._events.append(a.LoggedIn(node=node))
+
+    def _take_found(self, output: str | LaunchError) -> None:
+        self._finding = False
+        try:
+            if isinstance(output, LaunchError):
+                raise output
+            found = self._read_found(output)
+        except LaunchError as exc:
+            self._events.append(a.Discovered(hosts=None, problem=exc.message))
+            return
+        known = {target.host for target in self.targets}
+        new = {target.host: target for target in reversed(found) if target.host not in known}
+        self.targets += [target for target in found if new.pop(target.host, None) is not None]
+        self._events.append(a.Discovered(hosts=tuple(target.host for target in found)))
+
+    # --- reading
+
+    def _take(self, peer: Peer[r.FromRemote], message: r.FromRemote) -> None:
+        if not peer.greeted:
+            if isinstance(message, r.Hello):
+                peer.greet(message.clock, self._clock())
+                self._parts[peer.node] = Part(self._intake.window, hears_signals=self.hears_signals)
+                self._tell(peer.node, r.Credit(size=self._intake.window))
+                self._ping(peer)
+                self._events.append(a.Joined(node=peer.node))
+            return
+        if not self._parts[peer.node].check(message):
+            if isinstance(message, r.Output):
+                self._intake.drop(peer.node, len(message.data))
+            return
+        self._note_start(peer.node, message)
+        match message:
+            case r.Output() | r.RankEnded():
+                self._intake.take(peer.node, message)
+            case r.Pong():
+                peer.pong(message, self._clock())
+            case r.Fed():
+                if self._feeder is not None:
+                    self._feeder.taken(peer.node, message)
+            case r.Ending():
+                self._lose(peer, message.why, a.LossKind.UNHEARD if message.unheard else a.LossKind.GONE)
+            case r.Hello() | r.Signalled():
+                pass
+            case m.WorkerExited():
+                ended = replace(message, ended=min(self._clock(), message.ended + peer.offset))
+                self._events.append(a.FromNode(node=peer.node, message=ended))
+            case _:
+                self._events.append(a.FromNode(node=peer.node, message=message))
+
+    def _note_start(self, node: int, message: r.FromRemote) -> None:
+        if (start := self._starts.get(node)) is not None:
+            start.heard(message, self._clock())
+            if start.until is None:
+                del self._starts[node]
+
+    def _end_late_starts(self) -> None:
+        """Take nodes for lost whose workers do not come up."""
+        now = self._clock()
+        for node, start in list(self._starts.items()):
+            if (why := start.why_late(now)) is not None:
+                self._lose(self._peers[node], why)
+
+    def _lose(self, peer: Peer[r.FromRemote], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
+        self._peers.pop(peer.node, None)
+        greeted = peer.greeted
+        self._drop(peer)
+        cut_off = self._cut_off()
+        if greeted:
+            self._events.append(a.Lost(node=peer.node, why=cut_off or why, final=cut_off is not None, kind=kind))
+        else:
+            failure = ConnectFailure(host=self.targets[peer.node].host, step="agent", text=why)
+            self._events.append(a.Unreachable(node=peer.node, failure=failure))
+
+    def _ended(self, why: str) -> str:
+        return _of_agent(why)
+
+    def _drop(self, peer: Peer[r.FromRemote]) -> None:
+        self._parts.pop(peer.node, None)
+        self._starts.pop(peer.node, None)
+        if peer.link is not None:
+            self._intake.forget(peer.node)
+        super()._drop(peer)
+        if self._feeder is not None:
+            self._feeder.lost(peer.node)
+
+    def _grant(self, node: int, size: int) -> None:
+        if (part := self._parts.get(node)) is not None:
+            part.grant(size)
+        self._tell(node, r.Credit(size=size))
+
+    def _feed(self) -> None:
+        if self._feeder is not None:
+            for node, message in self._feeder.ready():
+                self.send(node, message)
+
+
+def _of_agent(why: str) -> str:
+    """Say of the agent how it ended; the shell that is its parent adds 128 to a signal's number."""
+    ended = re.fullmatch(r"it ended with status (\d+)(.*)", why, re.DOTALL)
+    if ended is not None and int(ended[1]) > _SIGNALLED:
+        return f"its agent was killed by signal {int(ended[1]) - _SIGNALLED}{ended[2]}"
+    return f"its agent {why[3:]}" if why.startswith("it ") else why

@@ -1,0 +1,182 @@
+"""The thread that files and shows what the agents of other machines send of their workers' output.
+
+The main loop hands over what has come and never waits for a disk or a console. An agent may only send what it has
+credit for, and gets new credit when this thread has taken the old: memory is bounded by the window of all nodes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from distlaunch.coordinator.runtime.desk import Desk
+from distlaunch.coordinator.runtime.signal_pipe import LOOK_S
+from distlaunch.core.agent.workers.output_pump import Taker
+from distlaunch.core.protocol import remote as r
+
+_ALL_WINDOWS_BYTES = 64 << 20
+_WINDOW_BYTES = (256 << 10, 1 << 20)
+"""The least and the most that a node may have under way."""
+_ANSWER_S = 1.0
+"""What the main loop may wait: a fraction of the silence after which nodes and we take each other for lost."""
+_GRANT_AT = 4
+"""New credit is given for a fourth of the window at once."""
+
+
+T = TypeVar("T")
+
+
+class Files(Taker, Protocol):
+    """Where output goes, attempt by attempt."""
+
+    def begin_attempt(self, attempt: int) -> None:
+        """File into this attempt's folder from now on."""
+
+
+class Intake(threading.Thread, Desk):
+    """Takes output, in the order in which it came, and does what else may wait for a disk.
+
+    ``grant(node, size)`` is called from this thread.
+    """
+
+    def __init__(self, files: Files, *, nodes: int, grant: Callable[[int, int], None]) -> None:
+        super().__init__(name="output", daemon=True)
+        self._files = files
+        self._grant = grant
+        least, most = _WINDOW_BYTES
+        self.window = max(least, min(most, _ALL_WINDOWS_BYTES // max(1, nodes)))
+        """Bytes that each node may have under way: its first credit."""
+        self._taken: dict[int, int] = {}  # bytes taken, by node, for which no credit was given yet
+        self._open: dict[int, set[int]] = {}  # ranks that may say more, by node
+        self._work: deque[Callable[[float], object]] = deque()
+        self._changed = threading.Condition()
+        self._nudged = False
+        self._ending = False
+        self._over = False
+        self.fault: str | None = None
+        """Why the thread has ended, if that is a fault of ours."""
+        files.on_room(self._nudge)
+
+    # --- the main loop's
+
+    def take(self, node: int, message: r.Output | r.RankEnded) -> None:
+        """Hand over what a node sent."""
+        if isinstance(message, r.RankEnded):
+            rank = message.rank
+            self._add(lambda now: self._rank_ended(node, rank, now))
+        else:
+            self._add(lambda now: self._output(node, message, now))
+
+    def drop(self, node: int, size: int) -> None:
+        """Pay a node back for output that comes too late to be filed."""
+        self._add(lambda _: self._paid(node, size))
+
+    def begin_attempt(self, attempt: int) -> None:
+        """File into this attempt's folder what is handed over from now on."""
+        self._add(lambda _: self._files.begin_attempt(attempt))
+
+    def forget(self, node: int) -> None:
+        """Know that a node's connection is gone: its ranks say no more, and another starts with a whole window."""
+        self._add(lambda now: self._forget(node, now))
+
+    def do(self, work: Callable[[], object]) -> None:
+        """Do this, in its turn; at once if this thread has ended."""
+        with self._changed:
+            over = self._over
+            if not over:
+                self._work.append(lambda _: work())
+                self._changed.notify()
+        if over:
+            work()
+
+    def ask(self, work: Callable[[], T]) -> T | None:
+        """Do this, in its turn, and give what it gives; None if that takes too long."""
+        found: list[T] = []
+        done = threading.Event()
+
+        def answer() -> None:
+            found.append(work())
+            done.set()
+
+        self.do(answer)
+        done.wait(_ANSWER_S)
+        return next(iter(found), None)
+
+    def finish(self, *, bound_s: float, hurried: Callable[[], bool] = lambda: False) -> bool:
+        """Take what was handed over, then end; return whether that was done in time, and before ``hurried``."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+        until = time.monotonic() + bound_s
+        while self.is_alive() and not hurried() and (left_s := until - time.monotonic()) > 0:
+            self.join(min(left_s, LOOK_S))
+        return not self.is_alive()
+
+    # --- from other threads
+
+    def _nudge(self) -> None:
+        with self._changed:
+            self._nudged = True
+            self._changed.notify()
+
+    def _add(self, work: Callable[[float], object]) -> None:
+        with self._changed:
+            self._work.append(work)
+            self._changed.notify()
+
+    # --- this thread's
+
+    def run(self) -> None:
+        """Take until told to end."""
+        try:
+            while self._serve():
+                pass
+        except Exception:  # noqa: BLE001 - whatever it is, the job has to know: the nodes would wait for credit for ever
+            import traceback
+
+            self.fault = traceback.format_exc()
+        finally:
+            with self._changed:
+                self._over = True
+
+    def _serve(self) -> bool:
+        due = self._files.tick(time.monotonic())
+        self._give_credit()
+        with self._changed:
+            if not self._work and not self._nudged and not self._ending:
+                self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
+            self._nudged = False
+            work, self._work = self._work, deque()
+            self._over = ending = self._ending and not work
+        now = time.monotonic()
+        for each in work:
+            each(now)
+        return not ending
+
+    def _forget(self, node: int, now: float) -> None:
+        self._taken.pop(node, None)
+        for rank in sorted(self._open.pop(node, ())):
+            self._files.rank_ended(rank, now)
+
+    def _rank_ended(self, node: int, rank: int, now: float) -> None:
+        self._open.get(node, set()).discard(rank)
+        self._files.rank_ended(rank, now)
+
+    def _output(self, node: int, message: r.Output, now: float) -> None:
+        self._open.setdefault(node, set()).add(message.rank)
+        self._files.output(message.rank, message.stream, message.data, now)
+        self._paid(node, len(message.data))
+
+    def _paid(self, node: int, size: int) -> None:
+        self._taken[node] = self._taken.get(node, 0) + size
+
+    def _give_credit(self) -> None:
+        if not self._taken or not self._files.has_room():
+            return
+        for node, size in list(self._taken.items()):
+            if size * _GRANT_AT >= self.window:
+                del self._taken[node]
+                self._grant(node, size)

@@ -1,0 +1,202 @@
+"""What a failed or hung attempt is told with: on the screen, in ``report.txt`` and ``events.jsonl``."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.runtime.desk import Desk
+from distlaunch.coordinator.runtime.error_file import ErrorFile
+from distlaunch.coordinator.runtime.records import EventLog
+from distlaunch.coordinator.runtime.run_directory import RunDir
+from distlaunch.coordinator.runtime.sink import Sink
+from distlaunch.core.agent.workers.log_files import open_to_append
+from distlaunch.core.errors import EXIT_HANG
+from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.run_files import STDERR, STDOUT, Layout
+from distlaunch.core.model.text import printable
+from distlaunch.core.private_files import open_private
+from distlaunch.core.probe.python_modules import environment_has
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.diagnosis.model import Diagnosis
+from distlaunch.planning.build_plan import other_environment
+from distlaunch.planning.dialect import Dialect
+
+
+class Reporter:
+    """Tells of the attempts of one job."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        max_restarts: int,
+        run_dir: RunDir,
+        sink: Sink,
+        events: EventLog,
+        desk: Desk,
+        started_s: float,
+        launchers: bool = False,
+        dialect: Dialect | None = None,
+        error_file: ErrorFile | None = None,
+    ) -> None:
+        """Be ready. ``launchers``: those of other nodes file their workers' output, perhaps where we see nothing."""
+        self.plan = plan
+        """That of the newest attempt."""
+        self._max_restarts = max_restarts
+        self._run_dir = run_dir
+        self._sink = sink
+        self._events = events
+        self._desk = desk
+        self._started_s = started_s
+        self._launchers = launchers
+        self._dialect = dialect or Dialect()
+        self._error_file = error_file or ErrorFile(None)
+        self._refusal = ""
+
+    def failed(self, action: a.Failed, *, terminal: bool) -> None:
+        """Tell of an attempt in which a worker failed; ``terminal``: its stderr is in its one stream."""
+        from distlaunch.diagnosis.report import diagnosis_record, one_line, render_report
+
+        plan = self.plan
+        cause = action.diagnosis.cause
+        path = plan.layout.log_path(plan.run_dir, action.attempt, cause.ranks[0], STDOUT if terminal else STDERR)
+        wrote = self._desk.ask(lambda: os.path.exists(path)) is not False  # files are made at the first byte
+        diagnosis = replace(action.diagnosis, cause=replace(cause, log_path=path if wrote else None))
+        fields = {"attempt": action.attempt, "final": action.final, "diagnosis": diagnosis_record(diagnosis)}
+        if action.while_stopping:
+            fields["while_stopping"] = True
+        self._events.write("failure", fields)
+        if not action.final:
+            self._again(action, f"failed: {one_line(self._shown(diagnosis), many_hosts=len(plan.nodes) > 1)}")
+            return
+        text = render_report(
+            self._with_environment(self._shown(diagnosis)),
+            job_id=plan.job_id,
+            world_size=plan.shown_size,
+            attempt=action.attempt,
+            restarts=action.restarts,
+            max_restarts=self._max_restarts,
+            elapsed_s=time.monotonic() - self._started_s,
+            run_dir=plan.layout.attempt_dir(plan.run_dir, action.attempt),
+            many_hosts=len(plan.nodes) > 1,
+            filed=None if wrote else self._filed_elsewhere(path, cause.ranks[0]),
+            while_stopping=action.while_stopping,
+            terminal=terminal,
+        )
+        recorded = plan.layout.error_files(plan.run_dir, action.attempt)(cause.ranks[0]) if cause.ranks else None
+        what = f"{cause.exception_type}: {cause.message}" if cause.exception_type else cause.message or cause.summary
+        self._last_words(text, action.why_final)
+        self._desk.do(lambda: self._error_file.write(what, text, diagnosis.exit_code, recorded=recorded))
+
+    def _shown(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Name ranks as people know them."""
+        first, cause = self.plan.first_shown, diagnosis.cause
+        if not first:
+            return diagnosis
+        return replace(diagnosis, cause=replace(cause, ranks=tuple(first + rank for rank in cause.ranks)))
+
+    def _with_environment(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Add to the hint about a missing module whether the active environment, which is another one, has it."""
+        plan = self.plan
+        prefix = other_environment(plan.base_env, plan.argv[0])
+        of_python = os.path.basename(plan.argv[0]).startswith("python")
+        if diagnosis.missing_module is None or diagnosis.hint is None or prefix is None or not of_python:
+            return diagnosis
+        top = diagnosis.missing_module.partition(".")[0]
+        has = self._desk.ask(lambda: environment_has(top, prefix))
+        if has is None:
+            return diagnosis
+        python = os.path.join(prefix, "bin", "python")
+        said = f"has {top}: --python={python}" if has else f"({prefix}) has no {top} either"
+        return replace(diagnosis, hint=f"{diagnosis.hint}. The active environment {self._dialect.spelt(said)}")
+
+    def _filed_elsewhere(self, path: str, rank: int) -> str | None:
+        """Say where a file is that its rank's own launcher writes, if that is another than we."""
+        plan = self.plan
+        node_rank = plan.workers[rank].node_rank
+        if not self._launchers or node_rank == 0:
+            return None
+        within = os.path.relpath(path, os.path.dirname(plan.run_dir or ""))
+        return f"{within} in the log directory of {plan.nodes[node_rank].host}"
+
+    def hung(self, action: a.Hung) -> None:
+        """Tell of an attempt that hung. Its ``hang`` event was written when that was found."""
+        if not action.final:
+            self._again(action, "hung")
+            return
+        from distlaunch.diagnosis.report import job_line, killed_lines
+
+        lines = [
+            action.diagnosis.text.rstrip(),
+            *killed_lines(action.killed, action.after_grace, action.leftovers),
+            f"  stacks and logs: {self.plan.layout.attempt_dir(self.plan.run_dir, action.attempt)}",
+            job_line(
+                job_id=self.plan.job_id,
+                attempt=action.attempt,
+                restarts=action.restarts,
+                max_restarts=self._max_restarts,
+                elapsed_s=time.monotonic() - self._started_s,
+            ),
+        ]
+        text = "\n".join(lines)
+        self._last_words(text, action.why_final)
+        self._desk.do(lambda: self._error_file.write(action.diagnosis.text.partition("\n")[0], text, EXIT_HANG))
+
+    def keep(self, action: a.KeepStacks) -> None:
+        """File where each worker stood; a full disk only costs the files."""
+        layout, run_dir = self.plan.layout, self.plan.run_dir
+        self._desk.do(lambda: _keep(action, layout, run_dir))
+
+    def keep_error(self, message: m.WorkerExited) -> None:
+        """File what a worker left in its error file, where that was on a machine with none of our folders."""
+        if message.error_file is None:
+            return
+        path = self.plan.layout.error_files(self.plan.run_dir, message.attempt)(message.rank)
+        text = message.error_file
+        self._desk.do(lambda: _keep_error(path, text))
+
+    def _again(self, action: a.Failed | a.Hung, what: str) -> None:
+        text = f"attempt {action.attempt} {what}; restart {action.restarts + 1} of {self._max_restarts}"
+        self._sink.say(text, level="warning")
+
+    def refused(self, text: str) -> None:
+        """Keep why there is no attempt, or no further one: too few nodes, a port that is taken."""
+        self._refusal = text.rstrip()
+        self._desk.do(lambda: self._run_dir.write_report(f"distlaunch: {text.rstrip()}\n"))
+
+    def ended(self, exit_code: int) -> None:
+        """Keep why a job has failed in which no worker did, for whoever started the launcher."""
+        text = self._refusal
+        if text and exit_code:
+            first = text.partition("\n")[0].removeprefix("error: ")
+            self._desk.do(lambda: self._error_file.write(first, text, exit_code))
+
+    def _last_words(self, text: str, why_final: str | None) -> None:
+        if why_final:
+            text = f"{text.rstrip()}\n  {why_final}\n"
+        self._desk.do(lambda: self._run_dir.write_report(text.rstrip() + "\n"))
+        self._sink.say(text.rstrip(), level="error")
+
+
+def _keep(action: a.KeepStacks, layout: Layout, run_dir: str) -> None:
+    for stack in action.stacks:
+        state = f"state {stack.state}" if stack.state else "gone"
+        head = f"# {time.strftime('%Y-%m-%d %H:%M:%S')}: rank {stack.rank}, pid {stack.pid}, {printable(state)}\n"
+        text = stack.text if stack.text.strip() else "# no stack could be had\n"
+        with suppress(OSError):
+            descriptor = open_to_append(layout.stacks_path(run_dir, action.attempt, stack.rank))
+            try:
+                os.write(descriptor, (head + text.rstrip() + "\n\n").encode("utf-8", "backslashreplace"))
+            finally:
+                os.close(descriptor)
+
+
+def _keep_error(path: str, text: str) -> None:
+    with suppress(OSError):  # it is there already; or a full disk only costs the file
+        descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)

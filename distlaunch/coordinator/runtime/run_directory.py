@@ -1,0 +1,375 @@
+"""The run directory: made once, private, never overwriting; the newest are kept."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.run_files import EVENTS, EVENTS_OF_NODE, MARKER, REPORT, is_our_folder, is_ours
+from distlaunch.core.model.text import printable
+from distlaunch.core.private_files import make_private_dir, make_private_dirs, open_private
+
+KEPT = 50
+LATEST = "latest"
+_SILENT_S = 30 * 86400.0
+"""A run of another host in which nothing has changed for so long does not go on."""
+_EVENT_BYTES = 1 << 16
+_SHARED_NAMES = 9
+"""So many names in a temporary directory are tried before one that nobody can guess."""
+_SAFE = "._-:+@=,"
+_RUN_ID_BYTES = 90
+_TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - tempfile has tried them, and the current directory
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def new_job_id(now: float, token: bytes) -> str:
+    """Make an id that sorts by time: ``20261128-003012-1f9a2c``; ``token`` holds random bytes."""
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + token.hex()
+
+
+def folder_name(run_id: str, token: bytes) -> str:
+    """Name the folder of a run as torchrun does, ``<run id>_<random>``, whatever characters the user's id has."""
+    safe = "".join(letter if letter.isalnum() or letter in _SAFE else "-" for letter in run_id)
+    whole = os.fsencode(safe)[:_RUN_ID_BYTES].decode(errors="ignore")
+    return f"{whole.lstrip('.-') or 'run'}_{token.hex()}"
+
+
+def log_base(log_dir: str | None, environ: Mapping[str, str]) -> str | None:
+    """Name where run directories go: --log-dir, else in the user's state directory; None if there is none."""
+    if log_dir is not None:
+        return os.path.abspath(log_dir)
+    state = environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):
+        home = environ.get("HOME") or os.path.expanduser("~")
+        if not os.path.isabs(home):  # no HOME, and no entry for this user id: some containers
+            return None
+        state = os.path.join(home, ".local", "state")
+    return os.path.join(state, "distlaunch", "jobs")
+
+
+class RunDir:
+    """The folder of one job. Its event file stays locked while the job runs, so that none prunes it."""
+
+    def __init__(
+        self,
+        path: str,
+        base: str,
+        *,
+        job_id: str,
+        temporary: bool,
+        pruned: bool,
+        node: int | None = None,
+        instead_of: str | None = None,
+    ) -> None:
+        """Take a new folder. ``node``: that of another launcher than the first, with which it may share the folder."""
+        self.path = path
+        self.temporary = temporary
+        self.instead_of = instead_of
+        """Of a temporary one: the place that cannot be written, and why; None if there is none."""
+        self._base = base
+        self._pruned = pruned
+        how = _NEW if node is None else _NEW & ~os.O_EXCL
+        events = EVENTS if node is None else EVENTS_OF_NODE.format(node=node)
+        self.events = open_private(os.path.join(path, events), how | os.O_APPEND)
+        try:
+            marker = open_private(os.path.join(path, MARKER), how)
+        except OSError:
+            os.close(self.events)
+            raise
+        try:
+            if not os.fstat(marker).st_size:
+                os.write(marker, os.fsencode(job_id))
+        finally:
+            os.close(marker)
+        with suppress(OSError):  # a file system without locks: pruning goes by age alone there
+            fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def link_latest(self) -> None:
+        """Point ``latest`` at this run; best effort, atomically."""
+        link = os.path.join(self._base, LATEST)
+        fresh = f"{link}.{os.urandom(6).hex()}"
+        with suppress(OSError):
+            if os.path.lexists(link) and not os.path.islink(link):
+                return
+            os.symlink(os.path.basename(self.path), fresh)
+            try:
+                os.replace(fresh, link)
+            except OSError:
+                os.unlink(fresh)
+
+    def write_report(self, text: str) -> None:
+        """Keep the failure's report; nothing that a worker may have put in its place is followed or opened."""
+        fresh = os.path.join(self.path, f"{REPORT}.new")
+        with suppress(OSError):  # the console and the exit code still tell
+            with open(open_private(fresh, _NEW), "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(printable(text, keep="\n"))
+            os.replace(fresh, os.path.join(self.path, REPORT))
+
+    def prune(self) -> None:
+        """Remove all runs but the newest 50 from the default place: our own files, and folders then empty.
+
+        The time of a run is that of its last event. A run that goes on, and whatever has no marker of ours or was put
+        there by others, stays; a --log-dir is its owner's to tidy.
+        """
+        if not self._pruned:
+            return
+        try:
+            runs = [(_last_event(entry), entry.path) for entry in _runs(self._base)]
+        except OSError:
+            return
+        for _, path in sorted(runs, reverse=True)[KEPT:]:
+            events = _events_in(path)
+            if path != self.path and not any(map(_in_use, events)) and not _may_run_elsewhere(path, events):
+                _remove(path)
+
+    def close(self) -> None:
+        """Release the event file."""
+        if self.events >= 0:
+            os.close(self.events)
+            self.events = -1
+
+
+def _runs(base: str) -> list[os.DirEntry[str]]:
+    return [
+        entry
+        for entry in os.scandir(base)
+        if entry.is_dir(follow_symlinks=False) and os.path.isfile(os.path.join(entry.path, MARKER))
+    ]
+
+
+def _last_event(run: os.DirEntry[str]) -> float:
+    """Return when the last event of a run was filed; of one without events, when its folder changed."""
+    times = [_modified(events) for events in _events_in(run.path)]
+    return max(times, default=0.0) or run.stat(follow_symlinks=False).st_mtime
+
+
+def _modified(path: str) -> float:
+    try:
+        return os.stat(path, follow_symlinks=False).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _may_run_elsewhere(run: str, events: Sequence[str]) -> bool:
+    """Return whether a run that shares our home may go on on another host, whose locks need not be seen from here.
+
+    It has not filed its end, it does not say that it is this host's, and something in it has changed not long ago.
+    """
+    if not any(map(_is_open_elsewhere, events)):
+        return False
+    paths = (os.path.join(folder, name) for folder, _, names in os.walk(run) for name in names)
+    return max(map(_modified, paths), default=0.0) > time.time() - _SILENT_S
+
+
+def _is_open_elsewhere(events: str) -> bool:
+    """Return whether a launcher of another host, or of one that is not known, has not filed its end."""
+    try:
+        descriptor = os.open(events, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        size = os.fstat(descriptor).st_size
+        first = os.pread(descriptor, _EVENT_BYTES, 0).partition(b"\n")[0]
+        last = os.pread(descriptor, _EVENT_BYTES, max(0, size - _EVENT_BYTES))
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    if not size or b'"type": "job_ended"' in last:
+        return False
+    try:
+        record = json.loads(first)
+    except ValueError:
+        return True
+    return not isinstance(record, dict) or record.get("host") != os.uname().nodename
+
+
+def _remove(run: str) -> None:
+    with suppress(OSError):
+        for entry in list(os.scandir(run)):
+            if entry.is_dir(follow_symlinks=False) and is_our_folder(entry.name):
+                _remove(entry.path)
+            elif is_ours(entry.name) and entry.name != MARKER:
+                os.unlink(entry.path)
+        if os.listdir(run) == [MARKER]:
+            os.unlink(os.path.join(run, MARKER))
+        os.rmdir(run)
+
+
+def _events_in(run: str) -> list[str]:
+    first, last = EVENTS.split(".")
+    try:
+        names = os.listdir(run)
+    except OSError:
+        names = []
+    return [os.path.join(run, name) for name in names if name.startswith(first) and name.endswith(f".{last}")]
+
+
+def _in_use(events: str) -> bool:
+    try:
+        descriptor = os.open(events, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # no locks here
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def make_run_dir(
+    log_dir: str | None, name: str, environ: Mapping[str, str], *, node: int | None = None, job_id: str | None = None
+) -> RunDir:
+    """Make ``<log dir>/<name>``, 0700. A name that exists gets ``-2``, ``-3`` …: nothing is overwritten.
+
+    ``job_id``: where the job is called otherwise than its folder. Raises ConfigError if an explicit directory cannot be
+    written; the default one falls back to a temporary one.
+    """
+    base, job_id = log_base(log_dir, environ), job_id or name
+    problems = []
+    try:
+        if base is not None:
+            if log_dir is not None and not os.path.exists(os.path.dirname(base) or "."):
+                os.makedirs(os.path.dirname(base), exist_ok=True)  # by the umask: others may have to enter it
+            path = _make(base, name)
+            if log_dir is None:
+                _keep_others_out(base)
+            with _removed_if_it_fails(path):
+                return RunDir(path, base, job_id=job_id, temporary=False, pruned=log_dir is None, node=node)
+    except OSError as exc:
+        if log_dir is not None:
+            raise ConfigError(
+                f"--log-dir {log_dir}: {os.strerror(exc.errno or 0)}", hint="name a directory that you can write to"
+            ) from exc
+        problems.append(f"{printable(base or '')}: {os.strerror(exc.errno or 0)}")
+    temporary, unusable = _temporary_directory(environ)
+    if temporary is not None:
+        base = os.path.join(temporary, f"distlaunch-jobs-{os.getuid()}")
+        try:
+            base = _shared_base(base)
+            path = _make(base, name)
+            with _removed_if_it_fails(path):
+                return RunDir(
+                    path,
+                    base,
+                    job_id=job_id,
+                    temporary=True,
+                    pruned=True,
+                    node=node,
+                    instead_of=problems[0] if problems else None,
+                )
+        except OSError as exc:
+            unusable = [f"{printable(base)}: {os.strerror(exc.errno or 0)}"]
+    why = "; ".join([*problems, *unusable])
+    raise ConfigError(f"there is no place for log files: {why}", hint="name one with --log-dir")
+
+
+@contextmanager
+def _removed_if_it_fails(path: str) -> Iterator[None]:
+    """Remove a new run directory again if nothing can be written to it."""
+    try:
+        yield
+    except OSError:
+        _remove(path)
+        raise
+
+
+def _temporary_directory(environ: Mapping[str, str]) -> tuple[str | None, list[str]]:
+    """Return the directory for temporary files; if there is none, why each of the usual ones cannot be used."""
+    import tempfile
+
+    with suppress(FileNotFoundError):
+        return tempfile.gettempdir(), []
+    named = [environ[name] for name in ("TMPDIR", "TEMP", "TMP") if environ.get(name)]
+    tried = dict.fromkeys([*named, *_TEMPORARY, os.getcwd()])
+    return None, [f"{printable(each)}: {_why_unwritable(each)}" for each in tried]
+
+
+def _why_unwritable(directory: str) -> str:
+    """Return why no file with a byte in it can be made there."""
+    path = os.path.join(directory, f"distlaunch-{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        descriptor = os.open(path, _NEW, 0o600)
+        try:
+            os.write(descriptor, b"\n")
+        finally:
+            os.close(descriptor)
+            os.unlink(path)
+    except OSError as exc:
+        return os.strerror(exc.errno or 0)
+    return "it was not writable a moment ago"
+
+
+def join_run_dir(log_dir: str | None, folder: str, environ: Mapping[str, str], *, node: int, job_id: str) -> RunDir:
+    """Have the folder that the job's coordinator has made, or make one of that name where theirs is not to be seen.
+
+    No link is followed, and no other job's folder entered. Raises ConfigError as ``make_run_dir``.
+    """
+    base = log_base(log_dir, environ)
+    if base is not None:
+        path = os.path.join(base, folder)
+        with suppress(OSError):
+            if _is_of(path, job_id):
+                return RunDir(path, base, job_id=job_id, temporary=False, pruned=log_dir is None, node=node)
+    return make_run_dir(log_dir, folder, environ, node=node, job_id=job_id)
+
+
+def _is_of(path: str, job_id: str) -> bool:
+    """Tell whether a folder, and no link to one, is of our own making for this job. Raises OSError if there is none."""
+    found = os.stat(path, follow_symlinks=False)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        return False
+    marker = os.open(os.path.join(path, MARKER), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(marker, "rb") as file:
+        expected = os.fsencode(job_id)
+        return file.read(len(expected) + 1) == expected
+
+
+def _keep_others_out(base: str) -> None:
+    """Take away what a umask of 0 once gave to others in our state directory."""
+    for folder in (os.path.dirname(base), base):
+        with suppress(OSError):
+            found = os.stat(folder, follow_symlinks=False)
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and found.st_mode & 0o022:
+                os.chmod(folder, 0o700)
+
+
+def _shared_base(first: str) -> str:
+    """Make sure of a folder of ours alone where every user may make some; another user may have taken the first name.
+
+    Raises OSError.
+    """
+    for base in (first, *(f"{first}-{number}" for number in range(2, _SHARED_NAMES + 1))):
+        with suppress(FileExistsError):
+            make_private_dir(base)
+        found = os.stat(base, follow_symlinks=False)
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            return base
+    base = f"{first}-{os.urandom(6).hex()}"
+    make_private_dir(base)
+    return base
+
+
+def _make(base: str, name: str) -> str:
+    make_private_dirs(base)
+    number = 1
+    while True:
+        path = os.path.join(base, name if number == 1 else f"{name}-{number}")
+        try:
+            make_private_dir(path)
+        except FileExistsError:
+            number += 1
+        else:
+            return path

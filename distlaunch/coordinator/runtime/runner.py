@@ -1,0 +1,435 @@
+"""The loop of the coordinator: events in, policy, actions out. All waiting of a job is in ``run``."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.policy.job import JobPolicy
+from distlaunch.coordinator.policy.start_messages import Streams, starts
+from distlaunch.coordinator.runtime import signal_pipe as signals
+from distlaunch.coordinator.runtime.desk import Desk
+from distlaunch.coordinator.runtime.error_file import ErrorFile
+from distlaunch.coordinator.runtime.keyboard import Keyboard, Terminal
+from distlaunch.coordinator.runtime.records import EventLog
+from distlaunch.coordinator.runtime.reports import Reporter
+from distlaunch.coordinator.runtime.run_directory import RunDir
+from distlaunch.coordinator.runtime.sink import Sink, StatusView
+from distlaunch.core.agent.workers.pseudo_terminal import in_foreground
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.model.run_files import plan_path
+from distlaunch.core.model.text import counted
+from distlaunch.core.private_files import make_private_dir, open_private
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.planning.build_plan import bind
+
+if TYPE_CHECKING:
+    from distlaunch.coordinator.runtime.feeding import Feeder
+    from distlaunch.core.protocol import launcher_messages as p
+    from distlaunch.core.protocol import remote as r
+    from distlaunch.planning.backend import PlannedBackend
+
+PAUSE_S = 1.0
+"""How long the workers' parent may take to hear that all trees are to stop (Ctrl-Z)."""
+_FLUSH_STEP_S = 0.02
+_EVENTS_S = 0.05
+"""After so long the loop looks at signals and deadlines before it takes in more events."""
+_TSTP = bytes([signal.SIGTSTP])
+_LONGEST_POLL_MS = 3_600_000  # poll takes a C int; whoever asks for longer is woken in between
+
+
+class Transport(Protocol):
+    """How the coordinator reaches the agents."""
+
+    def start(self) -> None:
+        """Be ready for messages."""
+
+    def connect(self, node: int, delay_s: float) -> None:
+        """Reach a node (anew), after so long; ``receive`` gives how that went."""
+
+    def disconnect(self, node: int) -> None:
+        """Leave a node."""
+
+    def discover(self) -> None:
+        """Look for hosts that have come or gone; ``receive`` gives what was found."""
+
+    def send(self, node: int, message: m.ToAgent | r.Survey | r.Reach | p.Commence) -> None:
+        """Send without waiting."""
+
+    def broadcast(self, message: m.ToAgent) -> None:
+        """Send to every node that there is."""
+
+    @property
+    def has_unsent(self) -> bool:
+        """Tell whether something is still on its way out."""
+
+    def descriptors(self) -> Mapping[int, int]:
+        """Give what to poll, with the poll events."""
+
+    def deadline(self) -> float | None:
+        """Give when ``receive`` is due even if nothing is ready."""
+
+    def receive(self) -> list[a.Event]:
+        """Give what has come, without waiting."""
+
+    def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """End all agents and what is left of their workers; wait no longer once ``hurried`` says so."""
+
+
+class Files(Protocol):
+    """Where the workers' output is filed."""
+
+    def begin_attempt(self, attempt: int) -> None:
+        """File into this attempt's folder from now on."""
+
+
+class Clock:
+    """Monotonic seconds that stand still while the job is paused."""
+
+    def __init__(self) -> None:
+        self._paused_s = 0.0
+
+    def __call__(self) -> float:
+        """Give the time."""
+        return time.monotonic() - self._paused_s
+
+    def skip(self, seconds: float) -> None:
+        """Leave out a pause that has just ended."""
+        self._paused_s += seconds
+
+
+class Runner:
+    """Runs one job to its exit code.
+
+    ``takes_typed``: of several workers rank 0 has our stdin also where that is a terminal whose foreground job we are;
+    ``feeder`` brings our stdin to it on a machine of its own. ``launchers``: the other nodes have a launcher each.
+    ``desk`` does what may wait for a disk. ``backend`` has words for where workers listen, if it has them do so.
+    ``error_file`` gets the first failure.
+    """
+
+    def __init__(
+        self,
+        *,
+        plan: LaunchPlan,
+        policy: JobPolicy,
+        run_dir: RunDir,
+        transport: Transport,
+        files: Files,
+        sink: Sink,
+        events: EventLog,
+        signal_pipe: signals.SignalPipe,
+        clock: Clock,
+        terminal: Terminal | None,
+        takes_typed: bool = False,
+        feeder: Feeder | None = None,
+        node_logs: str = "",
+        launchers: bool = False,
+        desk: Desk | None = None,
+        backend: PlannedBackend | None = None,
+        error_file: ErrorFile | None = None,
+    ) -> None:
+        self._plan = plan
+        self._policy = policy
+        self._run_dir = run_dir
+        self._transport = transport
+        self._files = files
+        self._sink = sink
+        self._events = events
+        self._signals = signal_pipe
+        self._clock = clock
+        self._keyboard = Keyboard(terminal, lambda message: transport.send(0, message))
+        self._takes_typed = takes_typed
+        self._feeder = feeder
+        self._node_logs = node_logs
+        self._launchers = launchers
+        self._desk = desk or Desk()
+        self._backend = backend
+        self._noted: set[str] = set()
+        self._has_said_unread = False
+        self._exit_code: int | None = None
+        self._received: deque[a.Event] = deque()
+        """Events that the policy has not heard of."""
+        self._started_s = time.monotonic()
+        self._reporter = Reporter(
+            plan,
+            max_restarts=policy.settings.max_restarts,
+            run_dir=run_dir,
+            sink=sink,
+            events=events,
+            desk=self._desk,
+            started_s=self._started_s,
+            launchers=launchers,
+            dialect=policy.settings.dialect,
+            error_file=error_file,
+        )
+
+    def run(self) -> int:
+        """Run the job; give the exit code."""
+        plan = self._plan
+        if plan.first_shown == 0:  # the other workers of a launcher around us would all say so
+            self._sink.say(f"job {plan.job_id}: {_what_where(plan)}; logs: {plan.run_dir}")
+        if self._policy.settings.gathering is None:
+            self._say_notes(plan)
+        fields = {"job_id": plan.job_id, "world_size": plan.world_size, "backend": plan.backend}
+        self._events.write("job_started", {**fields, "host": os.uname().nodename})
+        self._transport.start()
+        self._keyboard.take()
+        self._feed(a.Begin())
+        while (code := self._exit_code) is None:
+            # Signals and deadlines have their turn whatever the nodes send.
+            is_busy = self._receive()
+            deadline = self._policy.deadline()
+            if not self._is_over() and deadline is not None and self._clock() >= deadline:
+                self._feed(a.Tick())
+                is_busy = True
+            if not self._is_over():
+                self._wait(is_busy=is_busy)
+        self._reporter.ended(code)
+        return code
+
+    def _receive(self) -> bool:
+        """Take in what has happened, for ``_EVENTS_S`` at most; return whether anything had.
+
+        An agent in our own process answers at once, and no descriptor tells: after an event the
+        caller looks again before it waits.
+        """
+        if not self._received:
+            self._received.extend(self._transport.receive())
+        found = bool(self._received)
+        until = time.monotonic() + _EVENTS_S
+        while self._received and not self._is_over():
+            event = self._received.popleft()
+            if isinstance(event, a.FromNode) and isinstance(event.message, m.WorkerExited):
+                self._reporter.keep_error(event.message)
+            self._feed(event)
+            if time.monotonic() >= until:
+                break
+        return found
+
+    def _is_over(self) -> bool:
+        return self._exit_code is not None
+
+    def _wait(self, *, is_busy: bool) -> None:
+        """Wait for what comes next, and take signals and keys; only take them if ``is_busy``."""
+        poll = select.poll()
+        for descriptor, wanted in self._transport.descriptors().items():
+            poll.register(descriptor, wanted)
+        poll.register(self._signals.fileno(), select.POLLIN)
+        keys = self._keyboard.fileno()
+        if keys >= 0:
+            poll.register(keys, select.POLLIN)
+        deadlines = [time for time in (self._policy.deadline(), self._transport.deadline()) if time is not None]
+        left_ms = (min(deadlines) - self._clock()) * 1000 if deadlines else None
+        if is_busy or (left_ms is not None and left_ms <= 0):
+            timeout_ms: float | None = 0
+        else:
+            timeout_ms = None if left_ms is None else min(left_ms + 1, _LONGEST_POLL_MS)
+        for descriptor, _ in poll.poll(timeout_ms):
+            if descriptor == self._signals.fileno():
+                self._on_signals(self._signals.read())
+            elif descriptor == keys:
+                self._on_keys()
+
+    def _feed(self, event: a.Event) -> None:
+        before = self._shown()
+        for action in self._policy.step(event, self._clock()):
+            self._act(action)
+        if before != self._shown():
+            self._show_status()
+
+    def _shown(self) -> tuple[object, ...]:
+        """Give what the status line depends on."""
+        policy = self._policy
+        return policy.phase, policy.up, policy.ended, policy.progress.heard
+
+    def _act(self, action: a.Action) -> None:
+        match action:
+            case a.ToNode():
+                self._transport.send(action.node, action.message)
+            case a.Connect():
+                self._transport.connect(action.node, action.delay_s)
+            case a.Disconnect():
+                self._transport.disconnect(action.node)
+            case a.Discover():
+                self._transport.discover()
+            case a.StartAttempt():
+                self._start_attempt(action)
+            case a.Say():
+                self._sink.say(action.text, level=action.level)
+                if action.level == "error":
+                    self._reporter.refused(action.text)
+            case a.Entry():
+                self._events.write(action.type, action.fields)
+            case a.Failed():
+                self._say_unread()
+                self._reporter.failed(action, terminal=self._keyboard.is_there)
+            case a.Hung():
+                self._say_unread()
+                self._reporter.hung(action)
+            case a.KeepStacks():
+                self._reporter.keep(action)
+            case a.Suspend():
+                self._pause()
+            case a.End():
+                self._say_unread()
+                self._exit_code = action.exit_code
+
+    def _say_unread(self) -> None:
+        """Say once that input is lost to whoever else reads it, as a shell loop around this command does."""
+        if self._feeder is None or not self._feeder.unread or self._has_said_unread:
+            return
+        self._has_said_unread = True
+        self._sink.say(
+            f"rank 0 has not read {counted(self._feeder.unread, 'byte')} of the input that came on stdin; in a shell"
+            " loop that reads the same input they are lost: start distlaunch with </dev/null there",
+            level="warning",
+        )
+
+    def _show_status(self) -> None:
+        policy = self._policy
+        before = "restarting" if policy.attempt else "starting"
+        phases = {"new": "starting", "gathering": before, "preparing": before, "meeting": before}
+        self._sink.status(
+            StatusView(
+                phase=phases.get(policy.phase, policy.phase),  # type: ignore[arg-type]  # the rest have the same names
+                workers_up=max(0, policy.up - policy.ended),
+                workers_total=policy.world_size,
+                attempt=policy.attempt,
+                restarts=policy.restarts,
+                max_restarts=policy.settings.max_restarts,
+                started_s=self._started_s,
+                log_dir=self._plan.run_dir,
+                progress=policy.progress.summary,
+                heard_s=time.monotonic() - (self._clock() - policy.progress.heard),
+            )
+        )
+
+    # --- attempts
+
+    def _start_attempt(self, action: a.StartAttempt) -> None:
+        composition, attempt = action.composition, action.attempt
+        plan = self._plan if composition is None else composition.plan
+        self._plan = self._reporter.plan = plan = bind(
+            plan, attempt=attempt, master_port=action.port, meeting=action.meeting
+        )
+        if action.ports and self._backend is not None:
+            from distlaunch.planning.worker_addresses import cluster_of, with_cluster
+
+            cluster = cluster_of(plan, action.ports, action.meeting)
+            try:
+                self._plan = self._reporter.plan = plan = with_cluster(plan, cluster, self._backend)
+            except ConfigError as exc:
+                self._feed(a.Refused(text=exc.message, hint=exc.hint))
+                return
+        self._say_notes(plan)
+        self._desk.do(lambda: self._write_plan(plan))
+        self._files.begin_attempt(attempt)
+        travelled = composition is not None and not self._launchers
+        streams = Streams(
+            terminal=self._keyboard.size(),
+            stdin=self._feeder is not None if travelled else self._passes_stdin(),
+            travelled=travelled,
+            node_logs=self._node_logs,
+            orphan_grace_s=self._policy.settings.failure_grace_s if travelled else None,
+        )
+        members = range(len(plan.nodes)) if composition is None else composition.members
+        if self._feeder is not None:
+            self._feeder.begin(members[0])
+        if self._launchers and composition is not None:
+            from distlaunch.coordinator.policy.commencing import commences
+
+            for member, message in commences(plan, composition, streams, restarts=self._policy.restarts):
+                self._transport.send(member, message)
+            return
+        for node_rank, start in starts(plan, streams):
+            self._transport.send(members[node_rank], start)
+
+    def _say_notes(self, plan: LaunchPlan) -> None:
+        """Say what there is to say of a plan, each thing once in a job: nodes tell of themselves only at the start."""
+        for note in (*plan.warnings, *plan.notes):
+            if note not in self._noted:
+                self._noted.add(note)
+                self._sink.say(note, level="warning" if note in plan.warnings else "info")
+
+    def _passes_stdin(self) -> bool:
+        """Tell whether rank 0 gets our stdin. Where we are in the background it would take what the shell is typed."""
+        return not os.isatty(0) or (self._takes_typed and in_foreground(0))
+
+    def _write_plan(self, plan: LaunchPlan) -> None:
+        try:
+            with suppress(FileExistsError):  # output may be filed by now, ours or another launcher's
+                make_private_dir(plan.layout.attempt_dir(plan.run_dir, plan.attempt))
+            descriptor = open_private(plan_path(plan.run_dir, plan.attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.writelines(plan.json_chunks())
+        except OSError as exc:
+            self._sink.say(f"the plan was not written: {os.strerror(exc.errno or 0)}", level="warning")
+
+    # --- signals and keys
+
+    def _on_signals(self, numbers: bytes) -> None:
+        for place, signum in enumerate(numbers, start=1):
+            if signum != signal.SIGTSTP or signal.SIGCONT not in numbers[place:]:  # else we are to go on already
+                self._on_signal(signum)
+
+    def _on_signal(self, signum: int) -> None:
+        if signum == signal.SIGTSTP:
+            self._pause()
+        elif signum in (signal.SIGWINCH, signal.SIGCONT):
+            self._keyboard.take()
+            self._keyboard.resize()
+        elif signum != signal.SIGCHLD:  # which only wakes the loop
+            self._feed(a.Signalled(signum=signum))
+
+    def _on_keys(self) -> None:
+        event = self._keyboard.read(hears=self._policy.up > self._policy.ended)
+        if event is not None and not (event.signum == signal.SIGHUP and self._signals.ignores(signal.SIGHUP)):
+            self._feed(event)
+
+    def _pause(self) -> None:
+        """Stop the workers' trees, then the launcher; go on with both when it is continued."""
+        self._sink.suspend()
+        self._keyboard.give_back()
+        self._transport.broadcast(m.Pause(paused=True))
+        began = time.monotonic()
+        self._flush(until=began + PAUSE_S)
+        meanwhile = self._signals.read()
+        if signal.SIGCONT not in meanwhile:
+            signals.stop_self()
+        self._clock.skip(time.monotonic() - began)
+        self._keyboard.take()
+        self._transport.broadcast(m.Pause(paused=False))
+        self._sink.resume()
+        self._on_signals(meanwhile.replace(_TSTP, b""))
+
+    def _flush(self, *, until: float) -> None:
+        """Let what has been sent leave, for a bounded time: this process is about to stand still."""
+        while self._transport.has_unsent and (left_s := until - time.monotonic()) > 0:
+            poll = select.poll()
+            for number, wanted in self._transport.descriptors().items():
+                if wanted & select.POLLOUT:
+                    poll.register(number, wanted)
+            poll.poll(min(left_s, _FLUSH_STEP_S) * 1000)
+            self._receive()
+
+
+def _what_where(plan: LaunchPlan) -> str:
+    """Say how many workers there are, as far as that is known, and where."""
+    if not all(node.known for node in plan.nodes):
+        where = counted(len(plan.nodes), "node")
+    elif len(plan.nodes) == 1:
+        where = plan.nodes[0].host
+    else:
+        from distlaunch.core.model.host_list import name_hosts
+
+        where = f"{counted(len(plan.nodes), 'node')} ({name_hosts(node.host for node in plan.nodes)})"
+    size = plan.world_size
+    return f"{counted(size, 'worker')} on {where}" if size is not None else where

@@ -1,0 +1,94 @@
+"""The launcher's own signals, turned into bytes on a pipe that the loop reads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import FrameType
+
+from distlaunch.coordinator.policy.signals import Request, StopRequests
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+LOOK_S = 0.1
+"""How often those who wait after the job's end look for a signal."""
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+FOR_THE_JOB = frozenset((*ENDING, *_PASSED_ON))
+"""What counts wherever it comes: here, to another launcher, to an agent of a scheduler's step."""
+_NEVER_IGNORED = frozenset((signal.SIGCONT, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT))
+"""Signals that are taken even if they were ignored; ``SignalPipe`` tells of an exception."""
+_OWN = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
+
+
+def _noted(signum: int, frame: FrameType | None) -> None:
+    """Do nothing: the wakeup descriptor has the number."""
+
+
+class SignalPipe:
+    """The signals that this process receives, in order.
+
+    A signal that was ignored when the launcher started stays ignored if it is HUP or a stop key's. INT and QUIT stay
+    ignored only if HUP was ignored as well (``nohup distlaunch ... &`` in a script): a script's ``&`` alone has them
+    ignored without anybody asking for it, and the script may well send INT on purpose. TERM is never ignored.
+
+    After the job's end the handlers stay: a signal changes nothing then, but ``is_hurried`` becomes true.
+    """
+
+    def __init__(self) -> None:
+        self._requests = StopRequests()
+        self._hurried = False
+        self._read, self._write = os.pipe()
+        for descriptor in (self._read, self._write):
+            os.set_blocking(descriptor, False)
+        self._taken: set[int] = set()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ENDING, *_PASSED_ON, *_OWN))  # a bad parent left them blocked
+        ignored = {number for number in ENDING if signal.getsignal(number) == signal.SIG_IGN}
+        left_ignored = ignored if {signal.SIGINT, signal.SIGHUP} <= ignored else {signal.SIGHUP}
+        never_ignored = _NEVER_IGNORED - left_ignored | {signal.SIGTERM}
+        for number in (*ENDING, *_PASSED_ON, *_OWN, signal.SIGCHLD):  # the last wakes us: to reap, or to see a stop
+            if signal.getsignal(number) != signal.SIG_IGN or number in never_ignored:
+                self._taken.add(number)
+                signal.signal(number, _noted)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+
+    def fileno(self) -> int:
+        """Give the descriptor to poll for reading."""
+        return self._read
+
+    def read(self) -> bytes:
+        """Return the numbers of the signals that have come since, in order."""
+        try:
+            numbers = os.read(self._read, 4096)
+        except BlockingIOError:
+            return b""
+        for number in numbers:
+            if number in ENDING:
+                self._requests.take(time.monotonic())
+        return numbers
+
+    def is_hurried(self) -> bool:
+        """Return whether somebody wants the rest cut short.
+
+        To be called when the job's exit code stands: by then a signal is no wish to stop the job, but to wait no
+        longer. The repetition of a signal that has stopped the job is not one (see ``StopRequests``).
+        """
+        try:
+            numbers = b"" if self._hurried else os.read(self._read, 4096)
+        except BlockingIOError:
+            return False
+        for number in numbers:
+            if number in ENDING:
+                counts = self._requests.take(time.monotonic()) in (Request.FIRST, Request.AGAIN)
+                self._hurried = self._hurried or counts or number == signal.SIGQUIT
+        return self._hurried
+
+    def ignores(self, signum: int) -> bool:
+        """Tell whether we were started with a signal ignored, and leave it so."""
+        return signum not in self._taken
+
+
+def stop_self() -> None:
+    """Stop this process until it is continued; like Ctrl-Z by default, not where no shell could continue it."""
+    handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTSTP)
+    signal.signal(signal.SIGTSTP, handler)

@@ -1,0 +1,97 @@
+"""The agents that srun has started, as a fleet: what Slurm does to them is told as what it is."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.runtime.peers import Peer
+from distlaunch.coordinator.runtime.remote_agents import Fleet
+from distlaunch.coordinator.runtime.signal_pipe import ENDING
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
+from distlaunch.transport.slurm.nodes import Srun
+
+_ENDED_WITH = "Slurm ended it, as an agent of the same step had ended"
+_MOST_SAID = 40
+_MANNERS = re.compile(r"got SIGCONT|forcing job termination|Job step aborted: Waiting|Force Terminated|_step_signal")
+"""What srun says of itself, which tells nobody anything."""
+
+
+class StepFleet(Fleet):
+    """A ``Fleet`` whose links come of ``srun``. ``signals_all``: Slurm's signals reach the workers as well."""
+
+    hears_signals = True
+
+    def __init__(self, *args: Any, srun: Srun, signals_all: bool, **kwargs: Any) -> None:
+        super().__init__(*args, open_link=srun.open, **kwargs)
+        self._srun = srun
+        self._signals_all = signals_all
+        self._said: deque[str] = deque()
+        self._much = 0
+        self._busy: set[int] = set()
+        """Nodes with an attempt that has not ended there."""
+        self._doomed: set[int] = set()
+        """Nodes whose agents Slurm is about to kill: they are lost once their workers have ended."""
+        self._leaving = False
+        srun.say = self._hear
+
+    def _hear(self, line: str) -> None:
+        """Take a line of srun's, in its thread."""
+        self._said.append(line)
+        self._notify()
+
+    def receive(self) -> list[a.Event]:
+        """Give what has happened; see ``Fleet``."""
+        while self._said:
+            line = self._said.popleft()
+            self._much += 1
+            if self._much <= _MOST_SAID and not self._leaving and not _MANNERS.search(line):
+                self._events.append(a.Noted(text=line))
+        return super().receive()
+
+    def send(self, node: int, message: r.ToRemote | p.Commence) -> None:
+        """Send to a node; see ``Fleet``."""
+        if isinstance(message, m.Start):
+            self._busy.add(node)
+        super().send(node, message)
+
+    def _take(self, peer: Peer[r.FromRemote], message: r.FromRemote) -> None:
+        node = peer.node
+        if isinstance(message, m.SpawnerSignalled) and self._srun.is_ending(self.targets[node].host):
+            return  # which its agent tells of as well
+        if isinstance(message, r.Signalled) and peer.greeted:
+            self._parts[node].check(message)
+            if message.signum not in ENDING or not self._srun.is_ending(self.targets[node].host):
+                event = a.Signalled(signum=message.signum, node=node, reached=self._signals_all)
+                self._events.append(event)
+            elif node in self._busy:
+                self._doomed.add(node)
+            else:
+                self._lose(peer, _ENDED_WITH)
+            return
+        super()._take(peer, message)
+        if isinstance(message, m.Gone):
+            self._busy.discard(node)
+            if node in self._doomed:
+                self._lose(peer, _ENDED_WITH)
+
+    def _lose(self, peer: Peer[r.FromRemote], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
+        if peer.greeted:
+            self._srun.lost(self.targets[peer.node].host)
+        super()._lose(peer, why, kind)
+
+    def _drop(self, peer: Peer[r.FromRemote]) -> None:
+        self._busy.discard(peer.node)
+        self._doomed.discard(peer.node)
+        super()._drop(peer)
+
+    def close(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """Have all agents leave, then srun end; see ``Fleet``."""
+        self._leaving = True
+        super().close(hurried)
+        self._srun.close()

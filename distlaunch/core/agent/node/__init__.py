@@ -1,0 +1,1 @@
+"""What an agent does for its node: survey, ports, reachability, attempt setup."""

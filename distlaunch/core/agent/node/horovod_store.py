@@ -1,0 +1,324 @@
+"""The store in which Horovod's workers find each other, on the master's port, in a thread.
+
+What its client (0.21 to 0.28) speaks: HTTP by IPv4, a connection for each question, ``/<scope>/<key>``. A rank stores
+its host's name as ``rank_<rank>`` and its addresses as ``<rank>`` (PUT), and asks for those of all others (GET): 404 is
+"not yet", asked again after 10 ms, but for names, which are asked for once. When all of a scope have met, each says so
+(``DELETE /<scope>/<rank>``), long before it shuts down. Initialising again uses the same scopes, at each rank's own
+pace: a fast one must not see what a slow one has stored before. So a rank's turn is how often it has said that all have
+met, and as soon as one has stored something in the next turn, nothing of the last one is given out.
+A GET for what is not there yet is held for a while, as n ranks that wait for each other would ask n² times every 10 ms.
+We close first, as Horovod's own server does: the ports of those who close stay taken for a minute, and n² questions
+would use up a node's.
+Anybody who reaches the port may ask: all that it keeps for others (values, names, what comes and goes) has one bound.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from distlaunch.core.agent.node.scopes import Room, Scopes, Value
+
+HOLD_S = 2.0
+"""How long a question for what is not there yet stays open."""
+_HEAD_BYTES = 8192
+_VALUE_BYTES = 1 << 20
+_MOST_CONNECTIONS = 8192
+_LEAST_CONNECTIONS = 16
+_ACCEPTED_AT_ONCE = 256
+_CLIENT_BYTES = 1024
+"""What Python takes for each beside what it says."""
+_IDLE_S = 60.0
+_LOOK_S = 1.0
+_NO_ROOM_S = 0.05
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_CLOSE_S = 2.0
+_CHUNK = 65536
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 413: "Payload Too Large", 507: "Insufficient Storage"}
+
+
+class _Client:
+    """One connection, for one question."""
+
+    def __init__(self, connection: socket.socket, now: float) -> None:
+        self.socket = connection
+        self.number = connection.fileno()
+        self.received = bytearray()
+        self.question: tuple[str, str, str, int] | None = None
+        """Method, scope, key and the length of what follows, once they are there; ``received`` is what follows."""
+        self.unsent: list[memoryview] = []
+        self.value: Value | None = None
+        """It is being sent."""
+        self.taken = 0
+        """Of the room."""
+        self.waits_for: tuple[str, str] | None = None
+        self.until = now + _IDLE_S
+
+
+class Store:
+    """Serves one attempt's workers from ``start`` to ``close``."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        only_here: bool = False,
+        failed: Callable[[str], None] | None = None,
+        hold_s: float = HOLD_S,
+    ) -> None:
+        """Take over ``listener``, which does not block. ``only_here``: nobody of another machine is served.
+
+        ``failed`` is told, by the thread, why it has ended before ``close``.
+        """
+        self._listener = listener
+        self._only_here = only_here
+        self._failed = failed
+        self._hold_s = hold_s
+        self._is_closing = False
+        self._most = _most_connections()
+        self._room = Room()
+        self._scopes = Scopes(self._room)
+        self._clients: dict[int, _Client] = {}
+        self._waiting: dict[tuple[str, str], dict[int, _Client]] = {}
+        self._selector = selectors.DefaultSelector()
+        self._end, self._wake = os.pipe()
+        self._thread = threading.Thread(target=self._serve, name="dl-store", daemon=True)
+
+    def start(self) -> None:
+        """Serve from now on. Raises RuntimeError if no thread can be started."""
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._end, selectors.EVENT_READ)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._free()
+            os.close(self._wake)
+            raise
+
+    def close(self) -> None:
+        """End the thread, which ends every connection; wait for that, bounded."""
+        self._is_closing = True
+        with suppress(OSError):  # it has ended
+            os.write(self._wake, b"x")
+        self._thread.join(_CLOSE_S)
+        os.close(self._wake)
+
+    def _free(self) -> None:
+        for client in list(self._clients.values()):
+            self._drop(client)
+        self._selector.close()
+        self._listener.close()
+        os.close(self._end)
+
+    # --- the thread
+
+    def _serve(self) -> None:
+        try:
+            self._serve_all()
+        except Exception as exc:  # noqa: BLE001 - workers would wait for answers that nobody gives
+            if self._failed is not None:
+                self._failed(f"{type(exc).__name__}: {exc}")
+        finally:
+            self._free()
+
+    def _serve_all(self) -> None:
+        look_again = time.monotonic()
+        while True:
+            for key, _ in self._selector.select(_LOOK_S if self._clients else None):
+                if self._is_closing:
+                    return
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif (client := self._clients.get(key.fd)) is not None:
+                    self._on_ready(client)
+            if (now := time.monotonic()) >= look_again:
+                look_again = now + _LOOK_S
+                self._give_up(now)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            if self._is_closing:
+                return
+            try:
+                connection, address = self._listener.accept()
+            except OSError as exc:  # nobody is there any more, or no descriptor is left
+                if exc.errno in _NO_ROOM:
+                    time.sleep(_NO_ROOM_S)
+                return
+            if len(self._clients) >= self._most or (self._only_here and not is_here(address[0])):
+                connection.close()
+                continue
+            connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
+            client = _Client(connection, time.monotonic())
+            try:
+                self._selector.register(connection, selectors.EVENT_READ)
+            except OSError:  # no memory for it
+                connection.close()
+                continue
+            self._clients[client.number] = client
+            if self._charge(client, _CLIENT_BYTES):
+                self._on_ready(client)  # mostly the question has come with the connection
+
+    def _charge(self, client: _Client, size: int) -> bool:
+        """Take room for what a client sends; it is turned away if there is none."""
+        if not self._room.take(size):
+            self._answer(client, 507)
+            return False
+        client.taken += size
+        return True
+
+    def _on_ready(self, client: _Client) -> None:
+        if client.unsent:
+            self._flush(client)
+            return
+        try:
+            data = client.socket.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(client)
+        elif client.waits_for is None and self._charge(client, len(data)):
+            client.received += data
+            self._take(client)
+
+    def _take(self, client: _Client) -> None:
+        """Answer the question once it is there as a whole."""
+        if client.question is None and not self._take_head(client):
+            return
+        if client.question is not None and len(client.received) >= client.question[3]:
+            method, scope, key, length = client.question
+            value = bytes(memoryview(client.received)[:length])
+            client.received = bytearray()
+            self._room.give(client.taken)  # what is kept of it has room of its own
+            client.taken = 0
+            if self._charge(client, _CLIENT_BYTES + len(scope) + len(key)):
+                self._do(client, method, scope, key, value)
+
+    def _take_head(self, client: _Client) -> bool:
+        """Read the question if it is there, and leave what follows it; tell whether it was, and is good."""
+        head, found, rest = client.received.partition(b"\r\n\r\n")
+        if len(head) > _HEAD_BYTES:
+            self._answer(client, 400)
+        if not found or len(head) > _HEAD_BYTES:
+            return False
+        first, *headers = bytes(head).decode("latin-1").split("\r\n")
+        length = _length(headers)
+        words = first.split(" ")
+        path = words[1].split("/", 2) if len(words) == 3 else []
+        if length is None or len(path) != 3 or path[0] or not path[1]:
+            self._answer(client, 400)
+        elif length > _VALUE_BYTES:
+            self._answer(client, 413)
+        else:
+            client.question, client.received = (words[0], path[1], path[2], length), rest
+            return True
+        return False
+
+    def _do(self, client: _Client, method: str, scope: str, key: str, value: bytes) -> None:
+        if method == "PUT":
+            self._answer(client, 200 if self._scopes.put(scope, key, value) else 507)
+            there = self._scopes.get(scope, key)
+            if there is None:
+                return
+            for waiting in self._waiting.pop((scope, key), {}).values():
+                waiting.waits_for = None
+                self._answer(waiting, 200, there)
+        elif method == "GET":
+            there = self._scopes.get(scope, key)
+            if there is not None:
+                self._answer(client, 200, there)
+                return
+            client.waits_for = (scope, key)
+            client.until = time.monotonic() + self._hold_s
+            self._waiting.setdefault((scope, key), {})[client.number] = client
+        elif method == "DELETE":
+            self._scopes.finish(scope, key)
+            self._answer(client, 200)
+        else:
+            self._answer(client, 400)
+
+    def _answer(self, client: _Client, status: int, value: Value | None = None) -> None:
+        body = b"" if value is None else value.data
+        head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        if value is not None:
+            value.use()
+            client.value = value
+        client.received = bytearray()
+        client.unsent = [memoryview(part) for part in (head.encode(), body) if part]
+        self._flush(client)
+
+    def _flush(self, client: _Client) -> None:
+        try:
+            sent = client.socket.sendmsg(client.unsent)
+            while client.unsent and sent >= len(client.unsent[0]):
+                sent -= len(client.unsent.pop(0))
+            if client.unsent:
+                client.unsent[0] = client.unsent[0][sent:]
+        except BlockingIOError:
+            pass
+        except OSError:
+            client.unsent = []
+        if client.unsent:
+            self._selector.modify(client.socket, selectors.EVENT_WRITE)
+        else:
+            self._drop(client)
+
+    def _give_up(self, now: float) -> None:
+        """Say of what did not come in time that it is not there, and leave those who say nothing."""
+        for client in [client for client in self._clients.values() if client.until <= now]:
+            if client.waits_for is None:
+                self._drop(client)
+                continue
+            self._forget(client)
+            client.until = now + _IDLE_S
+            self._answer(client, 404)
+
+    def _forget(self, client: _Client) -> None:
+        if client.waits_for is not None:
+            waiting = self._waiting.get(client.waits_for, {})
+            waiting.pop(client.number, None)
+            if not waiting:
+                self._waiting.pop(client.waits_for, None)
+            client.waits_for = None
+
+    def _drop(self, client: _Client) -> None:
+        self._forget(client)
+        if self._clients.pop(client.number, None) is not None:
+            self._selector.unregister(client.socket)
+            self._room.give(client.taken)
+            if client.value is not None:
+                client.value.let_go()
+        client.socket.close()
+
+
+def is_here(address: str) -> bool:
+    """Tell whether an address is one of this machine's own ends of its loopback."""
+    return address == "::1" or address.removeprefix("::ffff:").startswith("127.")
+
+
+def _most_connections() -> int:
+    """Give how many the limit of open files leaves: half of what is free, as workers need theirs."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    free = soft - len(os.listdir("/proc/self/fd"))
+    return min(_MOST_CONNECTIONS, max(_LEAST_CONNECTIONS, free // 2))
+
+
+def _length(headers: list[str]) -> int | None:
+    """Give how many bytes follow the head; None for what is no number."""
+    for line in headers:
+        name, _, value = line.partition(":")
+        if name.strip().lower() == "content-length":
+            value = value.strip()
+            return int(value) if value.isascii() and value.isdigit() and len(value) < 12 else None
+    return 0

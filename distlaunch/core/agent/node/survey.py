@@ -1,0 +1,271 @@
+"""Looks around on the node, in a child that is left behind, killed, if something there hangs.
+
+A file server, driver or resolver that does not answer must hold up neither the agent's answers to pings nor its end.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from distlaunch.core.agent.workers.kernel import close_all_but, die_with_parent
+from distlaunch.core.errors import ProtocolError
+from distlaunch.core.model.gpus import GpuInventory
+from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.unfollowed import fork_helper
+from distlaunch.core.probe.process_limits import explain_refusal
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import Decoder, encode
+
+FILES_S = 15.0
+"""How long a folder or file may take: an automounter needs some seconds."""
+GPUS_S = 8.0
+_MORE_S = 3.0
+"""What else the child needs, once GPUs and name have had their own bounds."""
+_READ_BYTES = 1 << 16
+
+
+class Doing(Record):
+    """A word of the child: what it turns to, and how long that may take."""
+
+    what: str
+    bound_s: float
+
+
+Look = Callable[[r.Survey, Callable[[str, float], None]], r.Surveyed]
+
+
+class Surveying:
+    """Carries out one ``Survey`` at a time; ``send`` gets the answer."""
+
+    def __init__(
+        self, send: Callable[[r.Surveyed | m.Fault], None], keep: Collection[int], look: Look | None = None
+    ) -> None:
+        """``keep``: descriptors that the child needs, too; ``look``: what it does."""
+        self._send = send
+        self._look = look or look_around
+        self._keep = keep
+        self._order: r.Survey | None = None
+        self._pid = 0
+        self._ended: list[int] = []
+        self._pipe = -1
+        self._doing = Doing(what="", bound_s=0.0)
+        self._until = 0.0
+        self._decoder: Decoder[Doing | r.Surveyed | m.Fault] = _decoder()
+        self.shares_run_dir = False
+        """As it was found last."""
+
+    def begin(self, order: r.Survey) -> None:
+        """Look around; an order that was under way is given up."""
+        self.close()
+        self._order = order
+        self._decoder = _decoder()
+        self._now(Doing(what="a new process", bound_s=_MORE_S))
+        self._pipe, end = os.pipe()
+        # Our handlers must not run in the child: they would write to the loop's pipe.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        parent = os.getpid()
+        try:
+            self._pid = fork_helper()
+            if self._pid == 0:
+                _run(self._look, order, end, parent, self._keep)
+        except OSError as exc:
+            self._give_up(f"no process can be started: {os.strerror(exc.errno or 0)}", explain_refusal())
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.close(end)
+
+    def _now(self, doing: Doing) -> None:
+        self._doing = doing
+        self._until = time.monotonic() + doing.bound_s
+
+    # --- the loop's
+
+    def descriptors(self) -> dict[int, int]:
+        """Give what to poll, with the events."""
+        return {} if self._pipe < 0 else {self._pipe: select.POLLIN}
+
+    def deadline(self) -> float | None:
+        """Give when the child must have said something (monotonic seconds)."""
+        return None if self._pipe < 0 else self._until
+
+    def on_ready(self) -> None:
+        """Take what the child says; give it up if it should have said something by now."""
+        self.reap()
+        while self._pipe >= 0 and select.select([self._pipe], [], [], 0)[0]:
+            data = os.read(self._pipe, _READ_BYTES)
+            if not data:
+                self._give_up("looking around on the node has failed: its process ended", None)
+                return
+            try:
+                for message in self._decoder.feed(data):
+                    self._hear(message)
+            except ProtocolError as exc:
+                self._give_up(f"looking around on the node has failed: {exc.message}", None)
+        if self._pipe >= 0 and time.monotonic() >= self._until:
+            hint = "a file server or a driver there does not answer"
+            self._give_up(f"{self._doing.what} does not answer within {self._doing.bound_s:.0f} s", hint)
+
+    def _hear(self, message: Doing | r.Surveyed | m.Fault) -> None:
+        if isinstance(message, Doing):
+            self._now(message)
+            return
+        if isinstance(message, r.Surveyed):
+            self.shares_run_dir = message.shares_run_dir
+        self.close()
+        self._send(message)
+
+    def _give_up(self, problem: str, hint: str | None) -> None:
+        order = self._order
+        self.close()
+        self.shares_run_dir = False
+        if order is not None:
+            cpus = CpuInventory(allowed=tuple(sorted(os.sched_getaffinity(0))), online=os.cpu_count() or 1)
+            self._send(answer_to(order, cpus, problem=problem, hint=hint))
+
+    def close(self) -> None:
+        """Kill the child, if there is one, with all that it has started."""
+        if self._pid:
+            with suppress(OSError):
+                os.kill(self._pid, signal.SIGKILL)
+                os.killpg(self._pid, signal.SIGKILL)
+            self._ended.append(self._pid)
+            self._pid = 0
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+        self._order = None
+        self.reap()
+
+    def reap(self) -> None:
+        """Reap children that have ended by now: in a wedged driver or file system, that may take for ever."""
+        for pid in list(self._ended):
+            with suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    continue
+            self._ended.remove(pid)
+
+
+def _decoder() -> Decoder[Doing | r.Surveyed | m.Fault]:
+    return Decoder((Doing, r.Surveyed, m.Fault), r.REMOTE_PARTS)
+
+
+def answer_to(
+    order: r.Survey,
+    cpus: CpuInventory,
+    *,
+    interfaces: Sequence[r.Interface] = (),
+    named: tuple[str, ...] = (),
+    gpus: GpuInventory | None = None,
+    python: str | None = None,
+    script_sha256: str | None = None,
+    problem: str | None = None,
+    hint: str | None = None,
+    shares_run_dir: bool = False,
+    environ: dict[str, str] | None = None,
+) -> r.Surveyed:
+    """Make the answer to a survey of what was found, the rest being as of a node with nothing."""
+    from distlaunch.core.probe import paths
+
+    return r.Surveyed(
+        serial=order.serial,
+        hostname=socket.gethostname(),
+        environ=environ or {},
+        interfaces=tuple(interfaces),
+        named=named,
+        gpus=gpus or GpuInventory(),
+        cpus=cpus,
+        granted_cpus=None,
+        python=python,
+        script_sha256=script_sha256,
+        problem=problem,
+        hint=hint,
+        shares_run_dir=shares_run_dir,
+        machine=paths.machine_id(),
+    )
+
+
+# --- the child
+
+
+def _run(look: Look, order: r.Survey, end: int, parent: int, keep: Collection[int]) -> NoReturn:
+    try:
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        close_all_but({0, 1, 2, end, *keep})  # others wait for the end of channel and spawner
+
+        def tell(message: Record) -> None:
+            data = encode(message)
+            while data:
+                data = data[os.write(end, data) :]
+
+        try:
+            tell(look(order, lambda what, bound_s: tell(Doing(what=what, bound_s=bound_s))))
+        except Exception:  # noqa: BLE001 - whatever it is, the coordinator has to know
+            import traceback
+
+            tell(m.Fault(text=f"looking around on the node has failed\n{traceback.format_exc()}"))
+    finally:
+        os._exit(0)
+
+
+def look_around(order: r.Survey, turn_to: Callable[[str, float], None]) -> r.Surveyed:
+    """Find out what ``Surveyed`` says; ``turn_to`` is told what comes next, and how many seconds it may take."""
+    from distlaunch.core.agent.workers.temporary_directory import has_run_dir
+    from distlaunch.core.probe import paths
+    from distlaunch.core.probe.cpus import probe_cpus
+    from distlaunch.core.probe.gpus import probe_gpus
+    from distlaunch.core.probe.network import probe_interfaces
+
+    path = os.environ.get("PATH")
+    turn_to(f"the directory {order.workdir}", FILES_S)
+    problem = paths.problem_of_folder(order.workdir)
+    hint = None if problem is None else "the working directory must be there on every node: --workdir names another"
+    python = script_sha256 = None
+    if problem is None and order.pythons:
+        turn_to(f"the workers' Python ({', '.join(order.pythons)})", FILES_S)
+        python = paths.first_program(order.pythons, order.workdir, path)
+        if python is None and not order.program:  # behind a program (bash, with --setup) it may yet appear
+            problem = f"there is no Python for the workers: no {' and no '.join(order.pythons)}"
+            hint = "--python names the workers' interpreter on the nodes"
+    if problem is None and order.program:
+        turn_to(f"the program {order.program}", FILES_S)
+        if paths.first_program((order.program,), order.workdir, path) is None:
+            problem = f"there is no program {order.program}"
+    if problem is None and order.script:
+        script = os.path.join(order.workdir, order.script)
+        turn_to(f"the script {script}", FILES_S)
+        script_sha256, problem = paths.digest(script, lambda: turn_to(f"the script {script}", FILES_S))
+    turn_to(f"the directory {order.run_dir}", FILES_S)
+    shares_run_dir = has_run_dir(order.run_dir)
+    turn_to("a driver of the GPUs", GPUS_S + paths.NAME_S + _MORE_S)
+    gpus = probe_gpus(environ=os.environ, deadline_s=GPUS_S) if order.gpus else GpuInventory()
+    return answer_to(
+        order,
+        probe_cpus(topology=order.topology),
+        interfaces=[
+            r.Interface(name=name, address=address, prefix=prefix) for name, address, prefix in probe_interfaces()
+        ],
+        named=paths.addresses_of_own_name(socket.gethostname()),
+        gpus=gpus,
+        python=python,
+        script_sha256=script_sha256,
+        problem=problem,
+        hint=hint,
+        shares_run_dir=shares_run_dir,
+        environ=paths.telling(os.environ),
+    )

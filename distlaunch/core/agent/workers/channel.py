@@ -1,0 +1,87 @@
+"""A stream of messages, with descriptors beside them, that never blocks its owner."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from distlaunch.core.protocol.codec import Decoder, encode
+
+_READ_BYTES = 1 << 18
+_MAX_DESCRIPTORS = 32
+
+M = TypeVar("M")
+
+
+class Channel(Generic[M]):
+    """One end of a Unix socket pair. Descriptors passed to ``send`` are closed here once they are on their way."""
+
+    def __init__(self, end: socket.socket, decoder: Decoder[M]) -> None:
+        end.setblocking(False)  # noqa: FBT003 - the standard library's signature
+        self._socket = end
+        self._decoder = decoder
+        self._out: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self.received: deque[int] = deque()
+        """Descriptors that have come, in the order of the messages that they belong to."""
+
+    def fileno(self) -> int:
+        """Give the descriptor to poll: for reading always, for writing while ``has_unsent``."""
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Tell whether messages wait for the peer to read."""
+        return bool(self._out)
+
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        """Queue a message and send what the peer takes now. Raises OSError (EPIPE) if it is gone."""
+        self._out.append((encode(message), tuple(descriptors)))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the peer takes now."""
+        while self._out:
+            data, descriptors = self._out[0]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+            try:
+                sent = self._socket.sendmsg([data], rights)
+            except BlockingIOError:
+                return
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if sent == len(data):
+                self._out.popleft()
+            else:
+                self._out[0] = (data[sent:], ())
+
+    def receive(self) -> list[M] | None:
+        """Read what is there; None at the end of the stream (the peer is gone)."""
+        messages: list[M] = []
+        while True:
+            try:
+                data, rights, _, _ = self._socket.recvmsg(
+                    _READ_BYTES, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                return messages
+            except ConnectionError:
+                return None
+            for _, _, payload in rights:
+                descriptors = array.array("i")
+                descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
+                self.received.extend(descriptors)
+            if not data:
+                return messages or None
+            messages += self._decoder.feed(data)
+
+    def close(self) -> None:
+        """Close this end; descriptors still waiting to be sent are closed too."""
+        for _, descriptors in self._out:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self._out.clear()
+        self._socket.close()

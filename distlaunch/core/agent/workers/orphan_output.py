@@ -1,0 +1,128 @@
+"""The workers' output after their agent has been killed, written to the ranks' logs by the spawner.
+
+The spawner holds a copy of the read end of each pipe that a worker writes to. While the copy is open, a worker that
+prints in its TERM handler does not get EPIPE, and does not lose the checkpoint that it is about to write.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from distlaunch.core.protocol import spawner_messages as w
+
+if TYPE_CHECKING:
+    import threading
+
+    from distlaunch.core.agent.workers.output_pump import Pump
+
+PROGRESS = 0
+"""Stands for a worker's progress pipe where the others are numbered as its streams."""
+_READ_OUT_S = 0.1
+"""How long the agent may take to read an ended worker's pipe before the spawner looks again."""
+
+
+class OrphanOutput:
+    """Read ends of the workers of one attempt. Nothing is read from them while the agent lives.
+
+    Files are read and written in a thread: a file system that hangs must not keep the spawner from killing.
+    """
+
+    def __init__(self) -> None:
+        self._read_ends: dict[int, tuple[int, int]] = {}  # descriptor -> rank, stream
+        self._of_rank: dict[int, Sequence[int]] = {}
+        self._ended: set[int] = set()  # descriptors of ranks whose worker has ended
+        self._unread: set[int] = set()  # of these: nobody writes to them any more, and the agent has not read them out
+        self._thread: threading.Thread | None = None
+        self._pump: Pump | None = None
+        self._has_pump: threading.Event | None = None
+
+    def keep(self, rank: int, streams: Sequence[int], descriptors: Sequence[int]) -> None:
+        """Own the read ends of a worker's streams from now on."""
+        self._of_rank[rank] = descriptors
+        self._read_ends.update({each: (rank, stream) for stream, each in zip(streams, descriptors, strict=True)})
+
+    def on_exit(self, rank: int) -> None:
+        """Know that a rank's worker has ended: its read ends can be closed once nobody else writes to them."""
+        self._ended.update(self._of_rank.pop(rank, ()))
+
+    @property
+    def waits_for_writers(self) -> set[int]:
+        """Descriptors to poll for a hang-up."""
+        return self._ended - self._unread
+
+    @property
+    def timeout_s(self) -> float | None:
+        """Seconds until ``close_finished`` is due even without a hang-up."""
+        return _READ_OUT_S if self._unread else None
+
+    def close_finished(self) -> None:
+        """Close the read ends of ended workers that nobody writes to any more and that the agent has read out."""
+        if not self._ended:
+            return
+        poll = select.poll()
+        for descriptor in self._ended:
+            poll.register(descriptor, select.POLLIN)
+        self._unread.clear()
+        for descriptor, events in poll.poll(0):
+            if not events & select.POLLHUP:
+                continue
+            if events & select.POLLIN and self._read_ends[descriptor][1] != PROGRESS:
+                self._unread.add(descriptor)
+            else:
+                os.close(descriptor)
+                self._ended.discard(descriptor)
+                del self._read_ends[descriptor]
+
+    def close(self) -> None:
+        """Close all read ends: the attempt is over."""
+        for descriptor in self._read_ends:
+            os.close(descriptor)
+        self._read_ends.clear()
+        self._of_rank.clear()
+        self._ended.clear()
+        self._unread.clear()
+
+    def start(self, setup: w.Setup) -> None:
+        """Start to write to the ranks' logs what arrives. If no thread can be started, the pipes stay open, unread."""
+        import threading
+
+        self._has_pump = threading.Event()
+        thread = threading.Thread(target=self._serve, args=(setup, self._has_pump), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return
+        self._thread = thread
+
+    def finish(self, *, bound_s: float) -> None:
+        """Write what has arrived so far, and end. Gives up after ``bound_s`` seconds."""
+        if self._thread is None or self._has_pump is None or not self._has_pump.wait(bound_s) or self._pump is None:
+            return
+        self._pump.finish()
+        self._pump.stop()
+        self._thread.join(bound_s)
+
+    def _serve(self, setup: w.Setup, has_pump: threading.Event) -> None:
+        from distlaunch.core.agent.workers.log_files import LogFiles
+        from distlaunch.core.agent.workers.output_pump import Pump
+        from distlaunch.core.agent.workers.remote_output import RemoteTaker
+
+        taker = RemoteTaker(_ignore)
+        if setup.log_dir:
+            logs = LogFiles(setup.log_dir, setup.attempt, _ignore, layout=setup.layout, make_folders=True)
+            taker.begin_attempt(logs)
+        taker.lose()
+        pump = Pump(taker, _ignore)
+        for descriptor, (rank, stream) in self._read_ends.items():
+            if stream != PROGRESS:
+                pump.add(rank, stream, descriptor, keeps_tail=False)
+        self._pump = pump
+        has_pump.set()
+        pump.run()
+
+
+def _ignore(_: object) -> None:
+    """Take what nobody is there to hear."""

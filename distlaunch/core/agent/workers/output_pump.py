@@ -1,0 +1,290 @@
+"""The output pump, a thread that reads what the node's workers write.
+
+It never waits for a console: when the taker has no room it stops reading, so that the workers wait. A worker that has
+ended is drained all the same, since its last words are the evidence of what went wrong.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from distlaunch.core.agent.workers.exit_evidence import read_error_file
+from distlaunch.core.agent.workers.progress_pipe import PERIOD_S, SignsOfLife
+from distlaunch.core.agent.workers.worker_table import Drained, OutputsClosed
+from distlaunch.core.model.record import Record
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol.codec import MAX_RAW_BYTES
+
+TAIL_BYTES = 65536
+_READ_BYTES = min(1 << 18, MAX_RAW_BYTES)
+_BUSY_GAP_S = 0.001
+_BUSY_WAIT_S = 0.004
+_JOB_PIPE_BYTES = 4 << 20
+_LEAST_PIPE_BYTES = 64 << 10
+_PIPE_BYTES = 1 << 20
+_PROGRESS_PIPE_BYTES = 16 << 10
+
+
+class Taker(Protocol):
+    """Where output goes. All of it is called from the pump's thread, and nothing of it blocks on a console."""
+
+    def output(self, rank: int, stream: int, data: bytes, now: float) -> None:
+        """Take a chunk."""
+
+    def rank_ended(self, rank: int, now: float) -> None:
+        """Know that no more will come from a rank in this attempt."""
+
+    def tick(self, now: float) -> float | None:
+        """Do what has come due; give the next deadline."""
+
+    def has_room(self) -> bool:
+        """Tell whether more may be read."""
+
+    def on_room(self, wake: Callable[[], None]) -> None:
+        """Set what is to be called when there is room again."""
+
+
+class PumpFailed(Record):
+    """The thread has ended by a fault of ours; no output is read any more."""
+
+    text: str
+
+
+Posted = Drained | OutputsClosed | PumpFailed | m.Alive
+
+
+class _Stream:
+    def __init__(self, rank: int, number: int, descriptor: int, *, keeps_tail: bool) -> None:
+        self.rank = rank
+        self.number = number
+        self.descriptor = descriptor
+        self.keeps_tail = keeps_tail
+
+
+class _Tail:
+    """The last bytes of a stream, in the chunks in which they came."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[bytes] = deque()
+        self._size = 0
+
+    def add(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self._size += len(data)
+        while self._size - len(self._chunks[0]) >= TAIL_BYTES:
+            self._size -= len(self._chunks.popleft())
+
+    def text(self) -> bytes:
+        return b"".join(self._chunks)[-TAIL_BYTES:]
+
+
+class Pump(threading.Thread):
+    """Reads all streams of a node. ``post`` is called from this thread with what the agent or coordinator must know."""
+
+    def __init__(self, taker: Taker, post: Callable[[Posted], None]) -> None:
+        super().__init__(name="output", daemon=True)
+        self._taker = taker
+        self._post = post
+        self._orders: deque[Callable[[], None]] = deque()
+        self._streams: dict[int, _Stream] = {}
+        self._of_rank: dict[int, list[_Stream]] = {}
+        self._tails: dict[int, _Tail] = {}
+        self._poll = select.epoll()
+        self._idle = select.epoll()  # without the streams: for while there is no room
+        self._wake, self._wake_end = os.pipe()
+        for descriptor in (self._wake, self._wake_end):
+            os.set_blocking(descriptor, False)
+        self._poll.register(self._wake, select.EPOLLIN)
+        self._idle.register(self._wake, select.EPOLLIN)
+        self._signs = SignsOfLife((self._poll, self._idle), post)
+        self._running = True
+        self._turn = 0
+        self._pipe_bytes = _LEAST_PIPE_BYTES
+        self._waking = threading.Lock()
+        taker.on_room(self._nudge)
+
+    # --- called from other threads
+
+    def expect(self, streams: int, *, attempt: int, watching: bool, output_period_s: float = PERIOD_S) -> None:
+        """Know how many streams an attempt will have, and whether to tell whose output moves: ``Alive.wrote``.
+
+        Few streams get larger pipes. All pipes of a user share 64 MiB of buffers (pipe-user-pages-soft), beyond which
+        the kernel gives tiny ones.
+        """
+        self._order(lambda: self._signs.begin(attempt, watching=watching, output_period_s=output_period_s))
+        self._pipe_bytes = max(_LEAST_PIPE_BYTES, min(_JOB_PIPE_BYTES // max(1, streams), _PIPE_BYTES))
+
+    def add(self, rank: int, number: int, descriptor: int, *, keeps_tail: bool) -> None:
+        """Read a stream from now on; the pump owns the descriptor."""
+        os.set_blocking(descriptor, False)
+        if self._pipe_bytes > _LEAST_PIPE_BYTES:
+            with suppress(OSError):  # a terminal, or the user has no buffers left
+                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, self._pipe_bytes)
+        self._order(lambda: self._add(_Stream(rank, number, descriptor, keeps_tail=keeps_tail)))
+
+    def add_progress(self, rank: int, descriptor: int) -> None:
+        """Sample a worker's progress from now on; the pump owns the descriptor."""
+        os.set_blocking(descriptor, False)
+        with suppress(OSError):  # smaller than the kernel's own size: leave the user's buffers to output
+            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PROGRESS_PIPE_BYTES)
+        self._order(lambda: self._signs.add(rank, descriptor))
+
+    def drain(self, rank: int, error_file: str | None = None) -> None:
+        """Take what an ended worker has written so far, room or not, and its error file; post Drained."""
+        self._order(lambda: self._drain(rank, error_file))
+
+    def finish(self) -> None:
+        """Read what is left of all streams, close them, post OutputsClosed."""
+        self._order(self._finish)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._order(self._end)
+
+    def _order(self, order: Callable[[], None]) -> None:
+        self._orders.append(order)
+        self._nudge()
+
+    def _nudge(self) -> None:
+        with self._waking, suppress(BlockingIOError):  # full: it is awake already
+            if self._wake_end >= 0:
+                os.write(self._wake_end, b"\0")
+
+    # --- the thread
+
+    def run(self) -> None:
+        """Serve until ``stop``; a fault is posted, for a silent end would leave the job waiting."""
+        try:
+            self._serve()
+        except Exception:  # noqa: BLE001 - whatever it is, the agent has to know
+            import traceback
+
+            self._post(PumpFailed(text=traceback.format_exc()))
+        finally:
+            self._release()
+
+    def _serve(self) -> None:
+        last = 0.0
+        signs = self._signs.fileno()
+        reported = False
+        while self._running:
+            now = time.monotonic()
+            deadline = self._taker.tick(now)
+            has_room = self._taker.has_room()
+            self._signs.tick(now, readable=reported, held=not has_room)
+            deadlines = [due for due in (deadline, self._signs.due) if due is not None]
+            timeout = max(0.0, min(deadlines) - now) if deadlines else -1.0
+            ready = (self._poll if has_room else self._idle).poll(timeout)
+            now = time.monotonic()
+            taken = 0
+            reported = False
+            for descriptor, _ in self._in_turn(ready):
+                if descriptor == self._wake:
+                    self._carry_out()
+                elif descriptor == signs:
+                    reported = True
+                elif (stream := self._streams.get(descriptor)) is not None and (taken == 0 or self._has_more_room()):
+                    taken += self._read(stream, now)
+            if 0 < taken < self._pipe_bytes // 4 and now - last < _BUSY_GAP_S:
+                time.sleep(_BUSY_WAIT_S)  # many small writes: let some gather, and spare the writers our wake-ups
+            last = now
+
+    def _in_turn(self, ready: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Let another stream be the first to be read each time when there has not been room for all of them."""
+        first = self._turn % len(ready) if ready else 0
+        return ready[first:] + ready[:first]
+
+    def _has_more_room(self) -> bool:
+        has_room = self._taker.has_room()
+        self._turn += not has_room
+        return has_room
+
+    def _release(self) -> None:
+        for stream in self._streams.values():
+            os.close(stream.descriptor)
+        self._streams.clear()
+        self._signs.close()
+        self._poll.close()
+        self._idle.close()
+        with self._waking:  # the console may call for us still, and the number will be another file's
+            os.close(self._wake)
+            os.close(self._wake_end)
+            self._wake_end = -1
+
+    def _carry_out(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._wake, 65536)
+        while self._orders:
+            self._orders.popleft()()
+
+    def _add(self, stream: _Stream) -> None:
+        self._streams[stream.descriptor] = stream
+        self._of_rank.setdefault(stream.rank, []).append(stream)
+        self._poll.register(stream.descriptor, select.EPOLLIN)
+
+    def _read(self, stream: _Stream, now: float) -> int:
+        """Read one chunk; give its size, 0 if there is none now. Closes the stream at its end."""
+        try:
+            data = os.read(stream.descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return 0
+        except OSError as exc:
+            if exc.errno != errno.EIO:  # a terminal without its other side
+                raise
+            data = b""
+        if not data:
+            self._close(stream)
+            return 0
+        if stream.keeps_tail:
+            self._tails.setdefault(stream.rank, _Tail()).add(data)
+        if self._signs.watching:
+            self._signs.wrote.add(stream.rank)
+        self._taker.output(stream.rank, stream.number, data, now)
+        return len(data)
+
+    def _close(self, stream: _Stream) -> None:
+        if self._streams.pop(stream.descriptor, None) is None:
+            return
+        self._poll.unregister(stream.descriptor)
+        os.close(stream.descriptor)
+        rest = self._of_rank[stream.rank]
+        rest.remove(stream)
+        if not rest:
+            del self._of_rank[stream.rank]
+            self._taker.rank_ended(stream.rank, time.monotonic())
+
+    def _drain(self, rank: int, error_file: str | None) -> None:
+        now = time.monotonic()
+        for stream in list(self._of_rank.get(rank, ())):
+            self._read_out(stream, now)
+        self._signs.drain(rank)
+        tail = self._tails.pop(rank, None)
+        left = read_error_file(error_file) if error_file else None
+        self._post(Drained(rank=rank, tail=tail.text() if tail else b"", error_file=left))
+
+    def _read_out(self, stream: _Stream, now: float) -> None:
+        """Read what a pipe can hold and no more: a descendant that goes on writing must not keep us."""
+        taken = 0
+        while taken < _PIPE_BYTES and (size := self._read(stream, now)):
+            taken += size
+
+    def _finish(self) -> None:
+        now = time.monotonic()
+        for stream in list(self._streams.values()):
+            self._read_out(stream, now)
+            self._close(stream)
+        self._tails.clear()
+        self._signs.finish()
+        self._post(OutputsClosed())
+
+    def _end(self) -> None:
+        self._running = False

@@ -1,0 +1,96 @@
+"""The agent's part in preloading: it files what the imports print, and tells how they went."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+from distlaunch.core.agent.workers.deadline import FILES_S, within
+from distlaunch.core.model.text import counted
+from distlaunch.core.private_files import open_private
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import spawner_messages as w
+
+_SHOWN_LINES = 20
+_SHOWN_BYTES = 4 << 10
+_READ_BYTES = 1 << 20
+_LOUD = ("Warning", "Error", "warning:", "error:")
+"""Output with one of these is a warning of ours: shown also where no other word of ours is."""
+_NEW = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+
+
+class Preloading:
+    """From the order to preload to the last word about the server."""
+
+    def __init__(self, send: Callable[[m.FromAgent], None], clock: Callable[[], float]) -> None:
+        self._send = send
+        self._clock = clock
+        self._output = -1
+        self._modules: tuple[str, ...] = ()
+        self._left_out: tuple[str, ...] = ()
+        self._path = ""
+        self._began = 0.0
+
+    def begin(self, start: m.Start) -> tuple[w.Preload, int]:
+        """Make the order, and the descriptor that goes with it. Raises OSError."""
+        self._modules, self._path, self._began = start.preload, start.preload_log, self._clock()
+        self._left_out = ()
+        try:
+            self._output = within(FILES_S, lambda: open_private(start.preload_log, _NEW))
+        except OSError:  # no run directory any more: that is told by whoever writes the workers' logs
+            self._path = ""
+            self._output = os.memfd_create("preload")
+        # What libraries read as they load is as in workers; equal numbers of threads are what all ranks have.
+        env = {name: value for name, value in start.workers[0].env.items() if name == "OMP_NUM_THREADS"}
+        order = w.Preload(modules=start.preload, argv=start.argv, env=env, bound_s=start.preload_bound_s)
+        return order, os.dup(self._output)
+
+    def take(self, message: w.StillPreloading | w.ModuleLeftOut | w.Preloaded | w.PreloadFailed) -> None:
+        """Tell what came of it, with what was printed."""
+        if isinstance(message, w.StillPreloading):
+            what = f"still importing {message.module}" if message.module else "the workers' interpreter has not begun"
+            self._remark(f"preload: {what}, after {message.elapsed_s:.0f} s", warning=True)
+            return
+        if isinstance(message, w.ModuleLeftOut):
+            self._left_out += (message.module,)
+            self._modules = tuple(name for name in self._modules if name != message.module)
+            self._remark(
+                f"preload: {message.reason}; {message.module} is left out, and workers import it themselves",
+                warning=True,
+            )
+            return
+        self._show_output()
+        reason = message.reason if isinstance(message, w.PreloadFailed) else None
+        elapsed_s = self._clock() - self._began
+        self._send(m.PreloadEnded(modules=self._modules, problem=reason, elapsed_s=elapsed_s, left_out=self._left_out))
+        if reason is not None:
+            self._remark(f"preload: {reason}; workers start the cold way", warning=True)
+
+    def _show_output(self) -> None:
+        if self._output < 0:
+            return
+        data = os.pread(self._output, _READ_BYTES, 0)
+        size = os.fstat(self._output).st_size
+        self.close()
+        if size == 0:
+            with suppress(OSError):
+                os.unlink(self._path)
+        said = data.decode("utf-8", "replace").strip()
+        if not said:
+            return
+        shown = said[:_SHOWN_BYTES].split("\n")[:_SHOWN_LINES]
+        more = said.count("\n") + 1 - len(shown)
+        if size > _READ_BYTES or more or len(said) > _SHOWN_BYTES:
+            left = f"{counted(more, 'more line')}" if size <= _READ_BYTES and more else "more"
+            shown.append(f"... {left}{f' in {self._path}' if self._path else ''}")
+        self._remark("while preloading: " + "\n  ".join(shown), warning=any(word in said for word in _LOUD))
+
+    def _remark(self, text: str, *, warning: bool) -> None:
+        self._send(m.Remark(text=text, warning=warning))
+
+    def close(self) -> None:
+        """Close the file of the output, if it is open."""
+        if self._output >= 0:
+            os.close(self._output)
+            self._output = -1

@@ -1,0 +1,273 @@
+"""Process trees, read from /proc, and signals to them without hitting a recycled pid."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+
+_MAX_PASSES = 64
+_DESCRIPTORS = 4096
+"""So many open files of a process are looked at."""
+_GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/accel", "/dev/dxg")
+_COMMAND_BYTES = 4096
+_COMMAND_CHARS = 80
+_BECOMES_S = 0.25
+"""How long a process may take to become what it is to be; a loaded machine may not let it go on at once."""
+_BECOMES_STEP_S = 0.001
+_MOST_EMPTY = 4096
+_stayed_empty: dict[int, int] = {}
+"""Start times by pid: live processes whose command line stayed empty for ``_BECOMES_S``."""
+_KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+
+
+def children_of(pid: int) -> list[int]:
+    """List the direct children of a process; empty if it is gone."""
+    if not _KERNEL_LISTS_CHILDREN:
+        return _children_by_parent().get(pid, [])
+    found: list[int] = []
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for task in tasks:  # a thread may end meanwhile, the next still has children
+        with suppress(OSError), open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+            found += map(int, file.read().split())
+    return found
+
+
+def _children_by_parent() -> dict[int, list[int]]:
+    """Do without ``/proc/PID/task/TID/children``, which some kernels lack: one look at all processes."""
+    found: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        facts = stat_of(int(name))
+        if facts is not None:
+            found.setdefault(facts[1], []).append(int(name))
+    return found
+
+
+def stat_of(pid: int) -> tuple[str, int, int, int, int] | None:
+    """Read state, parent, session, start time (ticks since boot) and process group; None if the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            rest = file.read().rpartition(b")")[2].split()
+    except OSError:  # gone, or hidden from this user (hidepid)
+        return None
+    return rest[0].decode(), int(rest[1]), int(rest[3]), int(rest[19]), int(rest[2])
+
+
+def cpu_s_of(pid: int) -> float:
+    """Read the processor time, in seconds, that a process has used with all its threads; 0.0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            rest = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(rest[11]) + int(rest[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def holds_gpu(pid: int) -> bool:
+    """Return whether a process has the device of a GPU or another accelerator open."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        numbers = os.listdir(folder)[:_DESCRIPTORS]
+    except OSError:
+        return False
+    for number in numbers:
+        with suppress(OSError):
+            device = os.readlink(f"{folder}/{number}")
+            if device.startswith(_GPU_DEVICES) and device != "/dev/nvidiactl":
+                return True
+    return False
+
+
+def children_cpu_s_of(pid: int) -> float:
+    """Read the processor time of a worker's descendants; see ``Stack.children_cpu_s`` for which of them count."""
+    total, own = 0.0, b""
+    for child in descendants_of(pid):
+        if holds_gpu(child):
+            own = own or _command(pid)
+            if _command(child) != own:
+                continue
+        total += cpu_s_of(child)
+    return total
+
+
+def descendants_of(pid: int) -> list[int]:
+    """List all descendants, children before grandchildren; a moving tree may hide some: call again until empty."""
+    below = children_of if _KERNEL_LISTS_CHILDREN else partial(_children_in, _children_by_parent())
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        children = below(queue.pop())
+        found += children
+        queue += children
+    return found
+
+
+def _children_in(snapshot: Mapping[int, list[int]], pid: int) -> list[int]:
+    return snapshot.get(pid, [])
+
+
+def send(pid: int, signum: int, *, parent_or_ancestor: int | None = None) -> bool:
+    """Signal a process, through a pidfd where the kernel grants one.
+
+    With ``parent_or_ancestor`` the process must still descend from it when the pidfd is held: this closes the gap in
+    which its pid could have been given to a stranger. Own unreaped children need no such check.
+    Returns False if the process is gone or not ours to signal.
+    """
+    descriptor = _pidfd(pid)
+    try:
+        if parent_or_ancestor is not None and not _descends(pid, parent_or_ancestor):
+            return False
+        if descriptor >= 0:
+            signal.pidfd_send_signal(descriptor, signum)
+        else:
+            os.kill(pid, signum)
+    except OSError:
+        return False
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    return True
+
+
+def send_to_group(leader: int, signum: int) -> None:
+    """Signal the process group that an unreaped child of ours leads, if there is one any more."""
+    with suppress(OSError):
+        os.killpg(leader, signum)
+
+
+def _pidfd(pid: int) -> int:
+    """Open a pidfd; -1 where kernel or sandbox refuse it, or this Python was built without (conda's)."""
+    opened = getattr(os, "pidfd_open", None)
+    if opened is None or not hasattr(signal, "pidfd_send_signal"):
+        return -1
+    try:
+        return int(opened(pid))
+    except OSError:
+        return -1
+
+
+def _descends(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        facts = stat_of(pid)
+        if facts is None:
+            return False
+        pid = facts[1]
+        if pid == ancestor:
+            return True
+    return False
+
+
+def signal_tree(root: int, signum: int, *, include_root: bool, spare_cleaners: bool = False) -> None:
+    """Send KILL, STOP or CONT to a whole tree of ours, again for what appears meanwhile; the deepest first.
+
+    Where a parent dies before its child, the child falls to this process: so it need only descend from us.
+    """
+    sent: set[int] = set()
+    for _ in range(_MAX_PASSES):
+        new = [pid for pid in descendants_of(root) if pid not in sent and not (spare_cleaners and is_cleaner(pid))]
+        if not new:
+            break
+        for pid in reversed(new):
+            send(pid, signum, parent_or_ancestor=os.getpid())
+        sent.update(new)
+    if include_root:
+        send(root, signum)
+
+
+def kill_each_tree(roots: Iterable[int]) -> None:
+    """KILL several trees: first stop every process of a tree, so that none forks on while the others die.
+
+    Cleaners below a root are left to do what they are for, and to end by themselves.
+    """
+    for root in roots:
+        signal_tree(root, signal.SIGSTOP, include_root=True, spare_cleaners=True)
+        signal_tree(root, signal.SIGKILL, include_root=True, spare_cleaners=True)
+
+
+def is_cleaner(pid: int) -> bool:
+    """Tell whether a process is there to unlink a worker's shared memory once that has ended, and then ends itself.
+
+    These are Python's resource tracker (``-c "from multiprocessing.resource_tracker import main;..."``) and torch's
+    shared-memory manager. Killed too early, they leave files in /dev/shm that nobody removes any more.
+    """
+    words = _command(pid)
+    return b"\0from multiprocessing.resource_tracker import main" in words or b"torch_shm_manager\0" in words
+
+
+def is_part_of_parent(pid: int, parent: int) -> bool:
+    """Return whether a process works for its parent: a fork of it, or a process of Python's multiprocessing.
+
+    Such a process (a data loader) serves its parent to its end; ended before that, it takes the parent with it.
+    """
+    words = _command(pid)
+    return b"\0from multiprocessing." in words or (bool(words) and words == _command(parent))
+
+
+def command_line(pid: int) -> str:
+    """Read a process's command in one line of at most 80 characters, without the folder of its program."""
+    first, *others = _command(pid).removesuffix(b"\0").decode("utf-8", "backslashreplace").split("\0")
+    if " " not in first:  # else a title that the process has given itself
+        first = first.rpartition("/")[2]
+    text = " ".join((first, *others)).strip()
+    if not text:
+        try:
+            with open(f"/proc/{pid}/comm", "rb") as file:
+                text = file.read().strip().decode("utf-8", "backslashreplace")
+        except OSError:
+            return "?"
+    return text if len(text) <= _COMMAND_CHARS else text[: _COMMAND_CHARS - 3] + "..."
+
+
+def _command(pid: int) -> bytes:
+    """Read a process's command line, its words ended by NUL; empty if it is gone.
+
+    It is empty, too, within exec: from when a parent that waits for that (vfork) goes on, till the new program begins.
+    The function waits for that program, at most ``_BECOMES_S`` and once per process: some processes have no command
+    line at all.
+    """
+    deadline = time.monotonic() + _BECOMES_S
+    while True:
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read(_COMMAND_BYTES)
+        except OSError:
+            return b""
+        facts = None if words else stat_of(pid)
+        if facts is None or facts[0] in "ZXTt" or _stayed_empty.get(pid) == facts[3]:
+            return words
+        if time.monotonic() > deadline:
+            if len(_stayed_empty) >= _MOST_EMPTY:
+                _stayed_empty.clear()
+            _stayed_empty[pid] = facts[3]
+            return words
+        time.sleep(_BECOMES_STEP_S)
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Tell whether a process has a handler for a signal."""
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False
+
+
+def cookie_rank(pid: int, cookie: str) -> int | None:
+    """Read which worker of ours a process stems from, by its initial environment; None if it does not tell."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+    except OSError:
+        return None
+    if b"DISTLAUNCH_COOKIE=" + cookie.encode() not in variables:
+        return None
+    for variable in variables:
+        if variable.startswith(b"RANK=") and variable[5:].isdigit():
+            return int(variable[5:])
+    return None

@@ -1,0 +1,117 @@
+"""The stdin of a worker that the coordinator feeds, through a pipe that never blocks us."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from distlaunch.core.errors import ProtocolError
+from distlaunch.core.protocol import remote as r
+
+_MOST_BYTES = 4 << 20
+"""What may wait here: a coordinator feeds on only as it is told of what was taken."""
+
+
+class Feed:
+    """The pipe of one attempt's worker, and what waits to be written to it."""
+
+    def __init__(self, send: Callable[[r.Fed], None]) -> None:
+        self._send = send
+        self._pipe = -1
+        self._rest = -1
+        """The reading end of a pipe that we have closed for writing: what is left in it can be counted."""
+        self._waiting = bytearray()
+        self._ends = False
+
+    def open(self) -> int:
+        """Make the pipe anew; give the worker's end of it. Raises OSError."""
+        self.close()
+        theirs, self._pipe = os.pipe()
+        os.set_blocking(self._pipe, False)
+        return theirs
+
+    def take(self, data: bytes) -> None:
+        """Have bytes written; none: the end of what there is. Raises ProtocolError for far too many."""
+        if self._pipe < 0:
+            self._send(r.Fed(size=0, closed=True, unread=len(data)))
+            return
+        if not data:
+            self._ends = True
+        self._waiting += data
+        if len(self._waiting) > _MOST_BYTES:
+            raise ProtocolError(f"over {_MOST_BYTES} bytes of stdin wait to be taken")
+        self.on_ready()
+
+    def descriptors(self) -> dict[int, int]:
+        """Give what to poll: for writing while something waits, and for the reader's end at all times."""
+        return {} if self._pipe < 0 else {self._pipe: select.POLLOUT if self._waiting else 0}
+
+    def on_ready(self) -> None:
+        """Write what the worker takes now; tell of it."""
+        if self._pipe < 0:
+            return
+        written = 0
+        try:
+            while self._waiting:
+                size = os.write(self._pipe, self._waiting)
+                del self._waiting[:size]
+                written += size
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._reader_gone(written)
+            return
+        if written:
+            self._send(r.Fed(size=written, closed=False))
+        if self._ends and not self._waiting:
+            self._end()
+
+    def on_hangup(self) -> None:
+        """Know that the worker reads no more."""
+        self._reader_gone(0)
+
+    def _reader_gone(self, written: int) -> None:
+        if self._pipe >= 0:
+            unread = self._unread()
+            self.close()
+            self._send(r.Fed(size=written, closed=True, unread=unread))
+
+    def _end(self) -> None:
+        """Let the worker read the end of its input."""
+        with suppress(OSError):  # without /proc what it leaves is not counted
+            self._rest = os.open(f"/proc/self/fd/{self._pipe}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.close(self._pipe)
+        self._pipe = -1
+
+    def finish(self) -> None:
+        """Tell what the worker has not read, now that it has ended; close the pipe."""
+        unread = self._unread()
+        self.close()
+        if unread:
+            self._send(r.Fed(size=0, closed=True, unread=unread))
+
+    def _unread(self) -> int:
+        """Count the bytes that wait here, and those in the pipe."""
+        descriptor = max(self._pipe, self._rest)
+        if descriptor < 0:
+            return 0
+        import fcntl
+        import termios
+
+        try:
+            found = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
+        except OSError:
+            found = bytes(4)
+        return len(self._waiting) + int.from_bytes(found, sys.byteorder)
+
+    def close(self) -> None:
+        """Close the pipe and drop what waits."""
+        for descriptor in (self._pipe, self._rest):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._pipe = self._rest = -1
+        self._waiting.clear()
+        self._ends = False

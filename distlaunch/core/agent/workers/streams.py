@@ -1,0 +1,108 @@
+"""The descriptors that a worker gets, and our ends of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+from distlaunch.core.agent.workers.orphan_output import PROGRESS
+from distlaunch.core.agent.workers.pseudo_terminal import PseudoTerminal
+from distlaunch.core.model.run_files import Layout
+from distlaunch.core.model.variables import PROGRESS_FD, STACKS_FD
+from distlaunch.core.protocol import agent_messages as m
+
+_HIGH = 100
+"""Our descriptors get numbers that neither a shell's redirections nor a program's first files have."""
+BOOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "boot")
+_FEWEST = 8
+"""With a lower limit of open files Python hardly starts; numbers above it can be given, too, but only once."""
+
+
+def extra_numbers(nofile: int) -> tuple[int, int, int]:
+    """Give the numbers of our descriptors where this is the limit of open files.
+
+    They are the worker's progress pipe and its stacks' file, and the warm server's socket.
+    """
+    progress = min(_HIGH, nofile - 3) if nofile >= _FEWEST else _HIGH
+    return progress, progress + 1, progress + 2
+
+
+class Ground:
+    """What the place where an agent runs gives it and its workers: here, the launcher's own process."""
+
+    boot: str = BOOT
+    """The folder of our code for the workers' interpreters."""
+    lodging: str = ""
+    """A folder of the agent's own, which is to be gone when it has ended."""
+
+    def stdin(self, start: m.Start) -> int:
+        """Open what the rank with the launcher's stdin reads. Raises OSError."""
+        return os.dup(0)
+
+    def log_place(self, start: m.Start) -> tuple[str, Layout]:
+        """Return where the spawner goes on with the ranks' logs if the agent vanishes: a folder (empty: nowhere)."""
+        return start.run_dir, start.layout
+
+
+def bootstrap_environment(start: m.Start, nofile: int, folder: str = BOOT) -> dict[str, str]:
+    """Give the variables that tell a worker of its descriptors, and that bring our code into its interpreter."""
+    progress, stacks, _ = extra_numbers(nofile)
+    env = {PROGRESS_FD: str(progress)}
+    if start.watch and start.bootstrap:
+        env[STACKS_FD] = str(stacks)
+    if start.bootstrap:
+        env["DISTLAUNCH_BOOT"] = folder
+        if start.bootstrap == "direct":
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, start.env.get("PYTHONPATH"))))
+    return env
+
+
+class WorkerStreams:
+    """The streams of one worker, made just before it is started. Raises OSError when no descriptor is left.
+
+    ``theirs`` go to the worker, at ``numbers`` there; ``read_ends`` go to the spawner, by stream number (0: progress).
+    Whoever sends them closes them. The rest is ours: ``outputs`` by stream number, ``progress``, and ``stacks`` (a file
+    in memory, -1 if none is wanted).
+    """
+
+    def __init__(
+        self, start: m.Start, *, stdin: Callable[[m.Start], int] | None, terminal: PseudoTerminal | None, nofile: int
+    ) -> None:
+        opened: list[int] = []
+        self.outputs: dict[int, int] = {}
+        self.stacks = -1
+        progress, stacks, _ = extra_numbers(nofile)
+        self.numbers: tuple[int, ...] = (0, 1, 2, progress)
+        try:
+            if terminal is not None:
+                opened += terminal.worker_ends
+                self.outputs[1] = terminal.output
+                opened.append(terminal.output)
+                ends = list(terminal.worker_ends)
+            else:
+                ends = [stdin(start) if stdin else os.open(os.devnull, os.O_RDONLY)]
+                opened += ends
+                for number in (1, 2):
+                    self.outputs[number], end = os.pipe()
+                    opened += (self.outputs[number], end)
+                    ends.append(end)
+            self.progress, end = os.pipe()
+            opened += (self.progress, end)
+            os.set_blocking(end, False)  # a worker never waits for us to take its progress
+            ends.append(end)
+            if start.watch and start.bootstrap:
+                self.stacks = os.memfd_create("stacks")
+                opened.append(self.stacks)
+                ends.append(os.dup(self.stacks))
+                self.numbers += (stacks,)
+            self.read_ends: dict[int, int] = {}
+            for number, descriptor in (*self.outputs.items(), (PROGRESS, self.progress)):
+                self.read_ends[number] = os.dup(descriptor)
+                opened.append(self.read_ends[number])
+        except OSError:
+            for descriptor in opened:
+                with suppress(OSError):
+                    os.close(descriptor)
+            raise
+        self.theirs = tuple(ends)

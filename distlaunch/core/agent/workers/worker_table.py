@@ -1,0 +1,402 @@
+"""The worker table of one node, a pure state machine: ``step(event, now) -> actions``.
+
+It has no clock and does no I/O. Each action is either a message for the coordinator or the spawner, or one of the
+few things that the edge (``agent.py``) does: opening a worker's streams, draining and closing them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Collection
+
+from distlaunch.core.model.never import assert_never
+from distlaunch.core.model.record import Record
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import spawner_messages as w
+
+DRAIN_S = 1.0
+"""How long reading an ended worker's last words may take before its end is reported without them."""
+SWEEP_S = 15.0
+"""How long the spawner may take to answer that nothing is left (its own bound is shorter)."""
+CLOSE_S = 30.0
+"""How long the last output may take to be filed, on a disk or network that is slow, before the attempt ends without."""
+KILL_S = 5.0
+"""How long KILL may take to show before a worker counts as wedged in the kernel."""
+
+NAMES_S = 0.5
+"""So long after ``Linger`` the coordinator hears which processes the node waits for: short ones need no mention."""
+YOUNG_S = 0.3
+AGAIN_S = 1.0
+"""Workers younger than the one are asked a second time, by TERM, if INT has not ended them within the other: Python may
+swallow a KeyboardInterrupt while it imports."""
+
+_EXEC_EXIT = {2: 127, 20: 127}  # ENOENT, ENOTDIR: not found, as shells have it; anything else is 126
+
+
+class Drained(Record):
+    """All that an ended worker had written has been taken; ``tail`` is the last of its stderr."""
+
+    rank: int
+    tail: bytes
+    error_file: str | None = None
+    """What it left in its error file (text, capped)."""
+
+
+class OutputsClosed(Record):
+    """No stream is left."""
+
+
+class Launch(Record):
+    """Open a worker's streams and have it spawned."""
+
+    spec: m.WorkerSpec
+
+
+class Drain(Record):
+    """Read an ended worker's output, and its error file; answered by Drained."""
+
+    rank: int
+    error_file: str | None = None
+
+
+class CloseOutputs(Record):
+    """Read and close what is left of all outputs; answered by OutputsClosed."""
+
+
+class GiveUpSpawner(Record):
+    """It does not answer: stopped by a debugger, frozen or wedged. Kill it and all that falls to us."""
+
+
+class Tick(Record):
+    """The deadline has come."""
+
+
+class Evidence(Record):
+    """What an ended worker left, and what the edge adds to that."""
+
+    drained: Drained
+    oom_kills: int
+
+
+Event = m.ToAgent | w.FromSpawner | Evidence | OutputsClosed | Tick
+Action = Launch | Drain | CloseOutputs | GiveUpSpawner | m.FromAgent | w.ToSpawner
+
+
+class _Worker:
+    def __init__(self, spec: m.WorkerSpec, started: float) -> None:
+        self.spec = spec
+        self.started = started
+        self.pid = 0
+        self.returncode: int | None = None
+        self.ended = 0.0
+        self.told_to_stop = False
+        self.reported = False
+        self.failure = b""
+        """Why it could not be started."""
+
+
+class WorkerTable:
+    """The workers of one attempt on one node, from ``Start`` to ``Gone``."""
+
+    def __init__(self) -> None:
+        self.attempt = -1
+        self.workers: dict[int, _Worker] = {}
+        self.argv0 = ""
+        self.signal_scope = w.SCOPE_PROCESS
+        self.kill_at: float | None = None
+        self.wedged_at: float | None = None
+        self.again_at: float | None = None
+        self.sweep_at: float | None = None
+        self.close_at: float | None = None
+        self.linger_until: float | None = None
+        """Until when processes that workers have left may run on."""
+        self.names_at: float | None = None
+        """When the coordinator is to hear which those are."""
+        self._linger_grace_s = 0.0
+        self._ends_leftovers = False
+        self._kills = False
+        """All were killed: what is left is killed, too, and nothing is waited for."""
+        self._young: set[int] = set()
+        self.sweeping = False
+        self._swept = w.Swept(left=())
+        self._unreported = 0
+        self._draining: dict[int, float] = {}  # ranks that have ended and wait to be reported -> since when, in order
+
+    @property
+    def running(self) -> list[int]:
+        """Ranks whose process has not ended, as far as is known."""
+        return [rank for rank, worker in self.workers.items() if worker.returncode is None]
+
+    def deadline(self) -> float | None:
+        """Give the time at which ``Tick`` is due."""
+        times = [
+            time
+            for time in (
+                self.kill_at,
+                self.wedged_at,
+                self.again_at,
+                self.sweep_at,
+                self.close_at,
+                self.linger_until,
+                self.names_at,
+            )
+            if time is not None
+        ]
+        times += [ended + DRAIN_S for ended in itertools.islice(self._draining.values(), 1)]
+        return min(times, default=None)
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        """Take in an event that happened at ``now`` (seconds, any monotonic origin); give what is to be done."""
+        match event:
+            case m.Start():
+                return self._start(event, now)
+            case m.Stop():
+                return self._stop(event, now)
+            case m.Linger():
+                return self._linger(event, now)
+            case m.Forward():
+                return self._to_running(event.signum, self.signal_scope, caught_only=True)
+            case m.Pause():
+                return self._pause(paused=event.paused)
+            case w.Spawned():
+                return self._spawned(event, now)
+            case w.SpawnFailed():
+                return self._failed_to_start(event, now)
+            case w.Exited():
+                worker = self.workers.get(event.rank)
+                if worker is None or worker.pid != event.pid:
+                    return []  # of an earlier attempt, wedged until now
+                return self._ended(event.rank, event.returncode, now)
+            case w.Halted():
+                return [m.WorkerHalted(rank=event.rank)]
+            case Evidence():
+                return self._report(event.drained.rank, event, now)
+            case w.Remaining():
+                return self._remain(event)
+            case w.Swept():
+                return self._on_swept(event, now)
+            case OutputsClosed():
+                return self._finish()
+            case Tick():
+                return self._tick(now)
+            case (
+                m.Prepare()
+                | m.CollectStacks()
+                | m.Input()
+                | m.Resize()
+                | w.Running()
+                | w.Signalled()
+                | w.Broken()
+                | w.StillPreloading()
+                | w.ModuleLeftOut()
+                | w.Preloaded()
+                | w.PreloadFailed()
+            ):
+                return []  # the edge's own
+            case _:
+                assert_never(event)
+
+    def _start(self, event: m.Start, now: float) -> list[Action]:
+        self.attempt = event.attempt
+        self.argv0 = event.argv[0] if event.argv else ""
+        self.signal_scope = w.SCOPE_GROUP if event.signal_group else w.SCOPE_PROCESS
+        self.workers = {spec.rank: _Worker(spec, started=now) for spec in event.workers}
+        self._unreported = len(self.workers)
+        self._draining = {}
+        self.kill_at = self.wedged_at = self.again_at = self.sweep_at = self.close_at = None
+        self.linger_until = self.names_at = None
+        self._ends_leftovers = self._kills = False
+        self.sweeping = not event.workers
+        self._swept = w.Swept(left=())
+        return [Launch(spec=spec) for spec in event.workers] or [w.Sweep()]
+
+    def _spawned(self, event: w.Spawned, now: float) -> list[Action]:
+        worker = self.workers[event.rank]
+        worker.pid, worker.started = event.pid, now
+        return [m.Started(attempt=self.attempt, pids={event.rank: event.pid})]
+
+    def _failed_to_start(self, event: w.SpawnFailed, now: float) -> list[Action]:
+        worker = self.workers[event.rank]
+        reason = os.strerror(event.errno)
+        program = (worker.spec.argv or (self.argv0,))[0]
+        what = {
+            "exec": f"run {program}",
+            "interpreter": f"run {program}, as what its #! line names is missing",
+            "chdir": "enter the working directory",
+        }
+        text = f"distlaunch: cannot {what.get(event.step, 'start the worker (' + event.step + ')')}: {reason}\n"
+        worker.failure = text.encode("utf-8", "surrogateescape")
+        return self._ended(event.rank, _EXEC_EXIT.get(event.errno, 126), now)
+
+    def _ended(self, rank: int, returncode: int, now: float) -> list[Action]:
+        worker = self.workers[rank]
+        if worker.returncode is not None:
+            return []
+        worker.returncode, worker.ended = returncode, now
+        self._draining[rank] = now
+        return [Drain(rank=rank, error_file=worker.spec.error_file)]
+
+    def _report(self, rank: int, evidence: Evidence | None, now: float) -> list[Action]:
+        worker = self.workers.get(rank)
+        if worker is None or worker.returncode is None or worker.reported:
+            return []
+        worker.reported = True
+        self._unreported -= 1
+        del self._draining[rank]
+        tail = evidence.drained.tail if evidence else b""
+        actions: list[Action] = [
+            m.WorkerExited(
+                attempt=self.attempt,
+                rank=rank,
+                pid=worker.pid,
+                returncode=worker.returncode,
+                uptime_s=worker.ended - worker.started,
+                ended=worker.ended,
+                told_to_stop=worker.told_to_stop,
+                oom_kills=evidence.oom_kills if evidence else 0,
+                error_file=evidence.drained.error_file if evidence else None,
+                tail=tail + worker.failure,
+            )
+        ]
+        if not self._unreported and not self.sweeping:
+            self.sweeping = True
+            self.wedged_at = self.again_at = None
+            actions += self._sweep(now)
+        return actions
+
+    # --- what workers have left
+
+    def _sweep(self, now: float) -> list[Action]:
+        """End the attempt here: as soon as nothing is left, or at once if everything is to be killed."""
+        self.sweep_at = now + SWEEP_S
+        if self._kills:
+            self.kill_at = self.linger_until = self.names_at = None
+        return [w.Sweep(kill=self._kills)]
+
+    def _linger(self, event: m.Linger, now: float) -> list[Action]:
+        if event.attempt != self.attempt or not self._waits_for_leftovers or self._ends_leftovers:
+            return []
+        self.linger_until = now + event.linger_s
+        self.names_at = now + NAMES_S
+        self._linger_grace_s = event.grace_s
+        return []
+
+    @property
+    def _waits_for_leftovers(self) -> bool:
+        """Return whether only processes that workers have left keep the attempt from its end, as far as is known."""
+        return self.sweeping and bool(self.workers) and self.close_at is None and not self._kills
+
+    def _remain(self, event: w.Remaining) -> list[Action]:
+        if not self._waits_for_leftovers:
+            return []
+        self.sweep_at = None  # the spawner has answered
+        if self.linger_until is None or self.names_at is not None:
+            return []
+        return [m.Lingering(attempt=self.attempt, processes=event.processes)]
+
+    def _end_leftovers(self, *, asked: bool = False) -> list[Action]:
+        self.linger_until = self.names_at = None
+        if self._ends_leftovers:
+            return []
+        self._ends_leftovers = True
+        return [w.EndLeftovers(asked=asked)]
+
+    def _on_swept(self, swept: w.Swept, now: float) -> list[Action]:
+        if self.sweep_at is None and not self.sweeping:
+            return []
+        self._swept = swept
+        self.sweep_at = self.kill_at = self.linger_until = self.names_at = None
+        self.close_at = now + CLOSE_S
+        return [CloseOutputs()]
+
+    def _finish(self) -> list[Action]:
+        if not self.sweeping:
+            return []
+        self.workers.clear()
+        self.sweeping = False
+        self.sweep_at = self.close_at = None
+        swept = self._swept
+        return [m.Gone(attempt=self.attempt, left=swept.left, ended=swept.ended, killed=swept.killed)]
+
+    # --- stopping
+
+    def _stop(self, event: m.Stop, now: float) -> list[Action]:
+        if event.attempt != self.attempt or not self.workers:
+            return []
+        if self.close_at is not None:
+            return self._finish() if event.grace_s <= 0 else []
+        if self._kills and not self.running:
+            return []
+        for rank in self.running:
+            self.workers[rank].told_to_stop = True
+        if event.grace_s <= 0:
+            return self._kill(now)
+        kill_at = now + event.grace_s
+        self.kill_at = kill_at if self.kill_at is None else min(kill_at, self.kill_at)
+        if event.signum == signal.SIGINT and self.again_at is None:
+            self._young = {rank for rank in self.running if now - self.workers[rank].started < YOUNG_S}
+            self.again_at = now + AGAIN_S if self._young else None
+        return [
+            *(self._to_running(event.signum, self.signal_scope) if event.signum else []),
+            *self._to_running(signal.SIGCONT, w.SCOPE_PROCESS),  # a stopped worker must be able to obey
+            *self._end_leftovers(asked=not event.signum),
+        ]
+
+    def _kill(self, now: float) -> list[Action]:
+        """KILL the trees of all that run, and then what other workers have left."""
+        self.kill_at = None
+        self._kills = True
+        if self.running:
+            self.wedged_at = now + KILL_S
+            return self._to_running(signal.SIGKILL, w.SCOPE_TREE)
+        return self._sweep(now) if self.sweeping else []  # else once the last worker has been reported
+
+    def _pause(self, *, paused: bool) -> list[Action]:
+        signum = signal.SIGSTOP if paused else signal.SIGCONT
+        if self.sweeping and self.workers:  # only what workers have left runs on
+            return [w.Signal(ranks=(), signum=int(signum), scope=w.SCOPE_TREE, caught_only=False)]
+        return self._to_running(signum, w.SCOPE_TREE)
+
+    def _to_running(
+        self,
+        signum: int,
+        scope: str,
+        *,
+        caught_only: bool = False,
+        only: Collection[int] | None = None,
+    ) -> list[Action]:
+        ranks = tuple(rank for rank in self.running if only is None or rank in only)
+        return [w.Signal(ranks=ranks, signum=int(signum), scope=scope, caught_only=caught_only)] if ranks else []
+
+    def _tick(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        if self.again_at is not None and now >= self.again_at:
+            self.again_at = None
+            actions += self._to_running(signal.SIGTERM, self.signal_scope, only=self._young)
+        if self.kill_at is not None and now >= self.kill_at:
+            actions += self._kill(now)
+        if self.wedged_at is not None and now >= self.wedged_at:
+            self.wedged_at = None
+            for rank in self.running:
+                actions += self._ended(rank, -signal.SIGKILL, now)
+        for rank in self._overdue(now):
+            actions += self._report(rank, None, now)
+        if self.names_at is not None and now >= self.names_at:
+            self.names_at = None
+            actions.append(w.Sweep())  # answered with their names, unless they have ended
+        if self.linger_until is not None and now >= self.linger_until:
+            actions += self._end_leftovers()
+            self.kill_at = now + self._linger_grace_s
+            if self._linger_grace_s <= 0:
+                actions += self._kill(now)
+        if self.sweep_at is not None and now >= self.sweep_at:
+            self.sweep_at = None
+            actions.append(GiveUpSpawner())
+        if self.close_at is not None and now >= self.close_at:
+            actions += self._finish()
+        return actions
+
+    def _overdue(self, now: float) -> list[int]:
+        return [rank for rank, ended in self._draining.items() if now >= ended + DRAIN_S]

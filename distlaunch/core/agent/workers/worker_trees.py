@@ -1,0 +1,169 @@
+"""The processes below the workers of one attempt, as their spawner sees them.
+
+The spawner is a subreaper: when a process ends, its children become the spawner's own. A process that an ended worker
+has left is so either a child of the spawner (here called the top of a tree) or a descendant of one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from distlaunch.core.agent.workers import process_tree
+from distlaunch.core.protocol import spawner_messages as w
+
+_SHOWN = 8
+"""So many processes are named in a message; the others are counted."""
+
+
+class WorkerTrees:
+    """Knows from which worker a process stems, and which processes have been asked to end."""
+
+    def __init__(self, cookie: str) -> None:
+        """``cookie`` marks the environment of this agent's workers."""
+        self._cookie = cookie
+        self._ranks: dict[int, int] = {}  # session of a worker -> its rank
+        self._asked: dict[int, int] = {}  # pid -> start time
+        self._seen: dict[int, int] = {}  # tops whose trees have been asked to end: pid -> start time
+        self._with_worker: dict[int, int] = {}  # killed together with their worker: pid -> start time
+        self._ended = _Tally()
+        self._killed = _Tally()
+
+    def started(self, pid: int, rank: int) -> None:
+        """Take note of a worker."""
+        self._ranks[pid] = rank
+
+    def tops(self, running: Mapping[int, int], helpers: Collection[int]) -> list[int]:
+        """List the children of this process that ended workers have left, but for those that clean up after them.
+
+        ``running``: pid -> rank of the workers that run; ``helpers``: other children that are no worker's. While a
+        worker runs, a child that does not show from which worker it stems may belong to that one: it is not listed.
+        """
+        ranks = set(running.values())
+        found = []
+        for pid in process_tree.children_of(os.getpid()):
+            if pid in running or pid in helpers:
+                continue
+            facts = process_tree.stat_of(pid)
+            if facts is None or facts[0] in "ZX" or process_tree.is_cleaner(pid):
+                continue
+            if running and ((rank := self._rank_of(pid, session=facts[2])) is None or rank in ranks):
+                continue
+            found.append(pid)
+        return found
+
+    def _rank_of(self, pid: int, *, session: int) -> int | None:
+        rank = self._ranks.get(session)
+        return process_tree.cookie_rank(pid, self._cookie) if rank is None else rank
+
+    def _each_of(self, tops: Iterable[int]) -> Iterator[tuple[int, int, int | None]]:
+        """Give pid, start time and rank of each process of these trees, but for those that clean up after workers."""
+        for top in tops:
+            of_top: int | None = None
+            for pid in (top, *process_tree.descendants_of(top)):
+                facts = process_tree.stat_of(pid)
+                if facts is None or facts[0] in "ZX" or process_tree.is_cleaner(pid):
+                    continue
+                rank = self._rank_of(pid, session=facts[2])
+                of_top = rank if pid == top else of_top
+                yield pid, facts[3], of_top if rank is None else rank
+
+    # --- asked to end
+
+    def group_asked(self, worker: int, signum: int) -> None:
+        """Take note of the processes of a worker's group that are about to get a signal that asks them to end.
+
+        One that does not catch INT has not been asked by it: a shell starts its background processes so.
+        """
+        for pid in process_tree.descendants_of(worker):
+            facts = process_tree.stat_of(pid)
+            if (
+                facts is not None
+                and facts[4] == worker
+                and (signum != signal.SIGINT or process_tree.catches(pid, signum))
+            ):
+                self._asked[pid] = facts[3]
+
+    def all_asked(self) -> None:
+        """Take note that somebody else has asked all processes."""
+        for pid in process_tree.descendants_of(os.getpid()):
+            facts = process_tree.stat_of(pid)
+            if facts is not None:
+                self._asked[pid] = facts[3]
+
+    def ask_to_end(self, tops: Iterable[int]) -> None:
+        """Send TERM to each process of these trees that has not been asked before.
+
+        A process that works for its parent is left to that one (a worker that saves needs its data loaders), and
+        so is whatever a process starts after it was asked: they get TERM when their parent has ended.
+        """
+        for top in tops:
+            facts = process_tree.stat_of(top)
+            if facts is None or self._seen.get(top) == facts[3]:
+                continue
+            self._seen[top] = facts[3]
+            to_ask = [(top, True)]
+            while to_ask:
+                pid, is_top = to_ask.pop()
+                facts = process_tree.stat_of(pid)
+                if facts is None or facts[0] in "ZX" or self._asked.get(pid) == facts[3]:
+                    continue
+                if not is_top and (process_tree.is_cleaner(pid) or process_tree.is_part_of_parent(pid, facts[1])):
+                    continue
+                to_ask += [(child, False) for child in process_tree.children_of(pid)]
+                self._asked[pid] = facts[3]
+                self._ended.add(pid, facts[3], self._rank_of(pid, session=facts[2]))
+                process_tree.send(pid, signal.SIGTERM, parent_or_ancestor=os.getpid())
+                process_tree.send(pid, signal.SIGCONT, parent_or_ancestor=os.getpid())
+
+    # --- counted
+
+    def killed_with_worker(self, worker: int) -> None:
+        """Take note of the processes below a worker that are killed with it: they are not left by it."""
+        for pid in process_tree.descendants_of(worker):
+            facts = process_tree.stat_of(pid)
+            if facts is not None:
+                self._with_worker[pid] = facts[3]
+
+    def about_to_kill(self, tops: Iterable[int]) -> None:
+        """Count the processes of these trees as killed, but for workers and what was killed with them."""
+        for pid, started, rank in self._each_of(tops):
+            if pid not in self._ranks and self._with_worker.get(pid) != started:
+                self._ended.add(pid, started, rank)
+                self._killed.add(pid, started, rank)
+
+    def remaining(self, tops: Iterable[int]) -> w.Leftovers:
+        """Name the processes of these trees."""
+        found = _Tally()
+        for pid, started, rank in self._each_of(tops):
+            found.add(pid, started, rank)
+        return found.leftovers()
+
+    @property
+    def ended(self) -> w.Leftovers:
+        """The processes that ended workers had left and that were asked to end or killed."""
+        return self._ended.leftovers()
+
+    @property
+    def killed(self) -> w.Leftovers:
+        """Those of them that were killed."""
+        return self._killed.leftovers()
+
+
+class _Tally:
+    """Counts processes, each once, and names the first."""
+
+    def __init__(self) -> None:
+        self._counted: set[tuple[int, int]] = set()
+        self._shown: list[w.LeftProcess] = []
+
+    def add(self, pid: int, started: int, rank: int | None) -> None:
+        if (pid, started) in self._counted:
+            return
+        self._counted.add((pid, started))
+        if len(self._shown) < _SHOWN:
+            self._shown.append(w.LeftProcess(rank=rank, pid=pid, command=process_tree.command_line(pid)))
+
+    def leftovers(self) -> w.Leftovers:
+        return w.Leftovers(count=len(self._counted), shown=tuple(self._shown))

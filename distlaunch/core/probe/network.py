@@ -1,0 +1,159 @@
+"""The network interfaces of this machine and their addresses, asked of the kernel by rtnetlink(7).
+
+No name is resolved and nothing leaves the machine. The kernel answers for the network namespace that we are in, so a
+container sees its own addresses.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+
+_HEADER = struct.Struct("=IHHII")
+"""nlmsghdr: length, type, flags, sequence number, port id."""
+_ADDRESS = struct.Struct("=BBBBI")
+"""ifaddrmsg: family, prefix length, flags, scope, interface index."""
+_LINK = struct.Struct("=BxHiII")
+"""ifinfomsg: family, device type, interface index, flags, change mask."""
+_ATTRIBUTE = struct.Struct("=HH")
+"""rtattr: length with this head, type."""
+_NEWLINK, _GETLINK = 16, 18
+_NEWADDR, _GETADDR = 20, 22
+_ERROR, _DONE = 2, 3
+_DUMP_REQUEST = 0x301
+_IFLA_IFNAME = 3
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_UP, _RUNNING = 0x1, 0x40
+_UNUSABLE = 0x08 | 0x40
+"""Flags of an address that is another machine's as well, or may be (IFA_F_DADFAILED, IFA_F_TENTATIVE)."""
+_SIZES: dict[int, int] = {socket.AF_INET: 4, socket.AF_INET6: 16}
+"""Bytes of an address, by family."""
+_DATAGRAM = 1 << 16
+_MOST_DATAGRAMS = 1024
+_PATIENCE_S = 1.0
+
+
+def probe_addresses() -> tuple[str, ...]:
+    """Return the IPv4 and IPv6 addresses of all interfaces, loopback too; none where the kernel does not tell."""
+    found: dict[str, None] = {}
+    for datagram in _dump(_GETADDR, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+        addresses, done = parse_addresses(datagram)
+        found.update(dict.fromkeys(addresses))
+        if done:
+            break
+    return tuple(found)
+
+
+def probe_interfaces() -> tuple[tuple[str, str, int], ...]:
+    """Return (interface, address, bits of the network part) by which other machines may reach this one.
+
+    Loopback addresses, interfaces that are down or have no carrier, and addresses that mean nothing without an
+    interface (link-local ones of IPv6) are left out. Nothing where the kernel does not tell.
+    """
+    names: dict[int, str] = {}
+    for datagram in _dump(_GETLINK, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+        links, done = parse_links(datagram)
+        names.update(links)
+        if done:
+            break
+    found: dict[tuple[str, str, int], None] = {}
+    for datagram in _dump(_GETADDR, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+        networks, done = parse_networks(datagram)
+        found.update(((names[index], address, bits), None) for index, address, bits in networks if index in names)
+        if done:
+            break
+    return tuple(found)
+
+
+def parse_networks(datagram: bytes) -> tuple[list[tuple[int, str, int]], bool]:
+    """Read one datagram: (index of the interface, address, bits) of what others may use, and whether it is the last."""
+    found: list[tuple[int, str, int]] = []
+    for kind, message in _messages(datagram):
+        if kind == _DONE:
+            return found, True
+        if kind == _NEWADDR and (address := _address(message)) is not None:
+            _, bits, flags, _, index = _ADDRESS.unpack_from(message)
+            if not flags & _UNUSABLE and _is_for_others(address):
+                found.append((index, address, bits))
+    return found, False
+
+
+def parse_addresses(datagram: bytes) -> tuple[list[str], bool]:
+    """Read one datagram of the kernel's answer: the addresses in it, and whether it is the last."""
+    found: list[str] = []
+    for kind, message in _messages(datagram):
+        if kind == _DONE:
+            return found, True
+        if kind == _NEWADDR and (address := _address(message)) is not None:
+            found.append(address)
+    return found, False
+
+
+def parse_links(datagram: bytes) -> tuple[dict[int, str], bool]:
+    """Read one datagram: the names of the interfaces that carry traffic, by index, and whether it is the last."""
+    found: dict[int, str] = {}
+    for kind, message in _messages(datagram):
+        if kind == _DONE:
+            return found, True
+        if kind == _NEWLINK and len(message) >= _LINK.size:
+            _, _, index, flags, _ = _LINK.unpack_from(message)
+            name = _attributes(message, _LINK.size).get(_IFLA_IFNAME, b"").rstrip(b"\0")
+            if name and flags & _UP and flags & _RUNNING:
+                found[index] = name.decode(errors="replace")
+    return found, False
+
+
+def _dump(kind: int, request: bytes) -> Iterator[bytes]:
+    """Give the datagrams with which the kernel answers; none (any more) where it does not."""
+    # Some sandboxes refuse this family of sockets: then hosts are known by name only.
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as kernel:
+            kernel.settimeout(_PATIENCE_S)
+            kernel.sendto(_HEADER.pack(_HEADER.size + len(request), kind, _DUMP_REQUEST, 1, 0) + request, (0, 0))
+            for _ in range(_MOST_DATAGRAMS):
+                yield kernel.recv(_DATAGRAM)
+    except OSError:
+        return
+
+
+def _messages(datagram: bytes) -> Iterator[tuple[int, bytes]]:
+    """Give (type, content) of each message; what ends the answer, or is none, is one of type ``_DONE``."""
+    at = 0
+    while at + _HEADER.size <= len(datagram):
+        length, kind, _, _, _ = _HEADER.unpack_from(datagram, at)
+        if kind in {_DONE, _ERROR} or length < _HEADER.size:
+            yield _DONE, b""
+            return
+        yield kind, datagram[at + _HEADER.size : at + length]
+        at += _aligned(length)
+
+
+def _attributes(message: bytes, at: int) -> dict[int, bytes]:
+    attributes: dict[int, bytes] = {}
+    while at + _ATTRIBUTE.size <= len(message):
+        length, kind = _ATTRIBUTE.unpack_from(message, at)
+        if length < _ATTRIBUTE.size:
+            break
+        attributes[kind] = message[at + _ATTRIBUTE.size : at + length]
+        at += _aligned(length)
+    return attributes
+
+
+def _address(message: bytes) -> str | None:
+    """Give the one address of a message; on a point-to-point link that is our end, not the peer's."""
+    if len(message) < _ADDRESS.size:
+        return None
+    family: int = _ADDRESS.unpack_from(message)[0]
+    attributes = _attributes(message, _ADDRESS.size)
+    raw = attributes.get(_IFA_LOCAL, attributes.get(_IFA_ADDRESS, b""))
+    return socket.inet_ntop(family, raw) if len(raw) == _SIZES.get(family) else None
+
+
+def _is_for_others(address: str) -> bool:
+    """Tell whether an address may mean this machine to another one as well: 127/8, ::1 and fe80::/10 do not."""
+    return not (address.startswith("127.") or address == "::1" or address.lower()[:3] in {"fe8", "fe9", "fea", "feb"})
+
+
+def _aligned(length: int) -> int:
+    return (length + 3) & ~3

@@ -1,0 +1,1 @@
+"""Messages, frames and handshakes between launcher, agent and spawner. No sockets."""

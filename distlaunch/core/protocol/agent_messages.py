@@ -1,0 +1,312 @@
+"""Messages between the coordinator and the agent of one node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.run_files import TRAIN, Layout
+from distlaunch.core.protocol.spawner_messages import Leftovers, LeftProcess
+
+LATE_S = 2.0
+"""If we wake so late ourselves (stopped, or frozen with the machine), others get so long to be heard again."""
+
+
+class WorkerSpec(Record):
+    """One worker of a node. ``argv`` is None where it is the attempt's common one."""
+
+    rank: int
+    local_rank: int
+    argv: tuple[str, ...] | None
+    env: Mapping[str, str]
+    cpus: tuple[int, ...] | None
+    error_file: str | None
+
+
+class Heartbeat(Record):
+    """The newest numbers that a worker has reported on its progress descriptor: step, loss, samples, ..."""
+
+    rank: int
+    values: Mapping[str, float]
+
+
+class Stack(Record):
+    """Where a worker stood when it was asked."""
+
+    rank: int
+    pid: int
+    state: str
+    """The letter of its process state in ``/proc`` (R, S, D, T, t, Z); empty if it is gone."""
+    text: str
+    """Its threads' Python stacks as faulthandler prints them, innermost frame first (capped); empty if none came."""
+    taken_s: float = 0.0
+    """When it was asked, in seconds on its node's clock."""
+    cpu_s: float = 0.0
+    """Processor time that it had used by then, all its threads together."""
+    children_cpu_s: float = 0.0
+    """The same of its descendants. Those that hold a GPU count only if they are forks of the worker: other processes
+    on a GPU may be ranks, which spin while they wait for each other."""
+    holds_gpu: bool = False
+    """It has a GPU open: processor time may be a wait for that GPU."""
+
+
+# --- coordinator to agent
+
+
+class Prepare(Record):
+    """Settle what only the node knows; ``port`` is None (not the master's node), 0 (any) or a number."""
+
+    attempt: int
+    port: int | None
+    token: str = ""
+    """Until ``Start``, listen on the port and say this, and a newline, to whoever connects; empty: only hold it."""
+    ports: int = 0
+    """So many further ports are to be held, any that are free: for workers that listen themselves."""
+
+
+class Start(Record):
+    """Start the node's workers of this attempt."""
+
+    attempt: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    workers: tuple[WorkerSpec, ...]
+    uses_gpus: bool
+    """Before another attempt is prepared, the driver must have taken back these workers' GPU memory."""
+    signal_group: bool
+    """Signals go to each worker's process group (``--no-python``), not to its own process only."""
+    terminal: bool
+    """The one worker gets a pseudo-terminal."""
+    rows: int
+    columns: int
+    stdin_rank: int | None
+    """The rank that inherits the agent's stdin."""
+    preload: tuple[str, ...] = ()
+    """Modules that a server imports once, from which workers are then forked."""
+    preload_log: str = ""
+    """The file for what their imports print."""
+    preload_bound_s: float | None = None
+    """How long the import of one of them may take before workers are started without."""
+    watch: bool = False
+    """The coordinator watches for hangs: tell it who is alive, and have the workers ready to show their stacks."""
+    output_period_s: float = 1.0
+    """While workers only write, tell it no more often."""
+    bootstrap: str = ""
+    """How our code comes into the workers' interpreter: ``direct``, by ``setup``'s shell, or (empty) not at all."""
+    travelled: bool = False
+    """``env`` comes from another machine: what the node has itself (HOME, USER, ...) lies below it, and files that
+    would be in a run directory that is not there go to a folder of the agent's own."""
+    node_logs: str = ""
+    """A folder on the node where each rank's output is filed as well; empty: none."""
+    takes_feed: bool = False
+    """The ``stdin_rank`` reads what ``Feed`` brings, not the agent's own stdin."""
+    store: bool = False
+    """The master's node serves Horovod's store on the port that it holds."""
+    orphan_grace_s: float | None = None
+    """How long the workers may take to end by TERM if agent or coordinator vanish; None: as the agent has it."""
+    shared_memory: tuple[str, ...] = ()
+    """Names of the files that each worker may leave in /dev/shm, with {uid}, {address}, {port} and {rank} in them."""
+    env_starts: Mapping[str, str] = {}
+    """How variables begin that are as long as the job is large; what a worker has under the same name goes on there."""
+    run_dir: str = ""
+    """The job's run directory, where the node has it; whoever outlives the launcher goes on with the logs there."""
+    layout: Layout = TRAIN
+    """How the logs are called there."""
+
+    def env_of(self, spec: WorkerSpec) -> Mapping[str, str]:
+        """Give what one of the workers has beside ``env``."""
+        return {**spec.env, **{name: start + spec.env.get(name, "") for name, start in self.env_starts.items()}}
+
+
+class Stop(Record):
+    """Ask all workers to end by ``signum``; after ``grace_s`` their trees get KILL (at once if it is 0).
+
+    ``signum`` 0: somebody has asked them already.
+    """
+
+    attempt: int
+    signum: int
+    grace_s: float
+
+
+class Linger(Record):
+    """All workers of the job have ended with 0: wait for the processes that they have left.
+
+    After ``linger_s`` these get TERM, and after another ``grace_s`` KILL.
+    """
+
+    attempt: int
+    linger_s: float
+    grace_s: float
+
+
+class Forward(Record):
+    """Pass a signal on to the workers that catch it."""
+
+    signum: int
+
+
+class Pause(Record):
+    """Stop (SIGSTOP) all trees, or let them go on."""
+
+    paused: bool
+
+
+class CollectStacks(Record):
+    """Answer with ``Stacks`` of all workers that run, within some 3 s."""
+
+    attempt: int
+    serial: int
+    """Of this question; its answer repeats it, so that a late one is not taken for the next."""
+
+
+class Input(Record):
+    """Keystrokes for the worker's pseudo-terminal."""
+
+    data: bytes
+
+
+class Resize(Record):
+    """The user's terminal has this size now."""
+
+    rows: int
+    columns: int
+
+
+# --- agent to coordinator
+
+
+class Prepared(Record):
+    """Answer to ``Prepare``: the port held for rank 0's store, or what stands in the way."""
+
+    attempt: int
+    port: int | None
+    problem: str | None
+    hint: str | None
+    warning: str | None
+    ports: tuple[int, ...] = ()
+    """The further ports that are held."""
+
+
+class Started(Record):
+    """Processes exist for these ranks."""
+
+    attempt: int
+    pids: Mapping[int, int]
+
+
+class WorkerExited(Record):
+    """A worker ended. ``told_to_stop``: a stop had been sent to it before. ``tail`` is its last stderr."""
+
+    attempt: int
+    rank: int
+    pid: int
+    returncode: int
+    uptime_s: float
+    ended: float
+    """When, on the agent's clock."""
+    told_to_stop: bool
+    oom_kills: int
+    error_file: str | None
+    """What it left in its error file (text, capped)."""
+    tail: bytes
+
+
+class WorkerHalted(Record):
+    """A worker with a pseudo-terminal was stopped from it (Ctrl-Z)."""
+
+    rank: int
+
+
+class Alive(Record):
+    """Signs of life since the last of these messages, of which there is at most one a second."""
+
+    attempt: int
+    heartbeats: tuple[Heartbeat, ...]
+    """Of the workers that have sent some."""
+    wrote: tuple[int, ...]
+    """Ranks that wrote output (only while the coordinator watches for hangs)."""
+    held: bool = False
+    """Output was not taken, as whoever reads ours is slow: silent workers may only be waiting for that."""
+
+
+class Stacks(Record):
+    """Answer to ``CollectStacks``."""
+
+    attempt: int
+    serial: int
+    stacks: tuple[Stack, ...]
+
+
+class Remark(Record):
+    """Something that the user should hear; the job goes on."""
+
+    text: str
+    warning: bool
+
+
+class PreloadEnded(Record):
+    """The modules were imported after so long, or workers start the cold way from now on, with the ``problem``."""
+
+    modules: tuple[str, ...]
+    problem: str | None
+    elapsed_s: float
+    left_out: tuple[str, ...] = ()
+    """Modules that could not be preloaded, beside those that were."""
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """Give what the job's record keeps of it."""
+        return {
+            "modules": list(self.modules),
+            "left_out": list(self.left_out),
+            "problem": self.problem,
+            "elapsed_s": round(self.elapsed_s, 3),
+        }
+
+
+class Lingering(Record):
+    """The node waits for these processes, which its workers have left; sent some time after ``Linger``."""
+
+    attempt: int
+    processes: Leftovers
+
+
+class SpawnerSignalled(Record):
+    """The workers' parent on this node got a signal, which is for the job."""
+
+    signum: int
+
+
+class Gone(Record):
+    """Of this attempt nothing is left on the node, but for pids that KILL did not end."""
+
+    attempt: int
+    left: tuple[int, ...]
+    ended: Leftovers = Leftovers()
+    """Processes of ended workers that the node had to end, by TERM or KILL."""
+    killed: Leftovers = Leftovers()
+    """Those of them that needed KILL."""
+    port_used: bool | None = None
+    """Any process has used rank 0's port; None if it was not held for the workers on this node."""
+
+
+class Fault(Record):
+    """The agent can no longer do its work; all its workers have been killed."""
+
+    text: str
+
+
+ToAgent = Prepare | Start | Stop | Linger | Forward | Pause | CollectStacks | Input | Resize
+FromAgent = (
+    Prepared | Started | WorkerExited | WorkerHalted | Alive | Stacks | Remark | PreloadEnded
+    | Lingering | SpawnerSignalled | Gone | Fault
+)  # fmt: skip
+TO_AGENT: tuple[type, ...] = (Prepare, Start, Stop, Linger, Forward, Pause, CollectStacks, Input, Resize)
+FROM_AGENT: tuple[type, ...] = (
+    Prepared, Started, WorkerExited, WorkerHalted, Alive, Stacks, Remark, PreloadEnded, Lingering,
+    SpawnerSignalled, Gone, Fault,
+)  # fmt: skip
+PARTS: tuple[type, ...] = (WorkerSpec, Heartbeat, Stack, Layout, LeftProcess, Leftovers)
+"""What messages are made of."""

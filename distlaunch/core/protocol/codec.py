@@ -1,0 +1,239 @@
+"""Frames, and messages as records with checked fields. No sockets here.
+
+A frame is a byte with the protocol's version and two big-endian 32-bit lengths, then a JSON object, then raw bytes. The
+object's ``t`` names the message; its other keys are the message's fields; a field annotated ``bytes`` is the raw part.
+What arrives is checked field by field and size-capped: a peer can send numbers and text, never code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar, cast
+
+from distlaunch.core.errors import ProtocolError
+from distlaunch.core.model.record import Record, fields_of, plain
+
+VERSION = 1
+MAX_OBJECT_BYTES = 64 << 20
+MAX_RAW_BYTES = 1 << 20
+LEAST_BYTES = 4 << 10
+"""An object of so many bytes is read whatever its type; a larger one has to begin with its type."""
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+"""No number of ours needs more digits; longer ones do not fit in a float, nor in what the kernel takes."""
+
+_HEADER = struct.Struct(">BII")
+_NAME = re.compile(rb'\{"t":"([A-Za-z]{1,64})"')
+"""How an encoded object begins."""
+_NAME_BYTES = 80
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
+
+M = TypeVar("M")
+
+
+def encode(message: Record) -> bytes:
+    """Turn a message into one frame."""
+    raw = b""
+    record: dict[str, object] = {"t": type(message).__name__}
+    for field, kind in fields_of(type(message)).items():
+        value = getattr(message, field)
+        if kind == "bytes":
+            raw = value
+        else:
+            record[field] = plain(value)
+    body = _dumps(record).encode("ascii")
+    return _HEADER.pack(VERSION, len(body), len(raw)) + body + raw
+
+
+class FrameSize(Record):
+    """How large a frame may be: its object, and the raw bytes behind it."""
+
+    object_bytes: int = MAX_OBJECT_BYTES
+    raw_bytes: int = MAX_RAW_BYTES
+
+
+_LARGEST = FrameSize()
+
+
+def any_size(_: str) -> FrameSize:
+    """Allow every message the largest frame: between a process and its own child."""
+    return _LARGEST
+
+
+class Decoder(Generic[M]):
+    """Reassembles messages of a closed set of types from a byte stream.
+
+    ``size_of`` returns how large a frame of a type may be now. A frame that is larger is refused
+    before it has arrived.
+    """
+
+    def __init__(
+        self,
+        types: tuple[type[M], ...],
+        parts: tuple[type[Any], ...] = (),
+        *,
+        size_of: Callable[[str], FrameSize] = any_size,
+    ) -> None:
+        self._types = {cls.__name__: cls for cls in types}
+        self._parts = {cls.__name__: cls for cls in parts}
+        self._size_of = size_of
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[M]:
+        """Yield each message that ``data`` completes. Raises ProtocolError; the stream is useless after that."""
+        self.add(data)
+        while (message := self.next()) is not None:
+            yield message
+
+    def add(self, data: bytes) -> None:
+        """Append what has arrived; ``next`` returns the messages."""
+        self._buffer += data
+
+    def next(self) -> M | None:
+        """Return the next whole message; None if none is there. Raises ProtocolError, see ``feed``."""
+        if len(self._buffer) < _HEADER.size:
+            return None
+        version, body_size, raw_size = _HEADER.unpack_from(self._buffer)
+        if version != VERSION:
+            raise ProtocolError(f"the peer speaks version {version} of the protocol, this is version {VERSION}")
+        if body_size > MAX_OBJECT_BYTES or raw_size > MAX_RAW_BYTES:
+            raise ProtocolError(f"a frame of {body_size}+{raw_size} bytes is over the size allowed")
+        if (body_size > LEAST_BYTES or raw_size) and self._size_of is not any_size:
+            if len(self._buffer) < _HEADER.size + min(body_size, _NAME_BYTES):
+                return None
+            self._check_size(body_size, raw_size)
+        end = _HEADER.size + body_size + raw_size
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[_HEADER.size : _HEADER.size + body_size])
+        raw = bytes(self._buffer[_HEADER.size + body_size : end])
+        del self._buffer[:end]
+        return self._message(body, raw)
+
+    def _check_size(self, body_size: int, raw_size: int) -> None:
+        found = _NAME.match(self._buffer, _HEADER.size)
+        if found is None:
+            raise ProtocolError("a large frame does not begin with the type of its message")
+        name = found[1].decode()
+        most = self._size_of(name)
+        if body_size > most.object_bytes or raw_size > most.raw_bytes:
+            raise ProtocolError(
+                f"{name} of {body_size}+{raw_size} bytes is over the size allowed now, which is"
+                f" {most.object_bytes}+{most.raw_bytes}"
+            )
+
+    def _message(self, body: bytes, raw: bytes) -> M:
+        try:
+            record = json.loads(body)
+        except (ValueError, RecursionError) as exc:
+            raise ProtocolError("a frame does not hold JSON") from exc
+        name = record.pop("t", None) if isinstance(record, dict) else None
+        cls = self._types.get(name) if isinstance(name, str) else None
+        if cls is None:
+            raise ProtocolError(f"unknown message {name!r}")
+        return cast("M", self._build(cls, record, raw))
+
+    def _build(self, cls: type[Any], record: object, raw: bytes) -> Any:
+        if not isinstance(record, dict):
+            raise TypeError(cls.__name__)
+        values: dict[str, object] = {}
+        raw_fields = 0
+        for field, kind in fields_of(cls).items():
+            if kind == "bytes":
+                values[field] = raw
+                raw_fields = 1
+                continue
+            if field not in record:
+                raise ProtocolError(f"{cls.__name__} lacks {field}")
+            try:
+                values[field] = self._value(kind, record[field])
+            except (KeyError, TypeError, ValueError) as exc:
+                raise ProtocolError(f"{cls.__name__}.{field} is not {kind}") from exc
+        if len(record) + raw_fields > len(values) or (raw and not raw_fields):
+            raise ProtocolError(f"{cls.__name__} has unknown fields")
+        return cls(**values)
+
+    def _value(self, kind: str, value: object) -> object:
+        if kind.endswith(" | None"):
+            return None if value is None else self._value(kind[:-7], value)
+        if kind.startswith("tuple["):
+            inner = kind[len("tuple[") : -len(", ...]")]
+            if not isinstance(value, list):
+                raise TypeError(kind)
+            part = self._parts.get(inner)
+            if part is not None:
+                return tuple(self._build(part, item, b"") for item in value)
+            return tuple(self._value(inner, item) for item in value)
+        part = self._parts.get(kind)
+        if part is not None:
+            return self._build(part, value, b"")
+        if kind.startswith("Literal["):
+            return _word_of(kind, value)
+        return _CHECKS[kind](value)
+
+
+def _word_of(kind: str, value: object) -> object:
+    """Check one of the words of ``Literal['a', 'b']``, as an annotation is kept."""
+    if value not in kind[len("Literal[") : -1].replace("'", "").split(", "):
+        raise TypeError
+    return value
+
+
+def _exact(*allowed: type) -> Callable[[object], object]:
+    def check(value: object) -> object:
+        if type(value) not in allowed:
+            raise TypeError
+        return value
+
+    return check
+
+
+def _whole(value: object) -> object:
+    if type(value) is not int or not _LEAST <= value <= _MOST:
+        raise TypeError
+    return value
+
+
+def _text_map(value: object) -> object:
+    if not isinstance(value, dict) or not all(type(item) is str for item in value.values()):
+        raise TypeError
+    return value
+
+
+def _number_map(value: object) -> object:
+    if not isinstance(value, dict):
+        raise TypeError
+    for item in value.values():
+        _finite(item)
+    return value
+
+
+def _int_map(value: object) -> object:
+    if not isinstance(value, dict):
+        raise TypeError
+    return {_whole(int(key)): _whole(item) for key, item in value.items()}
+
+
+def _finite(value: object) -> float:
+    if type(value) not in (int, float):
+        raise TypeError
+    try:
+        number = float(value)  # type: ignore[arg-type]  # it is a number
+    except OverflowError as exc:  # an int of hundreds of digits
+        raise TypeError from exc
+    if number - number != 0:  # NaN and infinity are no times
+        raise TypeError
+    return number
+
+
+_CHECKS: dict[str, Callable[[object], object]] = {
+    "int": _whole,
+    "float": _finite,
+    "str": _exact(str),
+    "bool": _exact(bool),
+    "Mapping[str, str]": _text_map,
+    "Mapping[str, float]": _number_map,
+    "Mapping[int, int]": _int_map,
+}

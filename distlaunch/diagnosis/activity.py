@@ -1,0 +1,151 @@
+"""Whether a worker that says nothing has gone on between two samples of its stacks. Pure.
+
+A sample is a worker's stacks and the processor time that it has used. Processor time alone proves nothing: a wait for a
+GPU, and so for a collective of NCCL, spins. A changed stack alone proves nothing either: a loop that polls and sleeps
+is now at one line, now at another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from distlaunch.core.model.record import Record
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.diagnosis.stack_parser import ThreadStack, View, main_thread, parse_stacks
+from distlaunch.diagnosis.tracebacks import Frame
+from distlaunch.diagnosis.waits import Waiting, call_that_waits, find_wait, waits_for_children
+
+Why = Literal["moved", "computes", "children"]
+
+BUSY = 0.2
+"""Whoever uses this share of a processor computes; a machine may be loaded several times over."""
+HARDLY_BUSY = 0.02
+"""This share is enough for a worker that could run both times: it may not have been given more."""
+_STANDS = ("T", "t", "D", "Z", "X", "")
+"""Process states in which nothing of a worker goes on."""
+
+
+class Activity(Record):
+    """What shows that a job goes on."""
+
+    rank: int
+    why: Why
+    """``moved``: it was in another function; ``computes``: it used a processor; ``children``: its processes did."""
+    frame: str | None
+    """The innermost frame of the user's code at the second sample."""
+
+    @property
+    def words(self) -> str:
+        """Say who works, and where."""
+        who = f"processes of rank {self.rank} work" if self.why == "children" else f"rank {self.rank} works"
+        return f"{who}, at {self.frame}" if self.frame else who
+
+    def as_fields(self) -> dict[str, object]:
+        """Return what ``events.jsonl`` says of it."""
+        return {"rank": self.rank, "why": self.why, "frame": self.frame}
+
+
+class _Sample:
+    """One worker at one moment, as far as it counts here."""
+
+    def __init__(self, stack: m.Stack, script_dir: str) -> None:
+        self.stack = stack
+        threads = parse_stacks(stack.text) if stack.text else []
+        main = main_thread(threads)
+        self.view = View(main, script_dir) if main else None
+        wait = find_wait(self.view) if self.view else None
+        self.collective = wait.name if wait is not None and wait.waiting is Waiting.SURELY else None
+        self.synchronises = wait is not None and wait.synchronises
+        self.waits_for_others = wait is not None
+        self.main = None if main is None or self.view is None else _path(main, self.view)
+        self.threads = {}
+        for thread in threads:
+            if thread is not main and thread.ident is not None and (view := View(thread, script_dir)).frames:
+                self.threads[thread.ident] = _path(thread, view)
+
+
+class _Path:
+    """A thread's calls, the outermost first, down to the one that waits."""
+
+    def __init__(self, frames: Sequence[Frame], *, cut: bool) -> None:
+        self.functions = tuple((frame.file, frame.function) for frame in frames)
+        self.lines = tuple(frame.line for frame in frames)
+        self.cut = cut
+
+
+def find_activity(before: Sequence[m.Stack], after: Sequence[m.Stack], script_dir: str) -> Activity | None:
+    """Find a rank that has gone on between two samples, the lowest; None if no rank has.
+
+    A rank has gone on if its calls outside those that wait have changed, or if it used a processor, outside a
+    collective and a wait for a GPU. ``script_dir``: files below it are the user's own.
+    """
+    earlier = {stack.rank: stack for stack in before}
+    for stack in sorted(after, key=lambda each: each.rank):
+        first = earlier.get(stack.rank)
+        if first is None or first.pid != stack.pid or first.state in _STANDS or stack.state in _STANDS:
+            continue
+        if not first.text or not stack.text:
+            continue  # where a worker computes cannot be told without its stack
+        samples = _Sample(first, script_dir), _Sample(stack, script_dir)
+        why = _why(*samples)
+        if why is not None:
+            place = samples[1].view.place if samples[1].view else None
+            return Activity(rank=stack.rank, why=why, frame=str(place) if place else None)
+    return None
+
+
+def _why(first: _Sample, second: _Sample) -> Why | None:
+    if first.main is None or second.main is None or second.view is None:
+        return None
+    busy = _is_busy(first.stack, second.stack)
+    if _has_moved(first.main, second.main, busy=busy):
+        return "moved"
+    if first.collective and (first.collective, first.main.lines) != (second.collective, second.main.lines):
+        return "moved"  # that one is over
+    if second.collective or second.synchronises:
+        return None
+    if busy and not second.stack.holds_gpu:
+        return "computes"
+    if second.waits_for_others:
+        return None
+    children_s = second.stack.children_cpu_s - first.stack.children_cpu_s
+    if waits_for_children(second.view) and children_s >= BUSY * (second.stack.taken_s - first.stack.taken_s) > 0:
+        return "children"
+    # The main thread waits for another thread of its own, which may be the one that trains.
+    for ident, path in second.threads.items():
+        if ident in first.threads and _has_moved(first.threads[ident], path, busy=busy):
+            return "moved"
+    return None
+
+
+def _is_busy(first: m.Stack, second: m.Stack) -> bool:
+    """Return whether a worker has used a processor, or would have if the machine had had one for it."""
+    elapsed_s = second.taken_s - first.taken_s
+    if elapsed_s <= 0:
+        return False
+    share = (second.cpu_s - first.cpu_s) / elapsed_s
+    return share >= BUSY or (share >= HARDLY_BUSY and first.state == second.state == "R")
+
+
+def _has_moved(first: _Path, second: _Path, *, busy: bool) -> bool:
+    """Return whether a thread does something else than before.
+
+    The same function at another line, or one that has called a further one, may be a loop that polls: that counts only
+    for a worker that is busy.
+    """
+    if first.functions == second.functions:
+        return busy and first.lines != second.lines
+    if first.cut or second.cut:  # their outermost frames are not there to compare
+        return True
+    shorter = min(len(first.functions), len(second.functions))
+    return busy or first.functions[:shorter] != second.functions[:shorter]
+
+
+def _path(thread: ThreadStack, view: View) -> _Path:
+    call = call_that_waits(view)
+    frames = list(thread.frames)
+    if call is not None:
+        inside = max(number for number, frame in enumerate(frames) if frame == call)
+        del frames[: inside + 1]
+    return _Path(frames[::-1], cut=thread.cut)

@@ -1,0 +1,76 @@
+"""Make lines that are safe to read and to print from what a worker wrote."""
+
+from __future__ import annotations
+
+import re
+
+_ESCAPES = re.compile(
+    r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # OSC: titles, links
+    r"|\x1b[PX^_][^\x1b\n]*(?:\x1b\\)?"  # DCS and the other strings
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor
+    r"|\x1b[ -/]*[0-~]?"
+)
+_LINE_CHARS = 4000
+"""Of a longer line only both ends are looked at."""
+_BREAK = re.compile(r"\r\n|\n|\r")
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+"""torch.distributed's excepthook puts this before every line of a traceback once a group exists."""
+_NAMES_FILE = re.compile(r"^[\s|]*File \"|can't open file '")
+_BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
+"""How Python's stderr writes a byte of a file's name that is not UTF-8; ``core.model.text`` writes it ``\\xff``."""
+
+_MARKERS = re.compile(r"[\s|+^~]*[|+^~]$")
+_NOISE = re.compile(
+    r"\[[WI]\d{4} "  # C++ warnings of torch: [W1128 00:45:12.3 file.cpp:1]
+    r"|[WI]\d{4} \d\d:"  # the same of glog
+    r"|(\S+:\d+: )?\w*Warning: "
+    r"|  warnings\.warn\("
+    r"|Exception ignored "
+)
+
+
+def without_escapes(text: str) -> str:
+    """Take escape sequences and all that is not printable out of one line of a worker; tabs become spaces."""
+    if text.isascii() and text.isprintable():
+        return text
+    shown = []
+    for char in _ESCAPES.sub("", text):
+        if char.isprintable():
+            shown.append(char)
+        elif char == "\t":
+            shown.append("    ")
+        elif char.isspace() and char > "\x9f":
+            shown.append(" ")
+    return "".join(shown)
+
+
+def to_lines(data: bytes) -> list[str]:
+    """Split what a worker wrote into clean lines; a carriage return ends a line too (progress bars)."""
+    lines = []
+    for raw in _BREAK.split(data.decode("utf-8", "replace")):
+        line = without_escapes(raw).rstrip()
+        if line.startswith("[rank"):
+            line = _RANK_PREFIX.sub("", line)
+        if "\\udc" in line and _NAMES_FILE.search(line):
+            line = _BYTE.sub(r"\\x\1", line)
+        if len(line) > _LINE_CHARS:
+            line = f"{line[: _LINE_CHARS // 2]} ... {line[-_LINE_CHARS // 2 :]}"
+        lines.append(line)
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def is_noise(line: str) -> bool:
+    """Tell whether a line is a warning, a progress bar or a remark that explains no failure."""
+    return not line.strip() or "%|" in line or _NOISE.match(line) is not None
+
+
+def is_markers(line: str) -> bool:
+    """Tell whether a line only points at the one above it."""
+    return _MARKERS.match(line) is not None
+
+
+def shorten(text: str, limit: int) -> str:
+    """Cut a line at ``limit`` characters, and show that it was cut."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."

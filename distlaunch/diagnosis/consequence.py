@@ -1,0 +1,128 @@
+"""Tell a symptom, such as a peer that is gone, from a cause.
+
+The texts are what torch 2.2 to 2.13, gloo, NCCL and Horovod write when another rank has failed or does not come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from distlaunch.diagnosis.tracebacks import Raised
+
+
+class Standing(IntEnum):
+    """How good a reason is: the smaller wins."""
+
+    CAUSE = 0
+    WEAK = 1
+    """May be a cause of its own or come from outside: wins over consequences only."""
+    TIMED_OUT = 2
+    """Waited for another rank until a timeout."""
+    LOST_PEER = 3
+
+
+_NEVER_CONSEQUENCE = (
+    "cuda error",
+    "out of memory",
+    "device-side assert",
+    "illegal memory access",
+    "unhandled cuda error",
+    "duplicate gpu",
+    "no space left on device",
+    "address already in use",
+    "eaddrinuse",
+)
+_LOST_PEER = (
+    "remote process exited",
+    "ncclremoteerror",
+    "failed to recv, got 0 bytes",
+    "did the remote server shutdown or crash",
+    "recvvalue failed",
+    "sendbytes failed",
+    "connectfullmesh failed",
+    "communicator was aborted",
+    "ncclcommabort",
+    "gloo::ioexception",
+    "horovod has been shut down",
+    "horovodinternalerror",
+    "closed by remote peer",
+    "remote worker crashing",
+    "remote worker hanging",
+)
+_TIMED_OUT = (
+    "application timeout caused pair closure",
+    "watchdog caught collective operation timeout",
+    "nccl operations have failed or timed out",
+    "ms for recv operation to complete",
+    "ms for send operation to complete",
+    "failed to pass monitoredbarrier",
+    "monitored barrier encountered error",
+    "timeout waiting for key",
+    "waiting for clients",
+    "client socket has timed out",
+    "heartbeat monitor timed out",
+    "heartbeatmonitor",
+    "process group watchdog thread terminated",
+    "collective timeout",
+)
+_LOST_PEER_IF_DISTRIBUTED = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "connection refused",
+)
+"""Consequences if the collective library says so; else perhaps the program's own trouble with a server."""
+_TIMED_OUT_IF_DISTRIBUTED = ("timed out", "socket timeout", "wait timeout after")
+_DISTRIBUTED = ("gloo", "nccl", "c10d", "tcpstore", "torch.distributed", "processgroup", "process group", "horovod")
+_WEAK_TYPES = ("ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError")
+_WEAK = (
+    *_LOST_PEER_IF_DISTRIBUTED[:3],
+    "socket timeout",
+    "wait timeout after",
+    "timed out waiting",
+    "unhandled system error",
+    "failed to connect to any network address",
+    "network error",
+)
+
+
+def standing_of_text(text: str) -> Standing:
+    """Judge a message, or the last lines of a process that native code ended."""
+    low = text.lower()
+
+    def has(marks: Sequence[str]) -> bool:
+        return any(mark in low for mark in marks)
+
+    if has(_NEVER_CONSEQUENCE):
+        return Standing.CAUSE
+    if has(_TIMED_OUT):
+        return Standing.TIMED_OUT
+    if has(_LOST_PEER):
+        return Standing.LOST_PEER
+    if has(_DISTRIBUTED):
+        if has(_LOST_PEER_IF_DISTRIBUTED):
+            return Standing.LOST_PEER
+        if has(_TIMED_OUT_IF_DISTRIBUTED):
+            return Standing.TIMED_OUT
+    return Standing.WEAK if has(_WEAK) else Standing.CAUSE
+
+
+def standing_of(raised: Raised) -> Standing:
+    """Judge one exception by its type, its message and where it was raised."""
+    inner = raised.inner or raised
+    text = f"{inner.text}\n" + "\n".join(inner.detail[:12])
+    in_collective = any("torch/distributed/" in frame.file or "horovod/" in frame.file for frame in raised.frames[-4:])
+    if in_collective:
+        text += "\ntorch.distributed"
+    standing = standing_of_text(text)
+    if standing is Standing.CAUSE and inner.type.endswith(_WEAK_TYPES):
+        return Standing.LOST_PEER if in_collective else Standing.WEAK
+    if inner.type in ("KeyboardInterrupt", "SystemExit"):
+        return Standing.WEAK
+    return standing
+
+
+def standing_of_chain(chain: Sequence[Raised]) -> Standing:
+    """Judge a chain by its original exception: what was raised while a consequence was handled is one too."""
+    return standing_of(chain[0])

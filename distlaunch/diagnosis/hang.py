@@ -1,0 +1,373 @@
+"""From stacks of workers that stand still to an explanation: who holds the others up, and where.
+
+Pure. Ranks at the same place are one group. Whoever waits for the others is not to blame while somebody does not; steps
+decide only where stacks do not: heartbeats are sent now and then, so that a rank's last one may be some steps old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import counted, printable
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.diagnosis.clean_text import shorten
+from distlaunch.diagnosis.places import Group, Hosts, Kind, group_by_place, has, named, verb
+from distlaunch.diagnosis.stack_parser import View
+from distlaunch.diagnosis.waits import Waiting, hint_for_all, hint_for_place
+
+_WIDTH = 100
+_GROUPS = 6
+"""Groups that the report shows."""
+_RECORDED = 32
+"""Groups and frames that the record keeps."""
+_LINES = 8
+_LINES_OTHERS = 4
+_THREADS = 3
+_OUTPUT_HINT = (
+    "output does not count once a worker has sent a heartbeat: send them during evaluation and checkpoints too, or"
+    " choose a longer --hang-timeout"
+)
+_BUSY_HINT = "it computes (state R): is --hang-timeout too short for what it does, or is that loop endless?"
+_BUSY_HINT_ALL = "they compute (state R): is --hang-timeout too short for what they do, or is that loop endless?"
+_ODD: tuple[Kind, ...] = ("stopped", "traced", "kernel", "zombie")
+"""States that hold everybody up, the surest first."""
+
+
+class HangDiagnosis(Record):
+    """What the report says and what the restart rule needs."""
+
+    behind: tuple[int, ...]
+    """The ranks that the others wait for (ended ones, if it is those); empty if none stands out."""
+    frame: str | None
+    """Innermost frame of the user's code, ``train.py:42 in step``: of who is behind, else of the first group."""
+    text: str
+    """The report: several lines, no control character but newlines, ends with a newline."""
+    places: str
+    """Its lines that say where each rank stands."""
+    summary: str
+    """Who is behind, in one line."""
+    signature: tuple[str, str] | None
+    """What two attempts share that hang at the same place."""
+    record: Mapping[str, object]
+    """For ``events.jsonl``; see ``_record``."""
+
+
+class _Verdict(Record):
+    """Which ranks are behind, and what the report says of that."""
+
+    groups: tuple[Group, ...]
+    """Theirs."""
+    ranks: tuple[int, ...]
+    words: str
+    hint: str | None
+
+
+def diagnose_hang(
+    stacks: Sequence[m.Stack],
+    *,
+    world_size: int,
+    silent_s: float,
+    heartbeats: Mapping[int, Mapping[str, float]],
+    ended: Sequence[int],
+    hosts: Callable[[int], str],
+    script_dir: str,
+    output_came: bool = False,
+    spelt: Callable[[str], str] = str,
+) -> HangDiagnosis:
+    """Explain a hang.
+
+    ``stacks``: of every worker that runs; a rank that is neither there nor in ``ended`` (exit code 0) has not been
+    heard of. ``heartbeats``: the last ones, by rank; ``step`` is what counts. ``script_dir``: files below it are the
+    user's own. ``output_came``: there was output, of workers whose heartbeats count instead. ``spelt`` puts what speaks
+    of options into the user's words.
+    """
+    gone = sorted(set(ended))
+    groups = group_by_place(stacks, script_dir)
+    known = {stack.rank for stack in stacks}.union(gone)
+    if missing := [rank for rank in range(world_size) if rank not in known]:
+        group = Group("unanswered", "", None, None, [])
+        group.ranks = missing
+        groups.append(group)
+    steps = {rank: values["step"] for rank, values in heartbeats.items() if "step" in values}
+    verdict = _judge(groups, gone, steps, world_size)
+    behind = set(verdict.groups)
+    groups.sort(key=lambda group: (group not in behind, group.kind not in _ODD, len(group.ranks), group.ranks[0]))
+    places = Hosts(hosts, [rank for group in groups for rank in group.ranks])
+    frame = next((group.frame for group in verdict.groups or groups if group.frame), None)
+    several = world_size - len(gone) > 1
+    who = f"any of {counted(world_size - len(gone), 'worker')}" if several else "the only worker"
+    who += f" that still {'run' if several else 'runs'}" if gone else ""
+    missed, came = ("heartbeat", " (output still came)") if output_came else ("sign of life", "")
+    head = f"hang: no {missed} from {who} for {silent_s:g} s{came}"
+    computing = _busy_hint(verdict.groups or groups, {stack.rank: stack.state for stack in stacks})
+    hints = [spelt(hint) for hint in (_OUTPUT_HINT if output_came else None, verdict.hint, computing) if hint]
+    lines = _wrapped(verdict.words)
+    for group in groups[:_GROUPS]:
+        lines += _described(group, places, detailed=group in behind or len(groups) == 1, script_dir=script_dir)
+    if len(groups) > _GROUPS:
+        rest = [rank for group in groups[_GROUPS:] for rank in group.ranks]
+        lines.append(f"  and {counted(len(groups) - _GROUPS, 'other place')}: {named(rest)}")
+    if gone:
+        lines.append(f"  {named(gone)} ended before, with exit code 0")
+    where = list(lines)
+    for hint in hints:
+        lines += _wrapped(f"hint: {hint}")
+    return HangDiagnosis(
+        behind=verdict.ranks,
+        frame=frame,
+        text=_text([head, *lines]),
+        places=_text(where),
+        summary=printable(verdict.words),
+        signature=("hang", frame) if frame else None,
+        record={
+            **_record(groups, verdict, frame, gone, steps),
+            "silent_s": silent_s,
+            "output_came": output_came,
+            "hint": "; ".join(hints) or None,
+        },
+    )
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "\n".join(shorten(printable(line).rstrip(), _WIDTH) for line in lines) + "\n"
+
+
+# --- who is behind
+
+
+def _judge(groups: Sequence[Group], ended: Sequence[int], steps: Mapping[int, float], world_size: int) -> _Verdict:
+    """Find the ranks that hold the others up; the docstring of this module says by what rules."""
+    for kind in _ODD:
+        odd = [group for group in groups if group.kind == kind]
+        if odd:
+            group = odd[0]
+            words = f"{named(group.ranks)} {verb(group.ranks)} {_ODD_WORDS[kind]}"
+            return _blame([group], words, _odd_hint(group))
+    running = [group for group in groups if group.kind != "gone"]
+    surely = [group for group in running if group.waiting is Waiting.SURELY]
+    if ended and surely and len(surely) == len(running):
+        waits = " and ".join(dict.fromkeys(group.wait.name for group in surely if group.wait))
+        them = "it" if len(ended) == 1 else "them"
+        words = f"{named(ended)} {has(ended)} ended with exit code 0, and the others wait for {them}, in {waits}"
+        hint = "do all ranks run the same number of steps, and the same code after the last one?"
+        return _Verdict(groups=(), ranks=tuple(ended), words=words, hint=hint)
+    known = [group for group in running if group.waiting is not None]
+    levels = sorted({group.waiting for group in known if group.waiting is not None})
+    if len(levels) > 1:
+        return _behind([group for group in known if group.waiting == levels[0]], running, steps)
+    unknown = [group for group in running if group.waiting is None]
+    if unknown and levels == [Waiting.SURELY]:
+        return _behind(unknown, running, steps)
+    if len(running) == 1:
+        return _together(running[0], steps, world_size)
+    if levels == [Waiting.SURELY] and len({group.wait.name for group in running if group.wait}) > 1:
+        return _apart(running, steps)
+    return _behind(_lowest(running, steps) or _smallest(running), running, steps)
+
+
+def _lowest(groups: Sequence[Group], steps: Mapping[int, float]) -> list[Group]:
+    """Find the groups that stand at the lowest step, if that sets some apart."""
+    last = [(max((steps[rank] for rank in group.ranks if rank in steps), default=None), group) for group in groups]
+    told = sorted({step for step, _ in last if step is not None})
+    return [group for step, group in last if step == told[0]] if len(told) > 1 else []
+
+
+def _smallest(groups: Sequence[Group]) -> list[Group]:
+    """Find the one group that has fewest ranks, if there is one."""
+    sizes = sorted(len(group.ranks) for group in groups)
+    return [group for group in groups if len(group.ranks) == sizes[0]] if len(sizes) > 1 and sizes[0] < sizes[1] else []
+
+
+def _behind(found: Sequence[Group], running: Sequence[Group], steps: Mapping[int, float]) -> _Verdict:
+    if not found:
+        words = f"no rank stands out: they stand at {len(running)} places" if running else "no worker could be asked"
+        return _Verdict(groups=(), ranks=(), words=words, hint=_place_hint(running))
+    found = sorted(found, key=lambda group: (len(group.ranks), group.ranks[0]))
+    ranks = sorted(rank for group in found for rank in group.ranks)
+    others = [rank for group in running if group not in found for rank in group.ranks]
+    where = f", at {found[0].frame}" if found[0].frame else ""
+    words = f"{named(ranks)} {verb(ranks)} behind{_at_steps(ranks, others, steps)}{where}"
+    return _blame(found, words, _place_hint(found))
+
+
+def _apart(running: Sequence[Group], steps: Mapping[int, float]) -> _Verdict:
+    """Judge ranks that wait for each other in different collectives."""
+    found = _lowest(running, steps) or _smallest(running)
+    hint = hint_for_all([group.wait for group in running if group.wait])
+    if not found:
+        return _Verdict(groups=(), ranks=(), words="ranks wait for each other in different collectives", hint=hint)
+    ranks = sorted(rank for group in found for rank in group.ranks)
+    others = [group for group in running if group not in found]
+    own, theirs = (
+        " and ".join(dict.fromkeys(group.wait.name for group in groups if group.wait)) for groups in (found, others)
+    )
+    at_steps = _at_steps(ranks, [rank for group in others for rank in group.ranks], steps)
+    where = f", at {found[0].frame}" if found[0].frame else ""
+    wait = "waits" if len(ranks) == 1 else "wait"
+    return _blame(found, f"{named(ranks)} {wait} in {own}{at_steps}{where}; the others in {theirs}", hint)
+
+
+def _together(group: Group, steps: Mapping[int, float], world_size: int) -> _Verdict:
+    """Judge ranks that all stand at the same place."""
+    waits = f" in {group.wait.name}" if group.wait else ""
+    where = f"{waits}{_at_steps(group.ranks, (), steps)}{f', at {group.frame}' if group.frame else ''}"
+    hint = (hint_for_all([group.wait]) if group.wait else None) or _place_hint([group])
+    if group.view is None:
+        they = "it stands" if len(group.ranks) == 1 else "they stand"
+        return _Verdict(groups=(), ranks=(), words=f"where {they} cannot be told from here", hint=hint)
+    if len(group.ranks) > 1:
+        words = f"all {len(group.ranks)} stand at the same place{where}"
+        return _Verdict(groups=(), ranks=(), words=words, hint=hint)
+    words = f"{'it' if world_size == 1 else named(group.ranks)} stands{where.replace(',', '', 1)}"
+    return _blame([group], words, hint) if world_size == 1 else _Verdict(groups=(), ranks=(), words=words, hint=hint)
+
+
+def _blame(groups: Sequence[Group], words: str, hint: str | None) -> _Verdict:
+    ranks = sorted(rank for group in groups for rank in group.ranks)
+    return _Verdict(groups=tuple(groups), ranks=tuple(ranks), words=words, hint=hint)
+
+
+def _place_hint(groups: Sequence[Group]) -> str | None:
+    return next((hint for group in groups if group.view and (hint := hint_for_place(group.view))), None)
+
+
+_ODD_WORDS: Mapping[Kind, str] = {
+    "stopped": "stopped (state T): somebody sent SIGSTOP",
+    "traced": "held by a debugger or tracer (state t)",
+    "kernel": "stuck in the kernel (state D): a file system or a driver does not answer",
+    "zombie": "ended, but still there as a zombie (state Z): a thread or the kernel holds on to it",
+}
+
+
+def _busy_hint(groups: Sequence[Group], states: Mapping[int, str]) -> str | None:
+    """Doubt the hang where those at fault compute: they wait for nobody, and none of them sleeps."""
+    ranks = [rank for group in groups for rank in group.ranks]
+    if not ranks or any(group.waiting is Waiting.SURELY for group in groups):
+        return None
+    if any(states.get(rank) != "R" for rank in ranks):
+        return None
+    return _BUSY_HINT if len(ranks) == 1 else _BUSY_HINT_ALL
+
+
+def _odd_hint(group: Group) -> str:
+    """Say what to look at. Whoever reads it does so when the worker has been killed, unless the kernel holds it."""
+    hints: Mapping[Kind, str] = {
+        "stopped": "who stops it? A `kill -STOP`, a scheduler that suspends jobs, or the script itself;"
+        " as long as a worker is there, `kill -CONT` and its pid have it go on",
+        "traced": "who traces it? gdb, strace and the like; as long as a worker is there, TracerPid in /proc/PID/status"
+        " names the debugger",
+        "kernel": "`dmesg` and the network mounts (`mount`, `df`) tell what it waits for, and as long as it is there"
+        f" /proc/{group.pids[0]}/stack",
+    }
+    return hints.get(group.kind, f"see `dmesg`, and as long as it is there what /proc/{group.pids[0]}/task holds")
+
+
+# --- in words
+
+
+def _described(group: Group, places: Hosts, *, detailed: bool, script_dir: str) -> list[str]:
+    """Write a group: its ranks, then its stack; ``detailed``: with the other threads of its first rank."""
+    who = f"  {named(group.ranks)}{places.on_host(group.ranks)}"
+    if group.kind == "unanswered":
+        return [f"{who}: no answer from {'its node' if len(group.ranks) == 1 else 'their nodes'}"]
+    if group.kind == "gone":
+        return [f"{who}: ended while the stacks were collected"]
+    if group.kind == "hidden":
+        return [f"{who}: its main thread is not in the dump (faulthandler shows 100 threads)"]
+    if group.kind == "silent":
+        why = "no Python started by us, or with -S, -I or -E; or it closed our file, or blocks our signal"
+        return _wrapped(f"{who.strip()}: no stack ({_state(group)}): {why}")
+    if group.kind in _ODD:
+        who += f" ({_state(group)})"
+    if group.wait is not None:
+        who += f", in {group.wait.name}"
+    if group.view is None:
+        return [f"{who}: no stack as long as it is so"]
+    if group.view.place is None:
+        return [f"{who}: no Python frame: the interpreter is starting or ending"]
+    lines = [f"{who}:"]
+    lines += [f"      {line}" for line in _stack(group.view, detailed=detailed)]
+    return lines + (_other_threads(group, script_dir) if detailed else [])
+
+
+def _stack(view: View, *, detailed: bool) -> list[str]:
+    return view.shown(_LINES) if detailed else view.shown(_LINES_OTHERS, brief=True)
+
+
+def _other_threads(group: Group, script_dir: str) -> list[str]:
+    """Name the other threads of its first rank that run the user's code, which it may wait for; count the rest."""
+    lines: list[str] = []
+    for thread in group.threads:
+        view = View(thread, script_dir)
+        if view.frames and len(lines) < _THREADS:
+            name = f" {thread.name}" if thread.name else ""
+            lines.append(f"      another thread{name}: {view.frames[0]}")
+    if rest := len(group.threads) - len(lines):
+        lines.append(f"      and {counted(rest, 'other thread')}")
+    return lines
+
+
+def _at_steps(ranks: Sequence[int], others: Sequence[int], steps: Mapping[int, float]) -> str:
+    own, theirs = _span(ranks, steps), _span(others, steps)
+    if own is None:
+        return ""
+    return f" (at least at step {own}{'' if theirs in (None, own) else f', the others at {theirs}'})"
+
+
+def _span(ranks: Iterable[int], steps: Mapping[int, float]) -> str | None:
+    told = [steps[rank] for rank in ranks if rank in steps]
+    if not told:
+        return None
+    low, high = f"{min(told):.15g}", f"{max(told):.15g}"
+    return low if low == high else f"{low}-{high}"
+
+
+def _wrapped(text: str) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(printable(text), _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _record(
+    groups: Sequence[Group],
+    verdict: _Verdict,
+    frame: str | None,
+    ended: Sequence[int],
+    steps: Mapping[int, float],
+) -> dict[str, object]:
+    """Make the JSON-able form.
+
+    ``behind``, ``frame``, ``summary`` as in the report; ``ended``: ranks that had ended with 0;
+    ``groups``: of the first 32, ``ranks``, ``kind`` (stack, stopped, traced, kernel, zombie, gone, hidden, silent,
+    unanswered), ``waits_in`` (a collective, or null), ``frame`` (innermost of the user's code, or null), ``stack``
+    (innermost first), ``steps`` ([lowest, highest], or null), ``other_threads`` (of its first rank);
+    ``groups_left_out``: how many more there are.
+    """
+    entries: list[dict[str, object]] = []
+    for group in groups[:_RECORDED]:
+        told = [steps[rank] for rank in group.ranks if rank in steps]
+        entries.append(
+            {
+                "ranks": group.ranks,
+                "kind": group.kind,
+                "waits_in": group.wait.name if group.wait else None,
+                "frame": group.frame,
+                "stack": group.view.shown(_RECORDED) if group.view else [],
+                "steps": [min(told), max(told)] if told else None,
+                "other_threads": len(group.threads),
+            }
+        )
+    return {
+        "behind": list(verdict.ranks),
+        "frame": frame,
+        "summary": verdict.words,
+        "ended": list(ended),
+        "groups": entries,
+        "groups_left_out": max(0, len(groups) - _RECORDED),
+    }
+
+
+def _state(group: Group) -> str:
+    pid = f", pid {group.pids[0]}" if len(group.pids) == 1 else ""
+    return f"state {group.state}{pid}" if group.state.isalpha() and len(group.state) == 1 else f"state unknown{pid}"

@@ -1,0 +1,121 @@
+"""What native code says when it ends a process: C++, glibc, faulthandler; and signals by name."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+
+from distlaunch.core.model.record import Record
+from distlaunch.diagnosis.tracebacks import Frame
+
+_MEANING = {
+    "SIGHUP": "terminal or session gone",
+    "SIGINT": "interrupt",
+    "SIGQUIT": "quit",
+    "SIGILL": "illegal instruction",
+    "SIGTRAP": "trace trap",
+    "SIGABRT": "abort",
+    "SIGBUS": "bus error",
+    "SIGFPE": "arithmetic error",
+    "SIGSEGV": "segmentation fault",
+    "SIGPIPE": "wrote to a closed pipe",
+    "SIGALRM": "alarm clock",
+    "SIGTERM": "terminate",
+    "SIGXCPU": "CPU time limit reached",
+    "SIGXFSZ": "file size limit reached",
+    "SIGSYS": "forbidden system call",
+}
+_FATAL = (
+    "double free or corruption",
+    "free(): ",
+    "malloc(): ",
+    "malloc_consolidate(): ",
+    "realloc(): ",
+    "munmap_chunk(): ",
+    "corrupted size vs. prev_size",
+    "*** stack smashing detected ***",
+    "*** buffer overflow detected ***",
+    "thread '",
+)
+_TERMINATE = re.compile(r"terminate called (?:after throwing an instance of '(.+)'|without an active exception)")
+_ASSERT = re.compile(r"(?:.+: )?(\S+):(\d+): .+: Assertion [`'](.+)' failed\.?")
+_CHECK = re.compile(r"F(?:\d{4} \d\d:|\d{8} ).*\] (.+)")
+_DUMP = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+
+
+class NativeEnd(Record):
+    """The last words of native code."""
+
+    type: str | None
+    message: str
+    frame: Frame | None = None
+    lines: tuple[str, ...] = ()
+
+
+def signal_name(number: int) -> str:
+    """Name a signal: ``SIGSEGV``; real-time ones by number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe_signal(number: int, *, oom_kills: int) -> str:
+    """Say in one line what killed a process."""
+    name = signal_name(number)
+    if name == "SIGKILL":
+        if oom_kills:
+            return "killed by SIGKILL: killed by the kernel, out of host memory"
+        return "killed by SIGKILL (from outside: no out-of-memory kill was counted)"
+    if name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        return f"killed by {name} (from outside: not sent by us)"
+    return f"killed by {name} ({_MEANING[name]})" if name in _MEANING else f"killed by {name}"
+
+
+def find_native_end(lines: Sequence[str]) -> NativeEnd | None:
+    """Find the first fatal message of native code among the last lines."""
+    first = max(0, len(lines) - 400)
+    found: NativeEnd | None = None
+    for at in range(first, len(lines)):
+        line = lines[at]
+        if match := _TERMINATE.match(line):
+            return _terminate(match[1], lines, at)
+        if line.startswith("Fatal Python error: "):
+            return _fatal_python(lines, at)
+        if "Assertion" in line and _ASSERT.match(line):
+            return NativeEnd(type=None, message=line, lines=(line,))
+        if match := _CHECK.match(line):
+            return NativeEnd(type=None, message=match[1], lines=(line,))
+        if line.startswith(_FATAL) and (not line.startswith("thread '") or "panicked at" in line):
+            found = found or NativeEnd(type=None, message=line, lines=tuple(lines[at : at + 3]))
+    return found
+
+
+def _terminate(type_: str | None, lines: Sequence[str], at: int) -> NativeEnd:
+    what = ""
+    end = at + 1
+    if end < len(lines) and (text := lines[end].strip()).startswith("what():"):
+        what = text.removeprefix("what():").strip()
+        end += 1
+    message = what or ("" if type_ else "C++ terminate was called")
+    return NativeEnd(type=type_, message=message, lines=tuple(lines[at:end]))
+
+
+def _fatal_python(lines: Sequence[str], at: int) -> NativeEnd:
+    """Read a dump of faulthandler: the frames of the current thread come innermost first."""
+    frames: list[Frame] = []
+    shown = [lines[at]]
+    current = False
+    for line in lines[at + 1 : at + 120]:
+        if line.startswith(("Current thread", "Thread 0x", "Stack (most recent")):
+            current = not line.startswith("Thread")
+        elif current and (match := _DUMP.match(line)):
+            frames.append(Frame(file=match[1], line=int(match[2][:9]), function=match[3]))
+            if len(shown) < 10:
+                shown.append(line)
+        elif frames and not line:
+            break
+    frame = next((frame for frame in frames if frame.of_user), frames[0] if frames else None)
+    message = lines[at].removeprefix("Fatal Python error: ")
+    return NativeEnd(type=None, message=message, frame=frame, lines=tuple(shown))

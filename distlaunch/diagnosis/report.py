@@ -1,0 +1,187 @@
+"""A diagnosis as the last thing on the screen, and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distlaunch.core.model.ids import name_ranks
+from distlaunch.core.model.text import printable
+from distlaunch.diagnosis.clean_text import shorten
+from distlaunch.diagnosis.model import Cause, Diagnosis
+
+_WIDTH = 100
+_EXCERPT = 12
+
+
+def render_report(
+    diagnosis: Diagnosis,
+    *,
+    job_id: str,
+    world_size: int,
+    attempt: int,
+    restarts: int,
+    max_restarts: int,
+    elapsed_s: float,
+    run_dir: str | None,
+    many_hosts: bool,
+    filed: str | None = None,
+    while_stopping: bool = False,
+    terminal: bool = False,
+) -> str:
+    """Write the report: who failed and how, the exception, where, the excerpt, the others, a hint, the log.
+
+    Plain text without a control character (but newlines), ends with a newline. ``attempt`` counts from 0; ``restarts``
+    are those before it, fewer where lost nodes were replaced. ``filed``:
+    where the first rank's log is if it has one, in words, where that is not to be seen from here. ``terminal``: the
+    worker had the user's terminal, whose text is what it wrote and what was typed.
+    """
+    cause = diagnosis.cause
+    host = f" on {cause.host}" if many_hosts and cause.host else ""
+    first = f" (rank {cause.ranks[0]} first)" if 1 < len(cause.ranks) < world_size and not cause.at_once else ""
+    when = _while_stopping(cause) if while_stopping else ""
+    lines = _wrapped(f"{_who(cause.ranks, world_size)}{host} failed{when}{first}: {cause.summary}", "")
+    exception = (
+        f"{cause.exception_type}: {cause.message or ''}".removesuffix(": ") if cause.exception_type else cause.message
+    )
+    if exception:
+        lines += _wrapped(exception, "  ", limit=3)
+    if cause.frame:
+        lines += [f"  at {cause.frame}"]
+    if cause.original:
+        lines += _wrapped(f"original exception: {cause.original}", "  ", limit=3)
+    excerpt = [line for line in cause.excerpt if not _says_the_same(line, cause)]
+    if excerpt:
+        where = "the terminal, with what was typed" if terminal else "stderr"
+        label = [f"  last lines on {where}:"] if cause.last_words else [""]
+        lines += [*label, *(shorten(f"    {line}", _WIDTH) for line in excerpt[-_EXCERPT:]), ""]
+    for other in diagnosis.others:
+        lines += _wrapped(other, "  ", limit=3)
+    if diagnosis.hint:
+        lines += _wrapped(f"hint: {diagnosis.hint}", "  ")
+    if cause.log_path or run_dir:
+        lines.append(f"  {_where_logs_are(cause, world_size, run_dir, filed)}")
+    lines.append(
+        job_line(job_id=job_id, attempt=attempt, restarts=restarts, max_restarts=max_restarts, elapsed_s=elapsed_s)
+    )
+    return "\n".join(printable(line).rstrip() for line in lines) + "\n"
+
+
+def killed_lines(ranks: Sequence[int], after_grace: str | None, leftovers: str | None) -> list[str]:
+    """Say which workers had to be killed, and why then, and which processes that workers had left."""
+    lines = []
+    if ranks and after_grace is not None:
+        lines += _wrapped(f"{name_ranks(ranks)} had to be killed, {after_grace}", "  ", limit=3)
+    return lines + (_wrapped(leftovers, "  ", limit=3) if leftovers else [])
+
+
+def job_line(*, job_id: str, attempt: int, restarts: int, max_restarts: int, elapsed_s: float) -> str:
+    """Return the last line of a report: the job, how long it ran, and the number of its last attempt.
+
+    An attempt has the number of its folder and of ``DISTLAUNCH_ATTEMPT``, from 0; restarts are counted beside it.
+    """
+    return f"  job {job_id}, after {_duration(elapsed_s)}{attempt_and_restarts(attempt, restarts, max_restarts)}"
+
+
+def attempt_and_restarts(attempt: int, restarts: int, max_restarts: int) -> str:
+    """Return ``, attempt 1 (restart 1 of 3)``, or nothing for the only attempt of a job without restarts."""
+    if not attempt and not max_restarts:
+        return ""
+    return f", attempt {attempt}" + (f" (restart {restarts} of {max_restarts})" if restarts else "")
+
+
+def failed_in_stop(diagnosis: Diagnosis, *, world_size: int, many_hosts: bool) -> str:
+    """Say in one line which workers failed while they were stopped, and why."""
+    cause = diagnosis.cause
+    host = f" on {cause.host}" if many_hosts and cause.host else ""
+    return printable(f"{_who(cause.ranks, world_size)}{host} failed{_while_stopping(cause)}: {_what(cause)}")
+
+
+def _while_stopping(cause: Cause) -> str:
+    return f" while {'they' if len(cause.ranks) > 1 else 'it'} stopped"
+
+
+def _what(cause: Cause) -> str:
+    what = f"{cause.exception_type}: {cause.message}" if cause.exception_type else cause.summary
+    return what[:160] + (f" ({cause.frame})" if cause.frame else "")
+
+
+def one_line(diagnosis: Diagnosis, *, many_hosts: bool = False) -> str:
+    """Say a cause in one line: who failed, with what, where."""
+    cause = diagnosis.cause
+    host = f" on {cause.host}" if many_hosts and cause.host else ""
+    return f"{name_ranks(cause.ranks)}{host}: {_what(cause)}"
+
+
+def diagnosis_record(diagnosis: Diagnosis) -> dict[str, object]:
+    """Return the diagnosis as JSON-able data, for ``events.jsonl``."""
+    cause = diagnosis.cause
+    return {
+        "ranks": list(cause.ranks),
+        "host": cause.host,
+        "returncode": cause.returncode,
+        "exit_code": diagnosis.exit_code,
+        "cause_seen": diagnosis.cause_seen,
+        "summary": cause.summary,
+        "exception_type": cause.exception_type,
+        "message": cause.message,
+        "original": cause.original,
+        "frame": cause.frame,
+        "excerpt": list(cause.excerpt),
+        "last_words": cause.last_words,
+        "others": list(diagnosis.others),
+        "hint": diagnosis.hint,
+        "repeats": diagnosis.repeats,
+        "signature": list(diagnosis.signature) if diagnosis.signature else None,
+        "log_path": cause.log_path,
+    }
+
+
+def _who(ranks: Sequence[int], world_size: int) -> str:
+    if not ranks:
+        return "no rank"
+    if len(ranks) == world_size:
+        return {1: "the only rank", 2: "both ranks"}.get(world_size, f"all {world_size} ranks")
+    return f"{name_ranks(ranks)} of {world_size}"
+
+
+def _where_logs_are(cause: Cause, world_size: int, run_dir: str | None, filed: str | None) -> str:
+    """Name the failed rank's file; where every rank failed alike, all files, as none says more than the others."""
+    path = cause.log_path
+    if path is None and filed is not None:
+        return f"log: {filed}, if {name_ranks(cause.ranks[:1])} wrote any"
+    if path is None:
+        wrote = f" ({name_ranks(cause.ranks[:1])} wrote none)" if cause.ranks else ""
+        return f"logs: {run_dir}{wrote}"
+    folder, _, name = path.rpartition("/")
+    if 1 < len(cause.ranks) == world_size and name == f"rank-{cause.ranks[0]}.log":
+        return f"logs: {folder}/rank-*.log"
+    return f"log: {path}"
+
+
+def _says_the_same(line: str, cause: Cause) -> bool:
+    """Tell whether an excerpt line only repeats the exception that stands above it."""
+    if cause.exception_type is None:
+        return line == cause.message
+    return "Group" not in cause.exception_type and (line + ":").startswith(f"{cause.exception_type}:")
+
+
+def _wrapped(text: str, indent: str, *, limit: int = 0) -> list[str]:
+    """Break a text at the report's width; ``limit`` lines at most (0: all)."""
+    import textwrap
+
+    further = indent + "  "
+    lines = textwrap.wrap(
+        printable(text), _WIDTH, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False
+    )
+    if limit and len(lines) > limit:
+        lines = lines[:limit]
+        lines[-1] = shorten(lines[-1], _WIDTH - 4) + " ..."
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

@@ -1,0 +1,262 @@
+"""Which library calls wait for other ranks, and what to look at where a worker stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from distlaunch.core.model.record import Record
+from distlaunch.diagnosis.stack_parser import View
+from distlaunch.diagnosis.tracebacks import Frame
+
+
+class Waiting(IntEnum):
+    """How surely a worker waits for other ranks: those that do less are the ones that hold the job up."""
+
+    NOT = 0
+    MAYBE = 1
+    """A collective may run below, out of Python's sight: backward with DDP, a synchronisation with the GPU. Or it waits
+    for a process that may be one of the others: who builds an extension."""
+    SURELY = 2
+
+
+class Wait(Record):
+    """A call that waits for other ranks."""
+
+    name: str
+    """As the report names it: ``torch.distributed all_reduce``."""
+    waiting: Waiting
+    frame: Frame
+    """The call."""
+
+    @property
+    def synchronises(self) -> bool:
+        """Return whether it is a wait for a GPU, which may spin."""
+        return self.frame.function in _SYNCHRONISE and "/torch/" in self.frame.file
+
+
+_SYNCHRONISE = frozenset({"synchronize"})
+_TORCH = frozenset(
+    {
+        "_store_based_barrier",
+        "_sync_module_states",
+        "_sync_params_and_buffers",
+        "_verify_param_shape_across_processes",
+        "all_gather",
+        "all_gather_coalesced",
+        "all_gather_into_tensor",
+        "all_gather_object",
+        "all_reduce",
+        "all_reduce_coalesced",
+        "all_to_all",
+        "all_to_all_single",
+        "barrier",
+        "batch_isend_irecv",
+        "broadcast",
+        "broadcast_object_list",
+        "destroy_process_group",
+        "gather",
+        "gather_object",
+        "init_device_mesh",
+        "init_process_group",
+        "monitored_barrier",
+        "new_group",
+        "new_subgroups",
+        "new_subgroups_by_enumeration",
+        "recv",
+        "recv_object_list",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "scatter",
+        "scatter_object_list",
+        "send",
+        "send_object_list",
+        "split_group",
+        "wait",
+        "wait_tensor",
+    }
+)
+_PLAIN = frozenset(
+    {
+        "allgather",
+        "allgather_object",
+        "allreduce",
+        "allreduce_",
+        "alltoall",
+        "barrier",
+        "broadcast",
+        "broadcast_",
+        "broadcast_object",
+        "broadcast_optimizer_state",
+        "broadcast_parameters",
+        "grouped_allgather",
+        "grouped_allreduce",
+        "grouped_allreduce_",
+        "grouped_reducescatter",
+        "init",
+        "join",
+        "recv",
+        "reduce",
+        "reducescatter",
+        "send",
+        "shutdown",
+        "synchronize",
+    }
+)
+_JAX = frozenset({"sync_global_devices", "broadcast_one_to_all", "process_allgather", "assert_equal"})
+_TABLE: tuple[tuple[str, frozenset[str] | None, str, Waiting], ...] = (
+    ("/torch/distributed/rendezvous.py", None, "torch.distributed init_process_group", Waiting.SURELY),
+    ("/torch/distributed/", _TORCH, "torch.distributed {}", Waiting.SURELY),
+    ("/horovod/", _PLAIN, "Horovod {}", Waiting.SURELY),
+    ("/ray/util/collective/", _PLAIN, "Ray's collective {}", Waiting.SURELY),
+    ("/tensorflow/python/ops/collective_ops.py", None, "TensorFlow's {}", Waiting.SURELY),
+    ("/jax/experimental/multihost_utils.py", _JAX, "JAX's {}", Waiting.SURELY),
+    ("/mpi4py/", None, "mpi4py {}", Waiting.SURELY),
+    ("/torch/autograd/", frozenset({"_engine_run_backward", "backward"}), "backward", Waiting.MAYBE),
+    ("/torch/cuda/", _SYNCHRONISE, "torch.cuda.synchronize", Waiting.MAYBE),
+    ("/ray/_private/worker.py", frozenset({"get", "wait"}), "ray.{}", Waiting.MAYBE),
+    ("/torch/utils/file_baton.py", None, "the lock of an extension that is built", Waiting.MAYBE),
+)
+"""Part of the file's path, functions there (None: any), the name, how surely it waits."""
+
+_SHM = "a full /dev/shm or a loader worker that hangs does this: `df -h /dev/shm`, and try num_workers=0"
+_BATON = (
+    "it waits for another process to build an extension; if none does, a killed build has left its file `lock` in the"
+    " extension's folder (TORCH_EXTENSIONS_DIR, ~/.cache/torch_extensions): remove that"
+)
+_BUILDS = (
+    "it builds an extension, which the first run does, and whoever else needs that waits for it: choose a longer"
+    " --hang-timeout, or build it before the job"
+)
+_HINTS: tuple[tuple[str, frozenset[str] | None, str], ...] = (
+    ("/torch/utils/cpp_extension.py", frozenset({"_run_ninja_build", "_write_ninja_file_and_build_library"}), _BUILDS),
+    ("/torch/utils/data/", None, f"it waits for its DataLoader's workers; {_SHM}"),
+    (
+        "/torch/utils/file_baton.py",
+        None,
+        _BATON,
+    ),
+    (
+        "/filelock/",
+        None,
+        "it waits for a file lock, which another process holds or a file system does not give out",
+    ),
+    (
+        "<frozen importlib._bootstrap>",
+        frozenset({"acquire", "_lock_unlock_module", "_get_module_lock"}),
+        "it waits for an import that another of its threads is doing",
+    ),
+    ("/pdb.py", None, "a debugger waits for its user"),
+    ("/bdb.py", None, "a debugger waits for its user"),
+    (
+        "/socket.py",
+        frozenset({"getaddrinfo", "create_connection", "connect"}),
+        "it is connecting: is that host's name known here, is the host reachable from this node?",
+    ),
+    *(
+        (part, None, "it waits for a server on the network: set a timeout there, or fetch the data before the job")
+        for part in ("/urllib/request.py", "/http/client.py", "/urllib3/", "/ssl.py", "/huggingface_hub/", "/aiohttp/")
+    ),
+    ("/wandb/", None, "it waits for Weights & Biases: WANDB_MODE=offline shows whether that is all"),
+    ("/subprocess.py", None, "it waits for a process that it has started: `ps --ppid` with its pid shows which"),
+    (
+        "/multiprocessing/",
+        None,
+        "it waits for a process that it has started (`ps --ppid` with its pid shows them), or for a lock of theirs",
+    ),
+    ("/concurrent/futures/", None, "it waits for work that it has given to a pool of its own"),
+    ("/queue.py", None, "it waits for a queue that another of its threads has to fill or empty"),
+    (
+        "/threading.py",
+        frozenset({"join", "_wait_for_tstate_lock"}),
+        "it waits for another of its threads to end",
+    ),
+    ("/threading.py", None, "it waits for a lock or an event that another of its threads has to release"),
+    (
+        "<frozen importlib",
+        None,
+        "it is importing a module: does that take longer than --hang-timeout, or is its file system slow or gone?",
+    ),
+)
+_SAME = {
+    "init_process_group": (
+        "all wait for the group to form: has every rank the same WORLD_SIZE and MASTER_ADDR, and can the nodes reach"
+        " each other? (GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name the interface)"
+    ),
+}
+_SAME_ANY = (
+    "all wait in the same call: a rank may have skipped one before, or use other sizes or another group"
+    " (TORCH_DISTRIBUTED_DEBUG=DETAIL checks that), or the network between them does not work"
+)
+DIFFERENT = "ranks wait in different collectives: all must call the same ones in the same order"
+
+
+def find_wait(view: View) -> Wait | None:
+    """Find what a worker waits in: the outermost such call below the script's innermost frame."""
+    for frame in reversed(view.below):
+        for part, functions, name, waiting in _TABLE:
+            if part in frame.file and (functions is None or frame.function in functions):
+                return Wait(name=name.format(frame.function), waiting=waiting, frame=frame)
+    return None
+
+
+_CHILDREN = (
+    "/torch/utils/data/",
+    "/multiprocessing/",
+    "/subprocess.py",
+    "/concurrent/futures/",
+    "/joblib/",
+)
+"""Parts of the paths of files in which a worker waits for processes of its own."""
+_SLEEPS: tuple[tuple[str, frozenset[str] | None], ...] = (
+    ("/threading.py", frozenset({"wait", "join", "acquire", "_wait_for_tstate_lock", "__enter__"})),
+    ("/queue.py", None),
+    ("/selectors.py", None),
+    ("/subprocess.py", frozenset({"wait", "_wait", "_try_wait", "poll", "communicate", "_communicate"})),
+    ("/multiprocessing/", None),
+    ("/concurrent/futures/_base.py", frozenset({"result", "exception", "wait"})),
+    ("/socket.py", frozenset({"accept", "readinto"})),
+    ("/ssl.py", None),
+    ("/filelock/", None),
+    ("/torch/utils/data/dataloader.py", frozenset({"_try_get_data", "_get_data"})),
+)
+"""Part of the file's path, functions there (None: any): calls that wait, whatever for. Which of their lines a worker is
+at tells nothing."""
+
+
+def call_that_waits(view: View) -> Frame | None:
+    """Find the outermost call below the script's innermost frame that waits, for other ranks or for anything else."""
+    for frame in reversed(view.below):
+        if any(_matches(frame, part, functions) for part, functions in _SLEEPS):
+            return frame
+        if any(_matches(frame, part, functions) for part, functions, _, _ in _TABLE):
+            return frame
+    return None
+
+
+def waits_for_children(view: View) -> bool:
+    """Return whether a worker waits for processes that it has started."""
+    return any(part in frame.file for frame in view.below for part in _CHILDREN)
+
+
+def hint_for_place(view: View) -> str | None:
+    """Say what to look at where a worker does not wait for other ranks; None where nothing useful is known."""
+    for part, functions, hint in _HINTS:
+        if any(_matches(frame, part, functions) for frame in view.below):
+            return hint
+    return None
+
+
+def hint_for_all(waits: Sequence[Wait]) -> str | None:
+    """Say what to look at when every rank waits for the others, in ``waits``."""
+    names = {wait.name for wait in waits}
+    if not waits or any(wait.waiting is not Waiting.SURELY for wait in waits):
+        return None
+    if len(names) > 1:
+        return DIFFERENT
+    return _SAME.get(names.pop().rpartition(" ")[2], _SAME_ANY)
+
+
+def _matches(frame: Frame, part: str, functions: frozenset[str] | None) -> bool:
+    return part in frame.file and (functions is None or frame.function in functions)

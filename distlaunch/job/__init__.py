@@ -1,1 +1,0 @@
-"""The coordinator: policy (pure), runner, signals, run directory, transports, diagnosis."""

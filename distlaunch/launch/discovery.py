@@ -1,0 +1,172 @@
+"""Runs the command of --discover, so that nothing of it outlives us; loaded only where it is given.
+
+A guard between us and the command is what the spawner is to workers: an ancestor and subreaper, to which everything
+falls that the command leaves behind, in whatever session. It kills all of it once the command has ended, or when we
+have gone in any way, which it sees by the end of a pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import NoReturn
+
+from distlaunch.core.agent.workers.kernel import become_subreaper, die_with_parent
+from distlaunch.core.agent.workers.process_setup import NO_WORKER, place
+from distlaunch.core.agent.workers.remains import Remains
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.text import quoted
+from distlaunch.core.model.unfollowed import fork_from_helper, fork_helper
+from distlaunch.planning.hosts.from_options import command_of
+
+DISCOVER_S = 60.0
+"""How long the command may take."""
+_MOST_BYTES = 64 << 20
+_CHUNK = 1 << 16
+_LOOK_S = 0.02
+"""How long the end of the command may go unnoticed."""
+_KILL_S = 5.0
+"""How long KILL may take to show."""
+
+
+def run_discover(
+    command: str, environ: Mapping[str, str], *, who: str = "--discover", patience_s: float = DISCOVER_S
+) -> str:
+    """Run the command as Horovod does, by a shell; return what it printed.
+
+    ``who`` set it: the option, or its variable. Call it before the first thread is started. Raises ConfigError, with
+    the command's own words, if it fails or takes longer than ``patience_s`` seconds.
+    """
+    where = command_of(command, who)
+    if "\0" in command:
+        raise ConfigError(f"{where}: a command has no NUL")
+    try:
+        output, errors, code, problem = _watched(command, environ, patience_s)
+    except OSError as exc:
+        raise ConfigError(f"{where}: cannot be run: {os.strerror(exc.errno or 0)}") from exc
+    words = errors.decode(errors="surrogateescape").split("\n")
+    last = next((line.strip() for line in reversed(words) if line.strip()), None)
+    said = "" if last is None else f"; it said {quoted(last)}"
+    if problem:
+        raise ConfigError(f"{where}: {problem}{said}", hint="it has to print a line for each host, HOST:SLOTS, and end")
+    if code:
+        how = f"exit code {code}" if code > 0 else f"signal {_signal_name(-code)}"
+        raise ConfigError(f"{where}: the command ended with {how}{said}", hint="run it by itself: it has to end with 0")
+    return output.decode(errors="surrogateescape")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return str(number)
+
+
+def _watched(command: str, environ: Mapping[str, str], patience_s: float) -> tuple[bytes, bytes, int, str]:
+    """Give stdout, stderr, exit code, and what is wrong if it does not end or says too much. Raises OSError."""
+    life, ours = os.pipe()
+    result, result_end = os.pipe()
+    output, output_end = os.pipe()
+    errors, errors_end = os.pipe()
+    theirs = (life, result_end, output_end, errors_end)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the guard stays deaf
+    try:
+        guard = fork_helper()
+        if guard == 0:
+            _guard(command, environ, *theirs)
+    except OSError:
+        for descriptor in (ours, result, output, errors):
+            os.close(descriptor)
+        raise
+    finally:
+        for descriptor in theirs:
+            os.close(descriptor)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        return _collect(output, errors, result, patience_s)
+    finally:
+        os.close(ours)
+        with suppress(ChildProcessError):  # SIGCHLD is ignored
+            os.waitpid(guard, 0)
+        for descriptor in (result, output, errors):
+            os.close(descriptor)
+
+
+def _collect(output: int, errors: int, result: int, patience_s: float) -> tuple[bytes, bytes, int, str]:
+    deadline_s = time.monotonic() + patience_s
+    read = {output: bytearray(), errors: bytearray(), result: bytearray()}
+    poll = select.poll()
+    for descriptor in read:
+        poll.register(descriptor, select.POLLIN)
+    left, problem = set(read), ""
+    while left and not problem:
+        left_s = deadline_s - time.monotonic()
+        ready = poll.poll(max(0.0, left_s) * 1000 if result in left else 0)
+        for descriptor, _ in ready:
+            chunk = os.read(descriptor, _CHUNK)
+            read[descriptor] += chunk
+            if not chunk:
+                poll.unregister(descriptor)
+                left.discard(descriptor)
+        if sum(map(len, read.values())) > _MOST_BYTES:
+            problem = f"the command printed over {_MOST_BYTES >> 20} MiB"
+        elif result in left and left_s <= 0:
+            problem = f"the command did not end in {patience_s:g} s"
+        elif result not in left and not ready:  # somebody whom not even KILL ends still holds its output
+            break
+    if not problem and not read[result]:
+        problem = "what watched the command was killed"
+    return bytes(read[output]), bytes(read[errors]), int(read[result] or b"0"), problem
+
+
+def _guard(command: str, environ: Mapping[str, str], life: int, result: int, output: int, errors: int) -> NoReturn:
+    """Run the command until it ends or ``life`` does, then kill what is left of it; tell ``result`` its exit code."""
+    try:
+        os.setsid()
+        become_subreaper()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _close_all_but(life, result, output, errors)
+        us = os.getpid()
+        child = fork_from_helper()
+        if child == 0:
+            _become_command(command, environ, us, output, errors)
+        os.close(output)
+        os.close(errors)
+        remains = Remains(child)
+        poll = select.poll()
+        poll.register(life, select.POLLIN)
+        while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if poll.poll(_LOOK_S * 1000):
+                break
+        status = remains.kill(bound_s=_KILL_S)
+        if status is not None:
+            os.write(result, str(os.waitstatus_to_exitcode(status)).encode())
+    finally:
+        os._exit(0)  # never unwind into the launcher's frames
+
+
+def _become_command(command: str, environ: Mapping[str, str], guard: int, output: int, errors: int) -> NoReturn:
+    try:
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != guard:  # it was killed before the line above could take effect
+            os._exit(NO_WORKER)
+        os.setsid()
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        place((os.open(os.devnull, os.O_RDONLY), output, errors), (0, 1, 2))
+        os.execve("/bin/sh", ["/bin/sh", "-c", command], dict(environ))
+    except OSError as exc:
+        os.write(2, f"/bin/sh: {os.strerror(exc.errno or 0)}\n".encode())
+    finally:
+        os._exit(NO_WORKER)
+
+
+def _close_all_but(*kept: int) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with suppress(OSError):
+                os.close(int(name))

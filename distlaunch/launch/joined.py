@@ -1,0 +1,525 @@
+"""The composition root's part for jobs whose nodes, or workers, have a launcher each."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+from distlaunch.coordinator.joined.admission import Caller, Door
+from distlaunch.coordinator.joined.consoles import Herald, LocalRanks
+from distlaunch.coordinator.joined.declining import decline, leave
+from distlaunch.coordinator.joined.launcher import PeerRunner
+from distlaunch.coordinator.joined.launchers import Assembly
+from distlaunch.coordinator.joined.local_node import OwnNode
+from distlaunch.coordinator.joined.peer_settings import PeerSettings
+from distlaunch.coordinator.policy.composition import Composition
+from distlaunch.coordinator.policy.job import JobPolicy
+from distlaunch.coordinator.policy.job_settings import Gathering
+from distlaunch.coordinator.runtime.error_file import ErrorFile
+from distlaunch.coordinator.runtime.filters import LineFilter
+from distlaunch.coordinator.runtime.records import EventLog, OutputFiles
+from distlaunch.coordinator.runtime.run_directory import join_run_dir, make_run_dir, new_job_id
+from distlaunch.coordinator.runtime.runner import Clock, Runner
+from distlaunch.coordinator.runtime.signal_pipe import SignalPipe
+from distlaunch.coordinator.runtime.sink import Sink
+from distlaunch.core.agent import connect
+from distlaunch.core.agent.remote_agent import Clock as PausableClock
+from distlaunch.core.agent.workers.process_tree import children_of, kill_each_tree
+from distlaunch.core.agent.workers.remains import Remains
+from distlaunch.core.errors import EXIT_SOFTWARE, ConfigError, LaunchError, NodesError
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import counted, quoted
+from distlaunch.core.probe.files import read_bounded
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol.handshake import Party
+from distlaunch.core.protocol.remote import Surveyed
+from distlaunch.core.protocol.token_keys import TOKEN
+from distlaunch.launch import process
+from distlaunch.launch.make_plan import Planned, read_facts
+from distlaunch.planning.joined_plan import Joiner
+from distlaunch.planning.node_source import Location, locate
+from distlaunch.planning.rendezvous import Rendezvous, settle_unplanned
+from distlaunch.planning.train_options import TorchrunOptions, TrainOptions
+from distlaunch.transport.open_port import PortTakenError
+
+if TYPE_CHECKING:
+    from distlaunch.launch.slurm import Site
+
+Otherwise = Callable[[], Sequence[str]]
+OpenSink = Callable[[int], Sink]
+OpenFilters = Callable[[int], Mapping[int, LineFilter]] | None
+
+_TOKEN_BYTES = 16
+_MOST_TOKEN_BYTES = 4096
+_LEAST_TOKEN = 16
+"""Characters of a token that is taken without a word."""
+_READ_BY_OTHERS = stat.S_IRGRP | stat.S_IROTH
+_MAKE_TOKEN = "openssl rand -hex 32"  # noqa: S105 - a command
+_PATIENCE_S = 10.0
+_SPAWNER_END_S = 5.0
+
+
+def token_of(
+    options: TrainOptions, environ: Mapping[str, str], *, say: Callable[[str], None] = lambda _: None
+) -> bytes | None:
+    """Return the secret that the launchers of a job share, if there is one.
+
+    ``say`` gets notices. Raises ConfigError.
+    """
+    path = options.token_file
+    if path is None:
+        value = environ.get(TOKEN)
+        if value is None:
+            return None
+        if not value.strip():
+            raise ConfigError(f"{TOKEN} is empty", hint="unset it, or give all launchers of the job the same secret")
+        token = value.strip().encode(errors="surrogateescape")
+        _check_token(token, TOKEN, options)
+        return token
+    who = f"{options.named('token_file')} {quoted(path)}"
+    try:
+        _check_readers(path, who, environ, say)
+        token = read_bounded(path, most=_MOST_TOKEN_BYTES, patience_s=_PATIENCE_S).strip()
+    except OSError as exc:
+        raise ConfigError(f"{who}: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise ConfigError(f"{who}: a name of a file has no NUL") from exc
+    if not token:
+        raise ConfigError(f"{who} is empty", hint=f"{_MAKE_TOKEN} makes a token")
+    _check_token(token, f"the token in {who}", options)
+    return token
+
+
+def _check_token(token: bytes, what: str, options: TrainOptions) -> None:
+    size = len(token.decode(errors="replace"))
+    if size < _LEAST_TOKEN and not options.weak_token_ok:
+        raise ConfigError(
+            f"{what} has {counted(size, 'character')}, and may be guessed",
+            hint=f"{_MAKE_TOKEN} makes one that is not; {options.named('weak_token_ok')} takes this one",
+        )
+
+
+def _check_readers(path: str, who: str, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Refuse a file that other users can read. Kubernetes mounts Secrets so: there it is only said. Raises OSError."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) or not mode & _READ_BY_OTHERS:
+        return
+    text = f"{who} can be read by other users (its mode is {stat.S_IMODE(mode):04o})"
+    if "KUBERNETES_SERVICE_HOST" not in environ:
+        raise ConfigError(text, hint=f"chmod 600 {shlex.quote(path)}")
+    say(f"{text}: defaultMode 0400 of the Secret's volume keeps it to its owner")
+
+
+def party_of(
+    rendezvous: Rendezvous,
+    options: TrainOptions,
+    environ: Mapping[str, str],
+    *,
+    say: Callable[[str], None] = lambda _: None,
+) -> Party:
+    """Return in what all launchers of the job have to agree; ``say`` gets notices. Raises ConfigError."""
+    from distlaunch import __version__
+
+    token = token_of(options, environ, say=say)
+    munge = None
+    if token is None and "SLURM_JOB_ID" in environ:
+        from distlaunch.transport.munge import find_munge
+
+        munge = find_munge(environ)
+    return Party(release=__version__, job_key=rendezvous.job_key, token=token, munge=munge)
+
+
+class Launchers:
+    """The launchers of one job, as the coordinator has them: what the policy has to know, and the way to them."""
+
+    def __init__(
+        self, joiner: Joiner, options: TrainOptions, *, otherwise: Otherwise | None = None, alone: str | None = None
+    ) -> None:
+        """``otherwise`` gives the addresses by which the scheduler reaches node 0, this one.
+
+        ``alone``: see ``Gathering``.
+        """
+        self._joiner = joiner
+        self._otherwise = otherwise
+        self._options = options
+        self._alone = alone
+        self._assembly: Assembly | None = None
+
+    def gathering(self) -> Gathering:
+        """Give the policy its functions."""
+        joiner = self._joiner
+        tokens: dict[int, str] = {}
+
+        def compose(surveys: Mapping[int, Surveyed]) -> Composition:
+            known = {} if self._assembly is None else self._assembly.members
+            members, plan = joiner.compose(surveys, known)
+            return Composition(members=members, plan=plan, places=joiner.places(plan))
+
+        def addresses(surveyed: Surveyed, host: str) -> tuple[str, ...]:
+            of_scheduler = () if self._otherwise is None else self._otherwise()
+            return joiner.addresses(surveyed, host, of_scheduler=of_scheduler)
+
+        return Gathering(
+            hosts=joiner.hosts,
+            bounds=joiner.bounds,
+            survey=joiner.survey,
+            compose=compose,
+            addresses=addresses,
+            meet=joiner.meet,
+            token=lambda attempt: tokens.setdefault(attempt, os.urandom(_TOKEN_BYTES).hex()),
+            join_timeout_s=self._options.join_timeout,
+            launchers=True,
+            alone=self._alone,
+        )
+
+    def assembly(
+        self,
+        own: OwnNode,
+        *,
+        host: str,
+        job_id: str,
+        folder: str,
+        say: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> Assembly:
+        """Make the way to the others; the first member is ``own``."""
+        joiner = self._joiner
+        self._assembly = Assembly(
+            own=own,
+            host=host,
+            size=len(joiner.hosts),
+            what="rank" if joiner.by_worker else "node rank",
+            job_id=job_id,
+            folder=folder,
+            rules=joiner,
+            say=say,
+            clock=clock,
+        )
+        return self._assembly
+
+
+# --- a whole job
+
+
+def tell_others(options: TrainOptions, environ: Mapping[str, str], why: LaunchError) -> None:
+    """Let the others know, for 2 s, that this launcher has no plan, if it is one of several, and it is known which.
+
+    Node 0 tells them all why there is no job; another tells node 0.
+    """
+    if options.discover is not None or options.include is not None or options.exclude is not None:
+        return  # who is which number takes a plan
+    try:
+        facts = read_facts(options, environ)
+        location = None if facts.surroundings is None else locate(options, facts)[0]
+        if location is None or location.allocation.part == "all":
+            return
+        rendezvous = settle_unplanned(options, location)
+        party = party_of(rendezvous, options, environ)
+        if rendezvous.leads != "yes":
+            otherwise = _otherwise(rendezvous, location, environ)
+            decline(rendezvous, party, host=facts.hostname, why=why.message, otherwise=otherwise)
+        elif location.allocation.part == "worker" or len(location.allocation.hosts) > 1:
+            Door(rendezvous, party, members=len(location.allocation.hosts), say=lambda _: None).refuse(why)
+    except LaunchError:
+        return  # the first error is the one that counts
+
+
+def run_launcher(
+    planned: Planned,
+    options: TrainOptions,
+    environ: Mapping[str, str],
+    *,
+    site: Site | None,
+    open_sink: OpenSink,
+    open_filters: OpenFilters,
+    count_from: Callable[[int], None] | None,
+    error_file: ErrorFile,
+) -> int:
+    """Run this launcher's part of a job; return its exit code. Raises LaunchError before the start."""
+    if planned.join is None:
+        raise ValueError("this launcher is alone")
+    joiner = planned.join()
+    notices: list[str] = []
+    party = party_of(joiner.rendezvous, options, environ, say=notices.append)
+    local = isinstance(options, TorchrunOptions) and options.format is None
+    sink: Sink = open_sink(max(2, joiner.own_slots) if local else joiner.most_workers)
+    if local:
+        sink = LocalRanks(sink)
+    if planned.explanation is not None:
+        sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
+    for text in notices:
+        sink.say(text)
+    clock = Clock()
+    otherwise = _otherwise(joiner.rendezvous, planned.location, environ)
+    warn = partial(sink.say, level="warning")
+    door: Door | None = None
+    if joiner.rendezvous.leads != "no":
+        try:
+            door = Door(joiner.rendezvous, party, members=len(joiner.hosts), say=warn, clock=clock)
+        except PortTakenError:
+            if joiner.rendezvous.leads == "yes":
+                raise
+    try:
+        process.check_system()
+        mine = _Mine(planned, joiner, options, environ, sink, open_filters, count_from, error_file)
+    except LaunchError as exc:
+        if door is None:
+            decline(joiner.rendezvous, party, host=joiner.hostname, why=exc.message, otherwise=otherwise)
+        else:
+            door.refuse(exc)
+        raise
+    if door is None:
+        return _join(mine, party, otherwise)
+    return _coordinate(mine, door, site, clock, otherwise)
+
+
+class _Mine:
+    """What every launcher of a job has."""
+
+    def __init__(
+        self,
+        planned: Planned,
+        joiner: Joiner,
+        options: TrainOptions,
+        environ: Mapping[str, str],
+        sink: Sink,
+        open_filters: OpenFilters,
+        count_from: Callable[[int], None] | None,
+        error_file: ErrorFile,
+    ) -> None:
+        self.planned, self.joiner, self.options, self.environ, self.sink = planned, joiner, options, environ, sink
+        self.hostname = joiner.hostname
+        self._count_from = count_from
+        self.error_file = error_file
+        error_file.say = partial(sink.say, level="warning")
+        self._filters = open_filters(joiner.own_slots) if open_filters else {}
+        self._nofile = process.allow_descriptors(joiner.own_slots)
+        self._spawner = process.new_spawner("job", options)  # before the first thread
+
+    def files(self, run_dir: str) -> OutputFiles:
+        """Make the files of our own ranks."""
+        workers, sink = self.joiner.own_slots, self.sink
+        return OutputFiles(
+            run_dir,
+            sink,
+            partial(sink.say, level="warning"),
+            layout=self.planned.plan.layout,
+            ranks=range(workers),
+            filters=self._filters,
+        )
+
+    def node(self, job_id: str, files: OutputFiles, clock: Callable[[], float]) -> OwnNode:
+        """Make the agent of this machine."""
+        joiner = self.joiner
+        return OwnNode(
+            job_id=job_id, nofile=self._nofile, spawner=self._spawner, taker=files, clock=clock,
+            gpus=joiner.gpus, cpus=joiner.cpus,
+        )  # fmt: skip
+
+    def count_from(self, first_rank: int) -> None:
+        """Have a console that shows the ranks of this node count them from here, and prefixes name them."""
+        if self._count_from is not None:
+            self._count_from(first_rank)
+        if isinstance(self.sink, LocalRanks):
+            self.sink.first_rank = first_rank
+            for lines in self._filters.values():
+                lines.first_rank = first_rank
+
+    def file_apart(self, node: int) -> None:
+        """Keep what is filed of no rank apart from what the other launchers file."""
+        for lines in self._filters.values():
+            lines.suffix = f"-{node}"
+
+    def dismiss(self) -> None:
+        """End the spawner, which has started no worker.
+
+        Its process is killed if it has not ended within ``_SPAWNER_END_S``.
+        """
+        channel, pid = self._spawner
+        remains = Remains(pid)
+        channel.close()
+        if remains.await_child(bound_s=_SPAWNER_END_S) is None and pid in children_of(os.getpid()):
+            kill_each_tree([pid])
+            remains.await_child(bound_s=_SPAWNER_END_S)
+
+
+def _otherwise(rendezvous: Rendezvous, location: Location | None, environ: Mapping[str, str]) -> Otherwise | None:
+    """Return what gives the addresses of node 0 that need no name service; None if nothing does."""
+    if location is None or location.allocation.source != "slurm":
+        return None
+    first = location.allocation.hosts[0].name
+    if rendezvous.host != first:  # the user has named another place
+        return None
+    from distlaunch.launch.slurm import NodeAddresses
+
+    addresses = NodeAddresses(environ, (first,))
+    if rendezvous.leads == "yes":
+        addresses.ask()  # the others ask if the name of node 0 cannot be resolved
+    return lambda: addresses.of(first)
+
+
+def _coordinate(mine: _Mine, door: Door, site: Site | None, clock: Clock, otherwise: Otherwise | None) -> int:
+    options, environ, joiner, sink = mine.options, mine.environ, mine.joiner, mine.sink
+    job_id = mine.planned.plan.job_id or new_job_id(time.time(), os.urandom(3))
+    with ExitStack() as stack:
+        try:
+            run_dir = make_run_dir(options.log_dir, job_id, environ)
+        except LaunchError as exc:
+            mine.dismiss()
+            door.refuse(exc)
+            raise
+        stack.callback(run_dir.close)
+        joiner.named(job_id, run_dir.path)
+        plan = replace(mine.planned.plan, job_id=job_id, run_dir=run_dir.path)
+        files = mine.files(run_dir.path)
+        stack.callback(files.close)
+        launchers = Launchers(joiner, options, otherwise=otherwise, alone=_alone(mine))
+        own = mine.node(job_id, files, clock)
+        housekeeping = process.Housekeeping(run_dir)
+        signal_pipe = SignalPipe()
+        stack.callback(housekeeping.finish, signal_pipe.is_hurried)
+        ended = stack.enter_context(process.closed_console(sink, signal_pipe))
+
+        warn = partial(sink.say, level="warning")
+        assembly = launchers.assembly(
+            own, host=joiner.hostname, job_id=job_id, folder=os.path.basename(run_dir.path), say=warn, clock=clock
+        )
+        assembly.silence_s = options.lost_after
+        if site is not None:  # after the verdict: Slurm may take its time
+            stack.callback(lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None)
+        stack.callback(assembly.close, signal_pipe.is_hurried)
+        herald = Herald(sink, assembly.notice)
+        settings = process.policy_settings(
+            options,
+            plan,
+            environ,
+            backend=mine.planned.backend,
+            gathering=launchers.gathering(),
+            scheduler=None if site is None else site.scheduler(),
+            terminal=False,
+        )
+        policy = JobPolicy(settings)
+        runner = Runner(
+            plan=plan,
+            policy=policy,
+            run_dir=run_dir,
+            transport=assembly,
+            files=files,
+            sink=herald,
+            events=EventLog(run_dir.events, sink),
+            signal_pipe=signal_pipe,
+            clock=clock,
+            terminal=None,
+            takes_typed=options.dialect.takes_typed,
+            launchers=True,
+            backend=mine.planned.backend,
+            error_file=mine.error_file,
+        )
+        run_dir.link_latest()
+        process.say_where(run_dir, job_id, sink)
+        if door.is_open_to_all:
+            sink.say(
+                f"whoever reaches port {door.listener.port} of this machine can take part in the job: it has no token"
+                f" ({TOKEN} on all nodes; {_MAKE_TOKEN} makes one)"
+            )
+        for note in () if site is None else site.notes():
+            herald.say(note, level="warning")
+        housekeeping.start()
+        door.open(assembly)
+        try:
+            code = runner.run()
+        except LaunchError as exc:
+            assembly.verdict = p.Verdict(exit_code=exc.exit_code, text=f"error: {exc.message}")
+            door.refuse(exc)
+            raise
+        assembly.verdict = p.Verdict(exit_code=code, text=herald.last_words(code))
+        ended.append(code)
+    return ended[-1]
+
+
+def _join(mine: _Mine, party: Party, otherwise: Otherwise | None) -> int:
+    options, environ, joiner, sink = mine.options, mine.environ, mine.joiner, mine.sink
+    with ExitStack() as stack:
+        signal_pipe = SignalPipe()
+        ended = stack.enter_context(process.closed_console(sink, signal_pipe))
+        call = Caller(
+            joiner,
+            party,
+            join_timeout_s=options.join_timeout,
+            say=sink.say,
+            signals=signal_pipe,
+            otherwise=otherwise,
+        )
+        try:
+            link, welcome = call()
+        except connect.Stopped:
+            mine.dismiss()
+            ended.append(_told(call))
+            return ended[0]
+        except LaunchError as exc:
+            mine.dismiss()
+            if isinstance(exc, NodesError) and (alone := _alone(mine)) is not None:
+                raise NodesError(exc.message, hint=f"{exc.hint}; {alone}" if exc.hint else alone) from exc
+            raise
+        node = welcome.rank
+        try:
+            folder = welcome.folder or welcome.job_id
+            run_dir = join_run_dir(options.log_dir, folder, environ, node=node, job_id=welcome.job_id)
+        except LaunchError as exc:
+            mine.dismiss()
+            leave(link, exc.message)
+            raise
+        stack.callback(run_dir.close)
+        joiner.named(welcome.job_id, run_dir.path)
+        mine.file_apart(node)
+        files = mine.files(run_dir.path)
+        stack.callback(files.close)
+        if joiner.speaks:
+            sink.say(f"job {welcome.job_id}: {call.what} {node}, joined {call.where}; logs: {run_dir.path}")
+        clock = PausableClock()
+        runner = PeerRunner(
+            settings=PeerSettings(
+                coordinator=call.where,
+                job_id=welcome.job_id,
+                max_restarts=options.max_restarts,
+                failure_grace_s=options.failure_grace,
+                lost_after_s=options.lost_after,
+                flexible=joiner.flexible,
+                leaves=joiner.leaves,
+                grace_s=options.grace,
+                speaks=joiner.speaks,
+            ),
+            planner=joiner,
+            own=mine.node(welcome.job_id, files, clock),
+            files=files,
+            sink=sink,
+            events=EventLog(run_dir.events, sink),
+            signal_pipe=signal_pipe,
+            clock=clock,
+            call=call,
+            count_from=mine.count_from,
+            error_file=mine.error_file,
+        )
+        stack.callback(runner.close, signal_pipe.is_hurried)
+        try:
+            ended.append(runner.run(link))
+        except connect.Stopped:
+            ended.append(_told(call))
+    return ended[0]
+
+
+def _alone(mine: _Mine) -> str | None:
+    """Return how to run without the others, if it is not the user who has named them."""
+    location = mine.planned.location
+    return None if location is None or location.allocation.by_user else process.way_out(mine.options)
+
+
+def _told(call: Caller) -> int:
+    """Give the exit code of a launcher that was told to end while it called."""
+    return EXIT_SOFTWARE if call.told is None else 128 + call.told

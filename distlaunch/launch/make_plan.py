@@ -1,0 +1,511 @@
+"""Facts are read here, once, and become a plan or an error; nothing is touched."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from distlaunch.backends.base import Backend, Requirement
+from distlaunch.backends.option_files import check_files, configured_backend, read_users_text
+from distlaunch.backends.registry import find_backend
+from distlaunch.coordinator.runtime.run_directory import LATEST, folder_name, log_base, new_job_id
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.gpus import GpuInventory
+from distlaunch.core.model.plan import LaunchPlan, Outer
+from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.run_files import STDOUT
+from distlaunch.core.model.text import counted, printable, quoted
+from distlaunch.core.model.topology import Topology
+from distlaunch.core.model.variables import RANKS
+from distlaunch.core.probe.cpus import probe_cpus
+from distlaunch.planning.build_plan import build_plan, script_places
+from distlaunch.planning.clusters import select as systems
+from distlaunch.planning.devices import NotTheseGpusError
+from distlaunch.planning.environment import check_total
+from distlaunch.planning.facts import Facts, PathKind, Surroundings
+from distlaunch.planning.local_topology import local_topology
+from distlaunch.planning.torchrun import torchrun_topology
+from distlaunch.planning.train_options import TorchrunOptions, TrainOptions
+
+if TYPE_CHECKING:
+    from distlaunch.launch.script_source import ScriptSource
+    from distlaunch.planning.explain import Explanation
+    from distlaunch.planning.joined_plan import Joiner
+    from distlaunch.planning.node_source import Location
+    from distlaunch.planning.surveyed_nodes import Composer
+
+_DESCRIPTORS_PER_WORKER = 9  # at most, while one is being started; then 4, or 5 while stacks are taken
+_DESCRIPTORS_OF_OUR_OWN = 64
+_JOB_ID_BYTES = 100
+_MOST_OF_SCRIPT = 1 << 20
+_DATA = (".json", ".yaml", ".yml")
+"""How files end that are no scripts; Python runs some of them, to no effect: all of JSON is an expression."""
+
+
+def read_facts(options: TrainOptions, environ: Mapping[str, str], *, of_backend: Sequence[str] = ()) -> Facts:
+    """Read what resolving may need of this machine. Raises ConfigError for a file that cannot be read.
+
+    ``of_backend``: those of --env-file that nobody has named but the backend.
+    """
+    cwd = _cwd()
+    outer = find_outer(options, environ)
+    workdir = cwd if options.workdir is None else os.path.join(cwd, options.workdir)
+    wanted = {workdir}
+    programs: dict[str, str | None] = {}
+    source = None
+    if options.script is not None and not options.module:
+        places = script_places(options.script, cwd, workdir)
+        source = _script_source(options.script, places)
+        if source is not None and options.no_python:
+            raise ConfigError(f"{printable(options.script)}: a program that is to be executed must be a file")
+        wanted |= {*places, os.path.join(places[0], "__main__.py")}
+        if options.no_python:
+            programs[options.script] = _find_program(options.script, workdir, environ)
+    if options.python is not None:
+        programs[options.python] = _find_program(options.python, workdir, environ)
+    return Facts(
+        environ=dict(environ),
+        cwd=cwd,
+        hostname=printable(socket.gethostname()) or "localhost",
+        python=sys.executable,
+        cpus=probe_cpus(topology=options.bind != "none"),
+        gpus=_gpus(options, environ),
+        columns=_columns(),
+        script_file=None if source is None else source.name,
+        paths={path: _kind_of(path) for path in wanted},
+        texts={
+            path: read_users_text(path, f"{'' if path in of_backend else '--env-file '}{printable(path)}")
+            for path in options.env_file
+        },
+        programs=programs,
+        surroundings=None if outer is not None else _surroundings(options, environ),
+        outer=outer,
+    )
+
+
+def find_outer(options: TrainOptions, environ: Mapping[str, str]) -> Outer | None:
+    """Find the launcher that started us as its worker, unless --source says where the nodes are."""
+    if options.who_set("source") is not None and ("source" in options.given or not options.dialect.spelling):
+        return None
+    if not any(name in environ for name in RANKS):
+        return None
+    from distlaunch.core.probe.ancestors import ancestors
+    from distlaunch.planning.outer_launcher import outer_launcher
+
+    return outer_launcher(environ, ancestors())
+
+
+def _script_source(script: str, places: Sequence[str]) -> ScriptSource | None:
+    """Return the source of a SCRIPT that only the launcher can read; None for a file or a folder."""
+    special = any(place.startswith(("/dev/", "/proc/")) or not os.path.isfile(place) for place in places)
+    if script != "-" and not special:
+        return None
+    from distlaunch.launch.script_source import find_source
+
+    return find_source(script, places)
+
+
+def is_of_a_script(options: TrainOptions, environ: Mapping[str, str]) -> bool:
+    """Return whether the script of another launcher's worker started us: its error file is then not ours."""
+    if not any(name in environ for name in RANKS) or find_outer(options, environ) is not None:
+        return False
+    from distlaunch.core.probe.ancestors import ancestors
+    from distlaunch.planning.outer_launcher import is_below_a_worker
+
+    return is_below_a_worker(ancestors())
+
+
+def _surroundings(options: TrainOptions, environ: Mapping[str, str]) -> Surroundings | None:
+    """Read what may name other nodes, if anything hints at them; under torchrun's name its own options are all."""
+    if isinstance(options, TorchrunOptions) and options.rendezvous is None:
+        return None
+    lists = (options.hosts, options.hostfile, options.discover, options.include, options.exclude)
+    named = (*lists, options.node_rank, options.rendezvous)
+    asked = options.explain or any(each is not None for each in named)
+    if not asked and (options.source == "flags" or (options.source == "auto" and not systems.hints(environ))):
+        return None
+    from distlaunch.launch.surroundings import read_surroundings
+
+    return read_surroundings(options, environ)
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as exc:
+        raise ConfigError("the current directory no longer exists", hint="cd to one that does") from exc
+
+
+def _columns() -> int | None:
+    """Give the width of the terminal that shows our output, if one does."""
+    try:
+        return os.get_terminal_size(STDOUT).columns or None
+    except OSError:
+        return None
+
+
+def _gpus(options: TrainOptions, environ: Mapping[str, str]) -> GpuInventory:
+    if not options.needs_gpus:
+        return GpuInventory()
+    from distlaunch.core.probe.gpus import probe_gpus
+
+    return probe_gpus(environ=environ)
+
+
+def _kind_of(path: str) -> PathKind:
+    try:
+        if os.path.isdir(path):
+            return "directory"
+        if not os.path.exists(path):
+            return "missing"
+    except ValueError:  # a NUL in the name
+        return "missing"
+    return "file" if os.access(path, os.R_OK) else "unreadable"
+
+
+def _find_program(name: str, workdir: str, environ: Mapping[str, str]) -> str | None:
+    if os.sep in name:
+        path = os.path.join(workdir, name)
+        return path if os.path.isfile(path) and os.access(path, os.X_OK) else None
+    import shutil
+
+    return shutil.which(name, path=environ.get("PATH"))
+
+
+def _job_id(options: TrainOptions, location: Location | None, topology: Topology) -> str:
+    if isinstance(options, TorchrunOptions):
+        run_id = options.dialect.run_id or new_job_id(time.time(), os.urandom(3))
+        return folder_name(run_id, os.urandom(4))
+    if options.job_id is None:
+        if location is not None and location.allocation.part != "all" and len(topology.nodes) > 1:
+            shared = location.allocation.job_id or ""  # of all its launchers, which settle it at the start
+            return f"job-{shared}" if shared == LATEST else shared
+        if _has_id_of_scheduler(options, location) and location is not None and location.allocation.job_id:
+            return location.allocation.job_id
+        return new_job_id(time.time(), os.urandom(3))
+    bad = next((letter for letter in options.job_id if not (letter.isalnum() or letter in "._-:+@=,")), None)
+    unusable = not options.job_id.strip(".") or options.job_id == LATEST or options.job_id.startswith(("-", "."))
+    if bad is not None or unusable or len(os.fsencode(options.job_id)) > _JOB_ID_BYTES:
+        why = f"{bad!r} is not allowed" if bad else "not usable as a folder's name"
+        raise ConfigError(
+            f"--job-id {options.job_id!r}: {why}", hint="letters, digits and ._-:+@=, (at most 100 bytes)"
+        )
+    return options.job_id
+
+
+def _has_id_of_scheduler(options: TrainOptions, location: Location | None) -> bool:
+    """Return whether the job is called as the scheduler calls it."""
+    if options.job_id is not None or isinstance(options, TorchrunOptions) or location is None:
+        return False
+    return location.allocation.source == "slurm"
+
+
+class Planned(Record):
+    """A plan, and with ``--explain`` where its values come from."""
+
+    plan: LaunchPlan
+    backend: Backend
+    topology: Topology
+    location: Location | None
+    """Among which nodes we are; None where only this machine is known."""
+    composer: Composer | None = None
+    """Plans each attempt from what the nodes tell; None where all of the job is on this machine, and its launcher's."""
+    join: Callable[[], Joiner] | None = None
+    """Plans for one launcher of several, each on its node; None where this one is alone. Raises ConfigError."""
+    id_of_scheduler: bool = False
+    """The job is called as the scheduler calls it; a second one in the same batch script needs another name."""
+    explanation: Explanation | None
+    source: ScriptSource | None = None
+    """Where the launcher reads a SCRIPT that workers cannot open themselves."""
+
+
+def make_plan(
+    options: TrainOptions,
+    environ: Mapping[str, str],
+    *,
+    location: Location | None = None,
+    elsewhere: bool = False,
+) -> Planned:
+    """Plan without touching anything: what ``plan`` and ``--dry-run`` show. Raises ConfigError.
+
+    ``location``: what the backend's own cluster has settled of the nodes. ``elsewhere``: the job may be for a machine
+    that has other GPUs than this one.
+    """
+    if options.master_addr is not None:
+        from distlaunch.planning.clusters.environment_reader import host_or_address
+
+        host_or_address(
+            options.master_addr, options.named("master_addr"), hint="the name by which the other nodes reach it"
+        )
+    if options.interface is not None:
+        from distlaunch.planning.master_address import check_interface
+
+        check_interface(options.interface, options.named("interface"))
+    cwd = _cwd()
+    kind = find_backend(options.backend)
+    _check_script(options, kind)
+    found = kind.env_files(environ, cwd)
+    options = replace(options, env_file=(*found, *options.env_file)) if found else options
+    backend, told = configured_backend(kind, options, environ, cwd)
+    typed = options
+    options = backend.sized(options)
+    facts = read_facts(options, environ, of_backend=found)
+    lost: tuple[str, ...] = ()
+    if facts.outer is not None:
+        from distlaunch.planning.outer_launcher import check_options
+
+        check_options(typed, backend, environ, facts.outer)
+    else:
+        location = location or backend.location(options, facts.hostname)
+    if location is None:
+        location, lost = _locate(options, facts)
+    if facts.outer is not None:
+        from distlaunch.planning.outer_launcher import one_worker
+
+        topology = one_worker(options, facts, facts.outer)
+    elif isinstance(options, TorchrunOptions):
+        topology = torchrun_topology(options, facts)
+        if location is not None:
+            from distlaunch.planning.torchrun import among_others
+
+            topology = among_others(topology, location.allocation, here=location.here or 0)
+    else:
+        facts, topology = _topology(location, options, facts, elsewhere=elsewhere)
+    needed_descriptors(0 if topology.here is None else topology.nodes[topology.here].slots or 0)
+    known = location if facts.outer is None else None
+    job_id = _job_id(options, known, topology)
+    base = log_base(options.log_dir, environ) or "a temporary directory"
+    run_dir = job_id and os.path.join(base, job_id)
+    local = location is None or location.allocation.part != "all" or topology.here is not None
+    plan = build_plan(options, facts, topology, backend, job_id=job_id, run_dir=run_dir, local=local)
+    if local:
+        check_total(plan.shared_env, plan.argv, os.sysconf("SC_ARG_MAX"))
+    if local and (notes := _notes_on_script(backend, options, facts, plan)):
+        plan = replace(plan, notes=(*plan.notes, *notes))
+    check_files(backend, plan.shared_env, plan.workdir, local=local, unasked=told)
+    told += tuple(f"the workers get the variables of {printable(path)}" for path in found)
+    if told:
+        plan = replace(plan, notes=(*plan.notes, *told))
+    if plan.preload and options.setup is None and local:  # which may lead to others
+        _check_modules(plan, options)
+    needed = backend.needed(plan.shared_env)
+    if local and options.setup is None and not options.no_python and any(each.demanded for each in needed):
+        _check_requirements(backend.name, needed, plan, options)
+    composer = explanation = None
+    if location is not None and location.allocation.part == "all" and not _is_all_here(options, topology):
+        from distlaunch.planning.surveyed_nodes import Composer
+
+        composer = Composer(options, facts, topology, location, backend, job_id=job_id, run_dir=run_dir)
+        plan = replace(plan, notes=(*plan.notes, *_unsettled(options, topology)))
+    join = None
+    if location is not None and location.allocation.part != "all" and not is_alone(location, topology):
+
+        def join() -> Joiner:
+            from distlaunch.planning.joined_plan import Joiner
+
+            return Joiner(options, facts, topology, location, backend)
+
+    _check_command(options, plan)
+    source = None
+    if facts.script_file is not None and options.script is not None:
+        source = _script_source(options.script, script_places(options.script, cwd, plan.workdir))
+        if composer is not None or join is not None:
+            raise ConfigError(
+                f"{printable(options.script)}: only this launcher can read it, and the job has other nodes",
+                hint="write the script to a file that all nodes have",
+            )
+    if options.explain:
+        from distlaunch.planning.explain import explain
+
+        explanation = explain(options, facts, topology, plan, location=location, lost=lost)
+    return Planned(
+        plan=plan,
+        backend=backend,
+        topology=topology,
+        location=location,
+        composer=composer,
+        join=join,
+        id_of_scheduler=_has_id_of_scheduler(options, known),
+        explanation=explanation,
+        source=source,
+    )
+
+
+def _notes_on_script(backend: Backend, options: TrainOptions, facts: Facts, plan: LaunchPlan) -> Sequence[str]:
+    """Return what the backend has to say of the script, if that is a plain file that can be read here."""
+    name = options.script
+    if name is None or options.module or options.no_python or type(backend).notes_on_script is Backend.notes_on_script:
+        return ()
+    for path in script_places(name, facts.cwd, plan.workdir):
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                continue
+            with open(path, encoding="utf-8", errors="replace") as file:
+                return backend.notes_on_script(printable(name), file.read(_MOST_OF_SCRIPT))
+        except OSError:
+            continue
+    return ()
+
+
+def _check_script(options: TrainOptions, kind: type[Backend]) -> None:
+    """Refuse a configuration where the script is to stand. Raises ConfigError."""
+    name = options.script
+    if name is None or options.module or options.no_python or not name.lower().endswith(_DATA):
+        return
+    own = any(option.name == "config" for option in kind.options()) and not isinstance(options, TorchrunOptions)
+    where = f"-o config={printable(name)} has {kind.name} read it; " if own else ""
+    raise ConfigError(
+        f"{printable(name)} is no Python script, by its name", hint=f"{where}the script's own files go after SCRIPT"
+    )
+
+
+def _check_command(options: TrainOptions, plan: LaunchPlan) -> None:
+    """Refuse a command in which several workers' Python is to read a script that one can. Raises ConfigError."""
+    program = os.path.basename(options.script or "")
+    if not options.no_python or not program.startswith("python") or plan.world_size == 1:
+        return
+    words = iter(options.script_args)
+    for word in words:
+        if word in ("-W", "-X", "--check-hash-based-pycs"):
+            next(words, None)
+        elif word == "-" or not word.startswith("-"):
+            if _script_source(word, (os.path.join(plan.workdir, word),)) is not None:
+                raise ConfigError(
+                    f"{program} {printable(word)}: only one of the workers could read the script",
+                    hint="write the script to a file",
+                )
+            return
+        elif word[:2] in ("-c", "-m"):
+            return
+
+
+def is_alone(location: Location, topology: Topology) -> bool:
+    """Tell whether all of the job is this launcher's: the only node is this machine, and every worker on it its own."""
+    if len(topology.nodes) != 1:
+        return False
+    return topology.world_size == 1 if location.allocation.part == "worker" else topology.here == 0
+
+
+def _unsettled(options: TrainOptions, topology: Topology) -> Iterator[str]:
+    """Say what of a plan over several nodes is settled only when they have come in."""
+    open_slots = [node.host for node in topology.nodes if node.slots is None]
+    if len(topology.nodes) > 1 and options.master_addr is None:
+        first = printable(topology.nodes[0].host)
+        yield f"settled at the start: the address of {first} that all nodes can reach (MASTER_ADDR), and its port"
+    if open_slots:
+        from distlaunch.core.model.host_list import name_hosts
+
+        yield f"settled at the start: how many workers run on {name_hosts(open_slots)}"
+
+
+def _is_all_here(options: TrainOptions, topology: Topology) -> bool:
+    """Tell whether the job is on this machine alone, now and later."""
+    may_grow = bool(topology.spares) or (topology.bounds is not None and options.discover is not None)
+    return len(topology.nodes) == 1 and topology.here == 0 and not may_grow
+
+
+def _check_requirements(name: str, needed: Sequence[Requirement], plan: LaunchPlan, options: TrainOptions) -> None:
+    """Refuse a backend whose modules the workers' interpreter does not have. Raises ConfigError."""
+    from distlaunch.backends.requirements import check_installed
+
+    path, python, installed = _import_path(plan, options), plan.argv[0], None
+    if options.python is not None and python != sys.executable:
+        from distlaunch.backends.elsewhere import installed_for
+
+        environ = {**plan.base_env, **plan.given_env}
+        installed = installed_for(python, needed, path, environ=environ, cwd=plan.workdir)
+        if installed is None:
+            return
+    check_installed(name, needed, python, path, installed=installed)
+
+
+def _check_modules(plan: LaunchPlan, options: TrainOptions) -> None:
+    """Refuse ``--preload`` of what is not there. Raises ConfigError."""
+    from distlaunch.core.probe.python_modules import is_importable, nearest_module
+
+    path = _import_path(plan, options)
+    for name in plan.preload:
+        top = name.partition(".")[0]
+        if not is_importable(top, path):
+            near = nearest_module(top, path)
+            hint = f"did you mean {near}?" if near else f"{plan.argv[0]} -m pip install {quoted(top)}"
+            raise ConfigError(f"preload {quoted(name)}: {plan.argv[0]} has no such module", hint=hint)
+
+
+def _import_path(plan: LaunchPlan, options: TrainOptions) -> list[str]:
+    """List where a worker looks for modules first."""
+    script = os.path.join(plan.workdir, plan.argv[1])
+    first = plan.workdir if options.module else script if os.path.isdir(script) else os.path.dirname(script)
+    return [first, *filter(None, {**plan.base_env, **plan.given_env}.get("PYTHONPATH", "").split(os.pathsep))]
+
+
+def _locate(options: TrainOptions, facts: Facts) -> tuple[Location | None, tuple[str, ...]]:
+    if facts.surroundings is None:
+        return None, ()
+    from distlaunch.planning.node_source import locate
+
+    return locate(options, facts)
+
+
+def _topology(
+    location: Location | None, options: TrainOptions, facts: Facts, *, elsewhere: bool
+) -> tuple[Facts, Topology]:
+    """Decide how many workers each node runs, and on what. Raises ConfigError.
+
+    ``elsewhere``: if this machine does not have the GPUs, plan as for one of which nothing is known.
+    """
+    try:
+        if location is None:
+            return facts, local_topology(options, facts)
+        return _among_others(location, options, facts)
+    except NotTheseGpusError as exc:
+        if not elsewhere:
+            raise
+        from distlaunch.planning.allocation import Allocation, Host
+        from distlaunch.planning.build_topology import build_topology
+
+        allocation = None if location is None else location.allocation
+        if allocation is None:
+            allocation = Allocation(source="local", by_user=True, hosts=(Host(name=facts.hostname),))
+        try:
+            topology = build_topology(allocation, options, facts, here=None)
+        except ConfigError:
+            raise exc from None
+        note = f"this plan is for another machine: {exc.message}"
+        return facts, replace(topology, notes=(note, *topology.notes))
+
+
+def _among_others(location: Location, options: TrainOptions, facts: Facts) -> tuple[Facts, Topology]:
+    """Decide where there may be several nodes."""
+    from distlaunch.planning.build_topology import build_topology
+    from distlaunch.planning.gpu_masks import trusting
+
+    allocation = location.allocation
+    facts, note = trusting(facts, allocation, here=location.here, who=location.who)
+    topology = replace(build_topology(allocation, options, facts, here=location.here), cpus=allocation.cpus)
+    if note is not None and topology.here is not None and topology.device != "cpu":
+        topology = replace(topology, notes=(note, *topology.notes), told=(*topology.told, note))
+    if location.here is not None and topology.here is None and allocation.part != "worker":
+        note = f"this machine, {printable(allocation.hosts[location.here].name)}, is not in the plan"
+        topology = replace(topology, notes=(*topology.notes, note))
+    elif not location.ranked and len(topology.nodes) > 1:
+        note = "settled at the start: which of the nodes this machine is"
+        topology = replace(topology, notes=(*topology.notes, note))
+    return facts, topology
+
+
+def needed_descriptors(workers: int) -> int:
+    """Give how many open files we need. Raises ConfigError if that is over the hard limit."""
+    needed = workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS_OF_OUR_OWN
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"{counted(workers, 'worker')} would need {needed} open files, the limit is {hard}", hint="see ulimit -Hn"
+        )
+    return needed

@@ -1,0 +1,187 @@
+"""What every way of running a job needs of this process, from its limits to its last line."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import resource
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from distlaunch.coordinator.policy.job_settings import Gathering, PolicySettings, Scheduler
+from distlaunch.coordinator.runtime.run_directory import RunDir
+from distlaunch.coordinator.runtime.signal_pipe import LOOK_S, SignalPipe
+from distlaunch.coordinator.runtime.sink import Sink
+from distlaunch.core.agent.workers.channel import Channel
+from distlaunch.core.agent.workers.spawner import start_spawner
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.model.run_files import STDERR
+from distlaunch.core.probe.process_limits import explain_refusal
+from distlaunch.core.protocol.spawner_messages import FromSpawner
+from distlaunch.launch.make_plan import needed_descriptors
+from distlaunch.planning.backend import PlannedBackend
+from distlaunch.planning.clusters.select import hints
+from distlaunch.planning.train_options import TrainOptions
+
+_HOUSEKEEPING_S = 0.25
+CONSOLE_CLOSE_S = 10.0
+"""How long a pipe may stand still at the end of a job that failed or was stopped, before its rest is given up."""
+_PRUNE_S = 5.0
+
+
+def check_system() -> None:
+    """Raise ConfigError if /dev/null or /proc is missing, or if /proc is another PID namespace's.
+
+    With a foreign /proc we would look for, and kill, strangers.
+    """
+    try:
+        os.close(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as exc:
+        raise ConfigError(
+            f"{os.devnull} cannot be opened: {os.strerror(exc.errno or 0)}",
+            hint="mknod -m 666 /dev/null c 1 3, or run the container with its usual /dev",
+        ) from exc
+    try:
+        seen = os.readlink("/proc/self")
+    except OSError as exc:
+        raise ConfigError("/proc is not mounted here", hint="mount -t proc proc /proc") from exc
+    if seen != str(os.getpid()):
+        raise ConfigError("/proc belongs to another PID namespace", hint="mount it anew, as unshare --mount-proc does")
+
+
+def new_spawner(job_id: str, options: TrainOptions, *, terminal: int = -1) -> tuple[Channel[FromSpawner], int]:
+    """Fork the workers' parent: before the first thread. Raises ConfigError.
+
+    ``terminal``: the user's, if its modes will be changed.
+    """
+    try:
+        return start_spawner(job_id=job_id, orphan_grace_s=options.failure_grace, terminal=terminal)
+    except OSError as exc:
+        why = os.strerror(exc.errno or 0)
+        files = exc.errno in {errno.EMFILE, errno.ENFILE}
+        hint = "the limit of open files is reached: see ulimit -n" if files else explain_refusal()
+        raise ConfigError(f"no process can be started: {why}", hint=hint) from exc
+
+
+@contextmanager
+def closed_console(sink: Sink, signal_pipe: SignalPipe) -> Iterator[list[int]]:
+    """Close the console at the end: after exit code 0 however slow its pipe is, otherwise while that moves at all.
+
+    A signal that comes by now cuts the wait short, and changes neither the exit code nor the report.
+    """
+    ended: list[int] = []
+    try:
+        yield ended
+    finally:
+        timeout_s = None if ended[-1:] == [0] else CONSOLE_CLOSE_S
+        lost = sink.close(timeout_s=timeout_s, hurried=signal_pipe.is_hurried)
+        if lost and select.select([], [STDERR], [], 0)[1]:
+            with suppress(OSError):
+                os.write(STDERR, f"distlaunch: {lost} bytes of output could not be shown\n".encode())
+
+
+def allow_descriptors(workers: int) -> int:
+    """Raise our own limit of open files as far as the job needs; give the soft limit that we found."""
+    needed = needed_descriptors(workers)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return soft
+
+
+class Housekeeping(threading.Thread):
+    """Does beside the loop what can wait until the workers have started: they need the CPUs first."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        super().__init__(name="housekeeping", daemon=True)
+        self._run_dir = run_dir
+        self._ending = threading.Event()
+
+    def run(self) -> None:
+        """Prune old runs, which may be on a slow file system; load what explains a failure."""
+        over = self._ending.wait(_HOUSEKEEPING_S)
+        self._run_dir.prune()
+        for name in () if over else ("first_cause", "report"):
+            importlib.import_module(f"distlaunch.diagnosis.{name}")
+
+    def start(self) -> None:
+        """Start, unless the user may start no more threads: nothing of this is needed."""
+        with suppress(RuntimeError):
+            super().start()
+
+    def finish(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """Do it now, if the job was shorter than the wait; bounded, as it is not what the user waits for."""
+        self._ending.set()
+        until = time.monotonic() + _PRUNE_S
+        while self.is_alive() and not hurried() and (left_s := until - time.monotonic()) > 0:
+            self.join(timeout=min(left_s, LOOK_S))
+
+
+def _script_dir(options: TrainOptions, plan: LaunchPlan) -> str:
+    """Name the folder of the user's own code: the script's, else the workers' directory."""
+    script = "" if options.module or options.no_python else options.script or ""
+    found = next((word for word in plan.argv[1:] if script and word.endswith(script)), "")
+    return os.path.dirname(os.path.join(plan.workdir, found))
+
+
+def policy_settings(
+    options: TrainOptions,
+    plan: LaunchPlan,
+    environ: Mapping[str, str],
+    *,
+    backend: PlannedBackend,
+    gathering: Gathering | None,
+    scheduler: Scheduler | None,
+    terminal: bool,
+) -> PolicySettings:
+    """Give what the policy goes by."""
+    return PolicySettings(
+        hosts=tuple(node.host for node in plan.nodes),
+        first_ranks=plan.first_ranks,
+        world_size=len(plan.workers),
+        scheduler=scheduler,
+        gathering=gathering,
+        python=None if options.no_python else options.python or sys.executable,
+        dashes_first=options.script_args[:1] == ("--",),
+        adds_local_rank=any(word.startswith("--local_rank=") for word in backend.worker_words(0))
+        or any(word.startswith("--local-rank=${") for word in options.script_args[:1]),
+        master_port=plan.wanted_port,
+        worker_ports=plan.worker_ports,
+        meets_at_port=backend.meets_at_port,
+        max_restarts=options.max_restarts,
+        restart_window_s=options.restart_window,
+        min_uptime_s=options.min_uptime,
+        grace_s=options.grace,
+        failure_grace_s=options.failure_grace,
+        linger_s=options.failure_grace if options.linger is None else options.linger,
+        hang_timeout_s=options.hang_timeout,
+        hang_notice_s=options.hang_notice,
+        script_dir=_script_dir(options, plan),
+        terminal=terminal,
+        dialect=options.dialect,
+        repeated_term_kills=not hints(environ),
+    )
+
+
+def way_out(options: TrainOptions) -> str | None:
+    """Return, as a hint, how to run on this machine alone although a scheduler's environment names other nodes.
+
+    None if the command that the user types has no option for it.
+    """
+    name = options.named("source")
+    return f"{name} flags runs on this machine alone" if name.startswith("--") else None
+
+
+def say_where(run_dir: RunDir, job_id: str, sink: Sink) -> None:
+    """Say where the logs are, if that is not where they are expected."""
+    if run_dir.temporary:
+        problem = "there is no home directory" if run_dir.instead_of is None else run_dir.instead_of
+        sink.say(f"the log directory cannot be used ({problem}); this job's logs: {run_dir.path}", level="warning")
+    elif os.path.basename(run_dir.path) != job_id:
+        sink.say(f"there are logs of a job {job_id} already; this one's: {run_dir.path}", level="warning")

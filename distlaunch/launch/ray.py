@@ -1,0 +1,133 @@
+"""The composition root's part for a Ray cluster: it says which nodes there are, and starts agents."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from distlaunch.backends.ray import Ray, located
+from distlaunch.backends.requirements import check_installed
+from distlaunch.core.errors import ConfigError, LaunchError
+from distlaunch.core.model.text import printable
+from distlaunch.launch.make_plan import Planned, make_plan
+from distlaunch.planning.allocation import Host
+from distlaunch.planning.train_options import TrainOptions
+from distlaunch.transport.ray.nodes import RayPlaces
+
+_SIGNALLED = 128
+_LOCAL_S = 10.0
+"""Nobody adds nodes to a cluster that was started here."""
+_SLOW_S = 2.0
+"""After so long the user hears what a start waits for."""
+_SAY_S = 1.0
+"""So long may that take: whoever reads our output may have stopped."""
+
+
+class Interrupted(LaunchError):  # noqa: N818 - as KeyboardInterrupt
+    """A signal came before Ray had placed anything."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"ended by {signal.Signals(signum).name} while Ray placed the workers: none has been started")
+        self.exit_code = _SIGNALLED + signum
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Have signals that end a job raise Interrupted; they are ignored once one has, as what follows is bounded."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(signum: int, _: object) -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        raise Interrupted(signum)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    except Interrupted:
+        raise  # closing what there is should not be interrupted, too
+    except BaseException:
+        _set(before)
+        raise
+    else:
+        _set(before)
+
+
+@contextmanager
+def placed_in_ray(
+    planned: Planned, options: TrainOptions, environ: Mapping[str, str]
+) -> Iterator[tuple[Planned, RayPlaces]]:
+    """Have Ray place the workers, and plan for where it did; in the end everything is given back.
+
+    ``planned`` has found all that is wrong and needs no cluster. Raises ConfigError, NodesError and Interrupted.
+    """
+    backend = planned.backend
+    if not isinstance(backend, Ray):
+        raise TypeError(backend)
+    check_own_python(options.python)
+    demand = backend.demand(options)
+    places = RayPlaces(environ)
+
+    def say(text: str) -> None:
+        if not options.quiet:
+            with suppress(OSError, ValueError):  # nobody reads it any more
+                sys.stderr.write(f"distlaunch: {text}\n")
+
+    is_local = backend.address == "local"
+    try:
+        doing = "starting Ray here" if is_local else "connecting to Ray"
+        with _interruptible(), told_if_slow(say, doing) as done:
+            found = places.place(
+                backend.address,
+                demand.bundles,
+                each=demand.each,
+                strategy=demand.strategy,
+                within_s=_LOCAL_S if is_local else options.join_timeout,
+                say=lambda text: say(f"waiting for Ray: {text}"),
+                when_connected=done,
+            )
+        hosts = [Host(name=place.host, slots=place.bundles * demand.workers, unit=demand.unit) for place in found]
+        location = located(hosts, printable(socket.gethostname()) or "localhost")
+        yield make_plan(options, environ, location=location), places
+    finally:
+        places.close()
+
+
+def check_own_python(python: str | None) -> None:
+    """See that this interpreter, too, has Ray, as it asks the cluster; ``python`` is that of --python.
+
+    Raises ConfigError.
+    """
+    try:
+        check_installed(Ray.name, Ray.requires, sys.executable, ())
+    except ConfigError as exc:
+        there = f"{printable(python)} -m distlaunch train ..., if distlaunch is installed there, or " if python else ""
+        text = f"{exc.message}: distlaunch itself, which runs there, asks the cluster by it, whatever --python says"
+        raise ConfigError(text, hint=f"{there}{exc.hint}") from None
+
+
+@contextmanager
+def told_if_slow(say: Callable[[str], None], text: str, *, after_s: float = _SLOW_S) -> Iterator[Callable[[], None]]:
+    """Have the user hear what is being done, if it is not done by then; give what says that it is."""
+    timer = threading.Timer(after_s, say, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield timer.cancel
+    finally:
+        timer.cancel()
+        timer.join(_SAY_S)
+
+
+def _set(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -1,0 +1,175 @@
+"""The composition root's part for jobs whose nodes are reached by links, this machine too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from distlaunch.coordinator.policy.composition import Composition
+from distlaunch.coordinator.policy.job_settings import Gathering
+from distlaunch.coordinator.runtime.feeding import Feeder
+from distlaunch.coordinator.runtime.remote_agents import Fleet
+from distlaunch.coordinator.runtime.remote_output import Files, Intake
+from distlaunch.core.model.topology import Node
+from distlaunch.launch.discovery import run_discover
+from distlaunch.launch.process import way_out
+from distlaunch.planning.train_options import TrainOptions
+from distlaunch.transport.child_process import Leash
+from distlaunch.transport.connection import Target
+from distlaunch.transport.open_files import allow_files
+from distlaunch.transport.route import opener
+
+if TYPE_CHECKING:
+    from distlaunch.core.protocol.remote import Surveyed
+    from distlaunch.launch.slurm import Site
+    from distlaunch.planning.allocation import Allocation
+    from distlaunch.planning.surveyed_nodes import Composer
+    from distlaunch.transport.ray.nodes import RayPlaces
+
+_UNKNOWN_SLOTS = 64
+"""More workers than any node has, where only the node knows how many it runs."""
+_LEAST_CONNECT_S = 10.0
+_LEAST_STEP_S, _BEFORE_S = 1.0, 0.5
+"""srun starts all at once, and nobody tries again: what it says last should come before the time is over."""
+_PATIENCE_S = 15.0
+"""A machine that refuses at the first start is more likely off, or misspelt, than about to come."""
+_TOKEN_BYTES = 16
+
+
+class Nodes:
+    """The nodes of one job: what the policy has to know of them, and the way to their agents."""
+
+    def __init__(
+        self,
+        composer: Composer,
+        options: TrainOptions,
+        environ: Mapping[str, str],
+        *,
+        site: Site | None = None,
+        allocation: Allocation | None = None,
+        places: RayPlaces | None = None,
+    ) -> None:
+        """``site`` and ``allocation``: of a job of Slurm, whose agents srun starts; ``places``: Ray starts them."""
+        self._composer = composer
+        self._places = places
+        self._site, self._allocation = site, allocation
+        self._options = options
+        self._environ = environ
+        self.feeder = Feeder() if Feeder.is_worth_it() else None
+
+    @property
+    def most_workers(self) -> int:
+        """Give how many workers the console may have to show, at most: some nodes will tell only later."""
+        return sum(_UNKNOWN_SLOTS if node.slots is None else node.slots for node in self._composer.hosts)
+
+    @property
+    def _are_named(self) -> bool:
+        """Return whether the user named the hosts; Slurm and Ray know their own nodes."""
+        if self._site is not None or self._places is not None:
+            return False
+        return self._allocation is not None and self._allocation.by_user
+
+    def gathering(self) -> Gathering:
+        """Give the policy its functions."""
+        composer, options = self._composer, self._options
+        tokens: dict[int, str] = {}
+        if self._site is not None:
+            self._site.addresses.ask()
+
+        def compose(surveys: Mapping[int, Surveyed]) -> Composition:
+            members, plan = composer.compose(surveys)
+            return Composition(members=members, plan=plan)
+
+        def addresses(surveyed: Surveyed, host: str) -> tuple[str, ...]:
+            of_scheduler = () if self._site is None else self._site.addresses.of(host)
+            return composer.addresses(surveyed, host, of_scheduler=of_scheduler)
+
+        return Gathering(
+            hosts=tuple(node.host for node in composer.hosts),
+            bounds=composer.bounds,
+            survey=composer.survey,
+            compose=compose,
+            addresses=addresses,
+            meet=composer.meet,
+            token=lambda attempt: tokens.setdefault(attempt, os.urandom(_TOKEN_BYTES).hex()),
+            join_timeout_s=options.join_timeout,
+            patience_s=None if options.who_set("join_timeout") else _PATIENCE_S,
+            discover=options.discover is not None,
+            named_once=self._are_named,
+            alone=None if self._site is None else way_out(options),
+            may_have_bounds=self._places is None,  # Ray gives a number of places
+        )
+
+    def fleet(self, files: Files, clock: Callable[[], float], *, run_dir: str, job_id: str) -> Fleet:
+        """Make the way to the agents; nothing is connected yet."""
+        options = self._options
+        composer = self._composer = self._composer.located(run_dir, job_id)
+        targets = [self._target(node) for node in composer.hosts]
+        connect_s = max(_LEAST_CONNECT_S, options.join_timeout)
+        allow_files(links=len(targets), logs=2 * self.most_workers)
+
+        def intake(grant: Callable[[int, int], None]) -> Intake:
+            return Intake(files, nodes=len(composer.hosts), grant=grant)
+
+        if self._site is not None and self._allocation is not None:
+            srun = self._site.srun([target.host for target in targets], self._allocation, job_id=job_id)
+            steps = self._site.fleet(
+                targets,
+                srun=srun,
+                end_opening=srun.give_up,
+                fanout=len(targets),
+                connect_s=max(_LEAST_STEP_S, options.join_timeout - _BEFORE_S),
+                intake=intake,
+                clock=clock,
+                feeder=self.feeder,
+            )
+            steps.silence_s = options.lost_after
+            return steps
+        if self._places is not None:
+            in_ray = Fleet(
+                targets,
+                open_link=self._places.open,
+                end_opening=self._places.give_up,
+                cut_off=self._places.cut_off,
+                fanout=len(targets),
+                connect_s=connect_s,
+                intake=intake,
+                clock=clock,
+                feeder=self.feeder,
+            )
+            self._places.note = in_ray.note
+            in_ray.silence_s = options.lost_after
+            return in_ray
+        leash = Leash()
+
+        def note(text: str) -> None:
+            fleet.note(text)
+
+        def logged_in(target: Target) -> None:
+            fleet.logged_in(target)
+
+        fleet = Fleet(
+            targets,
+            open_link=opener(options, self._environ, leash, note=note, logged_in=logged_in),
+            end_opening=leash.close,
+            fanout=options.ssh_fanout,
+            connect_s=connect_s,
+            intake=intake,
+            clock=clock,
+            feeder=self.feeder,
+            find=None if options.discover is None else self._find,
+            read=self._targets,
+        )
+        fleet.silence_s = options.lost_after
+        return fleet
+
+    def _target(self, node: Node) -> Target:
+        return Target(host=node.host, user=node.user, port=node.port, here=self._composer.is_here(node.host))
+
+    def _find(self) -> str:
+        options = self._options
+        return run_discover(options.discover or "", self._environ, who=options.named("discover"))
+
+    def _targets(self, output: str) -> list[Target]:
+        return [self._target(node) for node in self._composer.discovered(output)]

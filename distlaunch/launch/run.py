@@ -1,0 +1,296 @@
+"""The composition root: plan, run, exit code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+from distlaunch.coordinator.policy.job import JobPolicy
+from distlaunch.coordinator.runtime.desk import Desk
+from distlaunch.coordinator.runtime.error_file import ErrorFile, error_file_path
+from distlaunch.coordinator.runtime.filters import LineFilter
+from distlaunch.coordinator.runtime.keyboard import Terminal
+from distlaunch.coordinator.runtime.local_agent import LocalTransport
+from distlaunch.coordinator.runtime.records import EventLog, OutputFiles
+from distlaunch.coordinator.runtime.run_directory import make_run_dir
+from distlaunch.coordinator.runtime.runner import Clock, Files, Runner
+from distlaunch.coordinator.runtime.signal_pipe import SignalPipe
+from distlaunch.coordinator.runtime.sink import Sink
+from distlaunch.core.agent.node.ports import hold_port
+from distlaunch.core.errors import ConfigError, LaunchError
+from distlaunch.core.model.plan import LaunchPlan, Outer
+from distlaunch.core.model.record import Record, replace
+from distlaunch.launch.make_plan import Planned, is_of_a_script, make_plan
+from distlaunch.launch.process import (
+    Housekeeping,
+    allow_descriptors,
+    check_system,
+    closed_console,
+    new_spawner,
+    policy_settings,
+    say_where,
+)
+from distlaunch.planning.clusters.select import hints
+from distlaunch.planning.train_options import TrainOptions
+
+if TYPE_CHECKING:
+    from distlaunch.coordinator.runtime.remote_agents import Fleet
+    from distlaunch.launch.remote import Nodes
+    from distlaunch.launch.slurm import Site
+    from distlaunch.transport.ray.nodes import RayPlaces
+
+OpenSink = Callable[[int], Sink]
+"""Opens the console for a world size."""
+OpenWorkerSink = Callable[[Outer], Sink]
+"""Opens it for the one worker of a launcher that is itself a worker of this one."""
+OpenTerminal = Callable[[], Terminal | None]
+"""Gives the user's terminal if the one worker can have it."""
+OpenFilters = Callable[[int], Mapping[int, LineFilter]]
+"""Gives for a world size what picks lines of stdout (1) and stderr (2) into a file."""
+
+
+class _Opening(Record):
+    """How what a job has of its user's is opened."""
+
+    sink: OpenSink
+    worker_sink: OpenWorkerSink
+    terminal: OpenTerminal
+    filters: OpenFilters | None
+    error_file: ErrorFile
+
+
+def run_job(
+    options: TrainOptions,
+    environ: Mapping[str, str],
+    *,
+    open_sink: OpenSink,
+    open_worker_sink: OpenWorkerSink,
+    open_terminal: OpenTerminal,
+    open_filters: OpenFilters | None = None,
+    count_from: Callable[[int], None] | None = None,
+) -> int:
+    """Run a whole job; return the exit code of the launcher. Raises LaunchError before the start.
+
+    ``count_from`` hears the lowest rank of this launcher's workers, where each node has a launcher.
+    """
+    path = error_file_path(options.error_file, environ, of_a_script=is_of_a_script(options, environ))
+    error_file = ErrorFile(path)
+    opening = _Opening(
+        sink=open_sink,
+        worker_sink=open_worker_sink,
+        terminal=open_terminal,
+        filters=open_filters,
+        error_file=error_file,
+    )
+    try:
+        return _run_planned(options, environ, opening, count_from)
+    except LaunchError as exc:
+        error_file.write(exc.message, f"{exc.message}\nhint: {exc.hint}" if exc.hint else exc.message, exc.exit_code)
+        raise
+
+
+def _run_planned(
+    options: TrainOptions, environ: Mapping[str, str], opening: _Opening, count_from: Callable[[int], None] | None
+) -> int:
+    try:
+        planned = make_plan(options, environ)
+        site = _site(planned, options, environ)
+    except ConfigError as exc:
+        if options.rendezvous is not None or options.node_rank is not None or hints(environ):
+            from distlaunch.launch.joined import tell_others
+
+            tell_others(options, environ, exc)
+        raise
+    if planned.join is not None:
+        from distlaunch.launch.joined import run_launcher
+
+        return run_launcher(
+            planned,
+            options,
+            environ,
+            site=site,
+            open_sink=opening.sink,
+            open_filters=opening.filters,
+            count_from=count_from,
+            error_file=opening.error_file,
+        )
+    if planned.location is None or planned.location.allocation.source != "ray":
+        return _run(planned, options, environ, site, None, opening)
+    from distlaunch.launch.ray import placed_in_ray
+
+    with placed_in_ray(planned, options, environ) as (planned, places):
+        return _run(planned, options, environ, site, places, opening)
+
+
+def _run(
+    planned: Planned,
+    options: TrainOptions,
+    environ: Mapping[str, str],
+    site: Site | None,
+    places: RayPlaces | None,
+    opening: _Opening,
+) -> int:
+    plan = planned.plan
+    nodes = _other_nodes(planned, options, environ, site, places)
+    check_system()
+    workers = len(plan.workers) if nodes is None else nodes.most_workers
+    terminal = opening.terminal() if workers == 1 and nodes is None and plan.shown_size == 1 else None
+    if plan.outer is None or terminal is not None:
+        sink = opening.sink(workers)
+    else:
+        from distlaunch.coordinator.joined.consoles import OuterRanks
+
+        sink = OuterRanks(opening.worker_sink(plan.outer), first_rank=plan.outer.rank)
+    opening.error_file.say = partial(sink.say, level="warning")
+    if planned.explanation is not None:
+        sink.say("\n  ".join(["where this comes from:", *planned.explanation.lines()]))
+    script = planned.source.read() if planned.source is not None else b""
+    nofile = allow_descriptors(workers if nodes is None else 0)
+    port = hold_port(plan.wanted_port, owner=plan.job_id) if nodes is None else None  # refused before anything is made
+    run_dir = make_run_dir(options.log_dir, plan.job_id, environ)
+    if run_dir.path != plan.run_dir:
+        plan = replace(plan, run_dir=run_dir.path, env={**plan.env, "DISTLAUNCH_RUN_DIR": run_dir.path})
+    if planned.id_of_scheduler:
+        plan = _named(plan, os.path.basename(run_dir.path), options)
+    if planned.source is not None:
+        planned_path = os.path.join(planned.plan.run_dir, planned.source.name)
+        plan, options = _with_script(plan, options, script, before=planned_path, folder=run_dir.path)
+    clock = Clock()
+    files = OutputFiles(
+        plan.run_dir,
+        sink,
+        lambda text: sink.say(text, level="warning"),
+        layout=plan.layout,
+        ranks=range(workers),
+        filters=opening.filters(workers) if opening.filters else None,
+    )
+    with ExitStack() as stack:
+        stack.callback(run_dir.close)
+        stack.callback(files.close)
+        transport: LocalTransport | Fleet
+        filed: Files = files
+        desk = Desk()
+        if nodes is None:
+            transport = LocalTransport(
+                job_id=plan.job_id,
+                cookie=os.urandom(8).hex(),
+                nofile=nofile,
+                # Before the first thread.
+                spawner=new_spawner(plan.job_id, options, terminal=-1 if terminal is None else terminal.fileno()),
+                port=port,
+                taker=files,
+                clock=clock,
+            )
+        else:
+            transport = filed = nodes.fleet(files, clock, run_dir=run_dir.path, job_id=plan.job_id)
+            desk = transport.desk
+        housekeeping = Housekeeping(run_dir)
+        signal_pipe = SignalPipe()
+        stack.callback(housekeeping.finish, signal_pipe.is_hurried)
+        ended = stack.enter_context(closed_console(sink, signal_pipe))
+        if terminal is not None:
+            stack.callback(terminal.give_back)
+        settings = policy_settings(
+            options,
+            plan,
+            environ,
+            backend=planned.backend,
+            gathering=None if nodes is None else nodes.gathering(),
+            scheduler=None if site is None else site.scheduler(),
+            terminal=terminal is not None,
+        )
+        policy = JobPolicy(settings)
+        if site is not None:
+            stack.callback(lambda: ended.append(site.conclude(policy, ended[-1], sink)) if ended else None)
+        stack.callback(transport.close, signal_pipe.is_hurried)
+        runner = Runner(
+            plan=plan,
+            policy=policy,
+            run_dir=run_dir,
+            transport=transport,
+            files=filed,
+            sink=sink,
+            events=EventLog(run_dir.events, sink, desk=desk, first_rank=plan.first_shown),
+            desk=desk,
+            signal_pipe=signal_pipe,
+            clock=clock,
+            terminal=terminal,
+            takes_typed=options.dialect.takes_typed,
+            feeder=None if nodes is None else nodes.feeder,
+            node_logs=options.node_logs or "",
+            backend=planned.backend,
+            error_file=opening.error_file,
+        )
+        run_dir.link_latest()
+        say_where(run_dir, plan.job_id, sink)
+        for note in site.notes() if site is not None else _no_site(options):
+            sink.say(note, level="warning")
+        housekeeping.start()
+        ended.append(runner.run())
+    return ended[-1]
+
+
+def _named(plan: LaunchPlan, job_id: str, options: TrainOptions) -> LaunchPlan:
+    """Give a job another id."""
+    env = {**plan.env, "DISTLAUNCH_JOB_ID": job_id}
+    if options.dialect.run_id is None:
+        env["TORCHELASTIC_RUN_ID"] = job_id
+    return replace(plan, job_id=job_id, env=env)
+
+
+def _with_script(
+    plan: LaunchPlan, options: TrainOptions, text: bytes, *, before: str, folder: str
+) -> tuple[LaunchPlan, TrainOptions]:
+    """Put a script that was read into the run directory, and have the workers run it from there.
+
+    ``before``: where the plan says that it is; the run directory may have got another name.
+    """
+    from distlaunch.launch.script_source import write_script
+
+    path = write_script(folder, os.path.basename(before), text)
+
+    def moved(words: tuple[str, ...]) -> tuple[str, ...]:
+        at = words.index(before)
+        return (*words[:at], path, *words[at + 1 :])
+
+    workers = tuple(
+        worker if worker.argv is None else replace(worker, argv=moved(worker.argv)) for worker in plan.workers
+    )
+    return replace(plan, argv=moved(plan.argv), workers=workers), replace(options, script=path)
+
+
+def _site(planned: Planned, options: TrainOptions, environ: Mapping[str, str]) -> Site | None:
+    """Give the Slurm whose job this is, if it is one. Raises ConfigError."""
+    location, composer = planned.location, planned.composer
+    if location is None or location.allocation.source != "slurm":
+        return None
+    from distlaunch.launch.slurm import Site
+
+    flexible = composer is not None and (composer.bounds[0] < composer.bounds[1] or composer.spares > 0)
+    part = location.allocation.part
+    hosts = [host.name for host in location.allocation.hosts]
+    return Site(environ, options, part=part, several=composer is not None, flexible=flexible, hosts=hosts)
+
+
+def _no_site(options: TrainOptions) -> Iterator[str]:
+    if options.requeue:
+        yield f"{options.named('requeue')} has no effect: this is no job of Slurm"
+
+
+def _other_nodes(
+    planned: Planned,
+    options: TrainOptions,
+    environ: Mapping[str, str],
+    site: Site | None,
+    places: RayPlaces | None,
+) -> Nodes | None:
+    """Give the nodes that are to be reached by links; None if this machine is all. Raises ConfigError."""
+    if planned.location is None or planned.composer is None:
+        return None
+    from distlaunch.launch import remote
+
+    allocation = planned.location.allocation
+    return remote.Nodes(planned.composer, options, environ, site=site, allocation=allocation, places=places)

@@ -1,0 +1,129 @@
+"""A SCRIPT that can be read only once, or only by the launcher: a pipe, a terminal, our own stdin.
+
+The launcher reads it and puts it into the run directory, from where all workers run it.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import select
+import stat
+from collections.abc import Sequence
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import printable
+from distlaunch.core.private_files import open_private
+from distlaunch.core.probe.files import read_bounded
+
+MOST_BYTES = 16 << 20
+_OWN = ("/dev/fd/", "/proc/self/fd/", "/proc/thread-self/fd/")
+_CHUNK = 1 << 16
+
+
+class ScriptSource(Record):
+    """Where such a script is read, and the name of the file that it becomes."""
+
+    path: str
+    name: str
+    descriptor: int | None
+    """One of ours, if the path leads to it: workers have others under these numbers."""
+
+    def read(self) -> bytes:
+        """Read the script to its end.
+
+        A program that has opened a FIFO for writing may take any time. Raises ConfigError if no program opens it, if
+        the script is too long, or if reading fails.
+        """
+        named = printable(self.path)
+        try:
+            if self.descriptor is None:
+                return read_bounded(self.path, most=MOST_BYTES, patience_s=math.inf)
+            descriptor = os.dup(self.descriptor)
+            try:
+                return _read_all(descriptor, named)
+            finally:
+                os.close(descriptor)
+        except OSError as exc:
+            if exc.errno == errno.EFBIG:
+                raise _too_long(named) from exc
+            hint = "start the program that writes the script first" if exc.errno == errno.ETIMEDOUT else None
+            raise ConfigError(f"{named}: {exc.strerror}", hint=hint) from exc
+
+
+def find_source(script: str, places: Sequence[str]) -> ScriptSource | None:
+    """Return the source of a SCRIPT that workers cannot open themselves; None for a file, a folder or nothing.
+
+    ``places``: the paths that the name may mean, in order.
+    """
+    if script == "-":
+        return ScriptSource(path="-", name="stdin.py", descriptor=0)
+    for path in places:
+        if (number := _own_descriptor(path)) is not None:
+            name = "stdin.py" if number == 0 else f"fd-{number}.py"
+            return ScriptSource(path=script, name=name, descriptor=number)
+        try:
+            mode = os.stat(path).st_mode
+        except (OSError, ValueError):
+            continue
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+            return None
+        if path != os.devnull:
+            name = os.path.basename(path).removesuffix(".py")
+            return ScriptSource(path=path, name=f"{name}.py", descriptor=None)
+    return None
+
+
+def _own_descriptor(path: str) -> int | None:
+    """Return the number of our own descriptor to which a path leads, also by symbolic links."""
+    own = (*_OWN, f"/proc/{os.getpid()}/fd/")
+    for _ in range(8):
+        if path == "/dev/stdin":
+            return 0
+        prefix = next((prefix for prefix in own if path.startswith(prefix)), None)
+        if prefix is not None:
+            number = path[len(prefix) :]
+            return int(number) if number.isascii() and number.isdecimal() and len(number) < 8 else None
+        try:
+            path = os.path.join(os.path.dirname(path), os.readlink(path))
+        except (OSError, ValueError):
+            return None
+    return None
+
+
+def _read_all(descriptor: int, named: str) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            part = os.read(descriptor, _CHUNK)
+        except BlockingIOError:  # whoever shares it has set O_NONBLOCK
+            select.select([descriptor], [], [])
+            continue
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+        size += len(part)
+        if size > MOST_BYTES:
+            raise _too_long(named)
+
+
+def _too_long(named: str) -> ConfigError:
+    return ConfigError(
+        f"{named}: a script that is read from there may have {MOST_BYTES >> 20} MiB, this one has more",
+        hint="write it to a file",
+    )
+
+
+def write_script(folder: str, name: str, text: bytes) -> str:
+    """Write a script that was read into a new file of the run directory; return its path. Raises ConfigError."""
+    path = os.path.join(folder, name)
+    try:
+        descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+    except OSError as exc:
+        raise ConfigError(f"{printable(path)}: {os.strerror(exc.errno or 0)}") from exc
+    return path

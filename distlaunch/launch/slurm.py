@@ -1,0 +1,359 @@
+"""What a job of Slurm has beyond its nodes: the site's settings, agents by srun, a new turn.
+
+Sources: scontrol of Slurm 22.05 on a real system, and its manual. A cancelled job, one at its limit, and one that is
+preempted are all COMPLETING while their processes get TERM: what tells them apart are the reason, the times and, where
+Slurm itself requeues, that the next turn is counted already. In a partition's GraceTime a preempted job is RUNNING.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from distlaunch import __version__
+from distlaunch.coordinator.policy.job_settings import Scheduler
+from distlaunch.coordinator.runtime.sink import Sink
+from distlaunch.core.errors import EXIT_REQUEUE, ConfigError
+from distlaunch.core.model.host_list import expand_nodelist
+from distlaunch.core.model.text import printable
+from distlaunch.core.probe.network import probe_interfaces
+from distlaunch.launch.process import way_out
+from distlaunch.planning.allocation import Allocation
+from distlaunch.planning.train_options import TrainOptions
+from distlaunch.transport.child_process import Question
+
+if TYPE_CHECKING:
+    from distlaunch.coordinator.policy.job import JobPolicy
+    from distlaunch.coordinator.runtime.slurm_agents import StepFleet
+    from distlaunch.transport.slurm.nodes import Srun
+
+KILL_WAIT_S = 30.0
+"""Slurm's own default: from TERM to KILL."""
+_ASK_S = 5.0
+_SHOW_S, _REQUEUE_S = 4.0, 6.0
+"""Slurm's KILL may be 5 s away when the last worker has ended; an idle controller answers in some 20 ms."""
+_WARNED_S = 1800.0
+"""Workers that go on for longer after USR1 or USR2 were not ended by it."""
+_PORTS = 16
+_MOST_COMPONENTS = 1000
+_LONGEST = 200
+_NO_KILL = re.compile(r"^#SBATCH\b.*\s(--no-kill\b(?!=off|=no)|-[HIOQsvW]*k\b)", re.MULTILINE)
+"""Before ``k`` in one word there may be short options of sbatch that have no argument."""
+_GOES_ON = {"RUNNING", "TIMEOUT", "PREEMPTED", "PENDING", "REQUEUED", "SUSPENDED", "STOPPED", "SIGNALING"}
+"""States in which a job is, or ended, that nobody has cancelled."""
+_DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
+
+
+class Site:
+    """The Slurm whose job this is; its commands are asked in the background, and each for a bounded time.
+
+    ``hosts`` are the nodes of the job or step; ``several``: there are other nodes, or this machine is none of them;
+    ``flexible``: they may come and go. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        options: TrainOptions,
+        *,
+        part: str,
+        several: bool,
+        flexible: bool,
+        hosts: Sequence[str] = (),
+    ) -> None:
+        self._environ = environ
+        self._options = options
+        self._by_srun = part == "all" and several
+        self._steps = self._by_srun or part != "all"
+        """Workers are in steps: those of our agents, or that of a launcher in each task."""
+        self._job = environ.get("SLURM_JOB_ID", "")
+        self._turn = _number(environ.get("SLURM_RESTART_COUNT", "")) or 0
+        asks = self._by_srun or (part == "all" and options.grace > KILL_WAIT_S)
+        self._config = _Asked(("scontrol", "show", "config"), environ) if asks else None
+        wanted = self._by_srun and flexible
+        self._script = _Asked(("scontrol", "write", "batch_script", self._job, "-"), environ) if wanted else None
+        self._flexible = flexible
+        self.addresses = NodeAddresses(environ, hosts)
+        """Of the nodes."""
+        self._told: dict[str, str] | None = None
+        self._args = _words(options) if self._by_srun else ()
+        if self._by_srun and shutil.which("srun", path=environ.get("PATH")) is None:
+            hint = "inside a container it may be missing: start one launcher on each node by srun, or give --hosts"
+            if (alone := way_out(options)) is not None:
+                hint += f"; {alone}"
+            raise ConfigError(
+                "slurm names the nodes of this job, and there is no srun here to start agents on them", hint=hint
+            )
+
+    # --- the site's settings
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        """Give what ``scontrol show config`` says; nothing if it cannot."""
+        if self._told is None:
+            text = (self._config.answer() if self._config is not None else None) or ""
+            pairs = (line.partition("=") for line in text.splitlines())
+            self._told = {name.strip(): value.strip() for name, equals, value in pairs if equals}
+        return self._told
+
+    @property
+    def signals_all(self) -> bool:
+        """Tell whether the signals of a step go to all of its processes, not only to those that srun has started."""
+        return self._steps and self.config.get("ProctrackType") == "proctrack/linuxproc"
+
+    def scheduler(self) -> Scheduler:
+        """Give what the policy has to know. Of several launchers only the one that has the policy asks Slurm."""
+        if self._config is None and self._steps:
+            self._config = _Asked(("scontrol", "show", "config"), self._environ)
+        wait = re.match(r"\d+", self.config.get("KillWait", ""))
+        return Scheduler(
+            kill_after_s=float(wait[0]) if wait else KILL_WAIT_S, signals_all=self.signals_all, attempt=self._turn
+        )
+
+    def _ports(self) -> Sequence[int]:
+        """Choose ports for agents to call: those that srun itself is called on, where firewalls leave only these."""
+        bounds = re.fullmatch(r"(\d+)-(\d+)", self.config.get("SrunPortRange", ""))
+        low, high = (int(bounds[1]), int(bounds[2])) if bounds else (0, 0)
+        if not 0 < low <= high < 1 << 16:
+            return (0,)
+        return random.sample(range(low, high + 1), min(_PORTS, high + 1 - low))
+
+    # --- what the user should know
+
+    def notes(self) -> list[str]:
+        """Give what this job's script lacks, for what was asked of us."""
+        found: list[str] = []
+        if self._script is not None:
+            text = self._script.answer()
+            if not _NO_KILL.search(text or "") and "SBATCH_NO_KILL" not in self._environ:
+                found.append(
+                    "Slurm ends the whole job when a node fails, unless it was submitted with --no-kill"
+                    " (in the batch script: #SBATCH --no-kill)"
+                )
+        if self._options.requeue and self._is_a_shells_child():
+            found.append(
+                "Slurm's signals reach the batch script's own process (--signal=B:...), not what it has started:"
+                " have the script start this by exec, as its last command"
+            )
+        return found
+
+    def _is_a_shells_child(self) -> bool:
+        if "SLURM_PROCID" not in self._environ or "SLURM_STEP_NODELIST" in self._environ:
+            return False
+        try:
+            with open(f"/proc/{os.getppid()}/comm", encoding="utf-8", errors="replace") as file:
+                return file.read().strip() != "slurmstepd"
+        except OSError:
+            return False
+
+    # --- the agents
+
+    def srun(self, hosts: Sequence[str], allocation: Allocation, *, job_id: str) -> Srun:
+        """Make what starts the agents. Raises ConfigError if there is no port for them to call."""
+        from distlaunch.transport.agentzip import agent_zip
+        from distlaunch.transport.slurm.nodes import Srun
+        from distlaunch.transport.slurm.step import Wanted
+
+        options, environ = self._options, self._environ
+        wanted = Wanted(
+            args=self._args,
+            gpus=_gpus(hosts, allocation, environ),
+            nodes=len(hosts),
+            all_or_none=not self._flexible,
+            grace_s=options.grace,
+            components=_components(environ),
+            inside="SLURM_STEP_ID" in environ,
+        )
+        return Srun(
+            hosts,
+            wanted=wanted,
+            code=agent_zip(),
+            pythons=[path for path in (sys.executable, options.python) if path and os.path.isabs(path)],
+            environ=environ,
+            addresses=list(dict.fromkeys(address for _, address, _ in probe_interfaces())) or ["127.0.0.1"],
+            ports=self._ports(),
+            release=__version__,
+            job_id=job_id,
+        )
+
+    def fleet(self, *args: Any, srun: Srun, **kwargs: Any) -> StepFleet:
+        """Make the way to the agents."""
+        from distlaunch.coordinator.runtime.slurm_agents import StepFleet
+
+        return StepFleet(*args, srun=srun, signals_all=self.signals_all, **kwargs)
+
+    # --- a new turn
+
+    def conclude(self, policy: JobPolicy, code: int, sink: Sink) -> int:
+        """After a job that ended with ``code``, and has said so: ask Slurm for another turn, if it was interrupted.
+
+        Gives the exit code; it is EXIT_REQUEUE if Slurm could not be asked, so that the batch script can.
+        """
+        warned = policy.told is None and policy.warned is not None and code == 0
+        if not self._options.requeue or not (warned or policy.told == signal.SIGTERM):
+            return code
+        by_hand = f"scontrol requeue {self._job}"
+        if warned and policy.since_warned_s > _WARNED_S:
+            sink.say(f"not requeued: the job went on for {policy.since_warned_s:.0f} s after its last warning")
+            return code
+        if policy.told is not None:
+            show = _Asked(("scontrol", "--oneliner", "show", "job", self._job), self._environ)
+            why_not = why_not_requeued(show.answer(_SHOW_S), turn=self._turn)
+            if why_not is not None:
+                more = f" ({show.problem}); to have another turn: {by_hand}" if show.problem else ""
+                sink.say(f"{why_not}{more}", level="warning" if show.problem else "info")
+                return code
+        # it may end us before we can say that it does
+        sink.say("asking Slurm for another turn of this job (--requeue)")
+        asked = _Asked(("scontrol", "requeue", self._job), self._environ)
+        if asked.answer(_REQUEUE_S) is not None or asked.is_ended_too:
+            return code
+        sink.say(
+            f"not requeued: {asked.problem}; the batch script can do it ({by_hand}): this ends with {EXIT_REQUEUE}",
+            level="warning",
+        )
+        return EXIT_REQUEUE
+
+
+class NodeAddresses:
+    """The addresses by which Slurm reaches nodes (NodeAddr of ``scontrol show node``), which need no name service.
+
+    scontrol is asked once, for all of these hosts, when the first of them is wanted or ``ask`` is called.
+    """
+
+    def __init__(self, environ: Mapping[str, str], hosts: Sequence[str]) -> None:
+        self._environ, self._hosts = environ, tuple(hosts)
+        self._lock = threading.Lock()
+        self._asked: _Asked | None = None
+        self._known: dict[str, str] | None = None
+
+    def ask(self) -> None:
+        """Start to ask; the answer is waited for when it is wanted."""
+        from distlaunch.transport.slurm.step import node_list
+
+        if self._asked is None:
+            self._asked = _Asked(("scontrol", "--oneliner", "show", "node", node_list(self._hosts)), self._environ)
+
+    def of(self, host: str) -> tuple[str, ...]:
+        """Return the address of a host, or its name in Slurm's configuration; nothing if Slurm does not tell.
+
+        Waits for scontrol, for up to 5 s. May be called by any thread.
+        """
+        with self._lock:
+            if self._known is None:
+                self.ask()
+                told = None if self._asked is None else self._asked.answer()
+                self._known = node_addresses(told or "")
+        address = self._known.get(host, host)
+        return () if address == host else (address,)
+
+
+def node_addresses(told: str) -> dict[str, str]:
+    """Read the address of each node in what ``scontrol --oneliner show node`` prints."""
+    rows = re.finditer(r"^NodeName=(\S+)(?:.*?\sNodeAddr=(\S+))?", told, re.MULTILINE)
+    return {row[1]: row[2] for row in rows if row[2] not in {None, "(null)"}}
+
+
+def _words(options: TrainOptions) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(options.srun_args or ""))
+    except ValueError as exc:
+        raise ConfigError(f"{options.named('srun_args')}: {str(exc).lower()}") from exc
+
+
+class _Asked:
+    """A command that is running."""
+
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        self.problem = ""
+        """Why there is no answer."""
+        self.is_ended_too = False
+        """TERM has ended it: under linuxproc Slurm, which does what it was asked, ends it with the job."""
+        self._name = argv[0]
+        self._question: Question | None = None
+        try:
+            self._question = Question(argv, environ)
+        except OSError as exc:
+            self.problem = f"{self._name} cannot be run ({exc.strerror})"
+
+    def answer(self, within_s: float = _ASK_S) -> str | None:
+        """Give what it prints; None if it fails, or takes too long."""
+        if self._question is None:
+            return None
+        try:
+            code, output, errors = self._question.answer(within_s=within_s)
+        except TimeoutError:
+            self.problem = f"{self._name} did not answer within {within_s:g} s"
+            return None
+        if code:
+            self.is_ended_too = code == -signal.SIGTERM
+            lines = errors.decode(errors="replace").strip().splitlines()
+            said = f": {printable(lines[-1][:_LONGEST])}" if lines else ""
+            self.problem = f"{self._name} ended with {code}{said}"
+            return None
+        return output.decode(errors="replace")
+
+
+def why_not_requeued(told: str | None, *, turn: int) -> str | None:
+    """Tell from ``scontrol show job`` why a job that got TERM, in this turn of it, is not to be requeued; pure.
+
+    None if it was interrupted: at its time limit, by preemption, or by a TERM that was a warning. ``told``: None if
+    there was no answer: a job that somebody has cancelled is not to come back because Slurm is slow.
+    """
+    fields = dict(re.findall(r"(\w+)=(\S*)", told or ""))
+    state, restarts = fields.get("JobState", ""), fields.get("Restarts", "")
+    if (_number(restarts) or 0) > turn:
+        return "Slurm itself has requeued this job"
+    if state in _GOES_ON or fields.get("PreemptTime", "None") not in {"None", "N/A", "Unknown"}:
+        return None
+    if state not in {"COMPLETING", "CANCELLED"}:
+        told_state = f" (its state is {printable(state[:_LONGEST])})" if state else ""
+        return f"not requeued: Slurm does not tell why the job was stopped{told_state}"
+    if fields.get("Reason") == "TimeLimit":
+        return None
+    limit_s, run_s = (_seconds(fields.get(name, "")) for name in ("TimeLimit", "RunTime"))
+    if limit_s is None or run_s is None or run_s < limit_s:
+        return "not requeued: the job was cancelled"
+    return None
+
+
+def _number(word: str) -> int | None:
+    return int(word) if word.isascii() and word.isdecimal() and len(word) < 6 else None
+
+
+def _seconds(clock: str) -> int | None:
+    found = _DURATION.fullmatch(clock)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _components(environ: Mapping[str, str]) -> dict[str, int]:
+    """Give for each node of a heterogeneous job which component it is of; nothing for another job."""
+    size = environ.get("SLURM_HET_SIZE", "")
+    found: dict[str, int] = {}
+    for group in range(min(_number(size) or 0, _MOST_COMPONENTS)):
+        name = f"SLURM_JOB_NODELIST_HET_GROUP_{group}"
+        if name in environ:
+            found |= {node: group for node in expand_nodelist(environ[name], where=name) if node not in found}
+    return found
+
+
+def _gpus(hosts: Sequence[str], allocation: Allocation, environ: Mapping[str, str]) -> int | None:
+    """Give how many GPUs these nodes have of the job, as far as its variables tell."""
+    counts = {host.name: host.slots for host in allocation.hosts if host.unit == "gpus"}
+    mine = [counts.get(host) for host in hosts]
+    if all(count is not None for count in mine):
+        return sum(count for count in mine if count is not None) or None
+    total = environ.get("SLURM_GPUS", "").rpartition(":")[2]
+    whole = {host.name for host in allocation.hosts} == set(hosts)
+    return _number(total) if whole else None

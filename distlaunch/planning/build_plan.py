@@ -1,0 +1,436 @@
+"""Topology -> LaunchPlan, and ``bind``, which fills in what the nodes report. Pure."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from distlaunch.core.errors import ConfigError, UsageError
+from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
+from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.text import printable, quoted
+from distlaunch.core.model.topology import Node, Topology
+from distlaunch.planning import variables as v
+from distlaunch.planning.backend import PlannedBackend
+from distlaunch.planning.cpu_binding import bind_cpus, pinned_note, threads_per_worker
+from distlaunch.planning.environment import base_environment, check_length, given_environment, unless_set, who_gives
+from distlaunch.planning.facts import Facts
+from distlaunch.planning.train_options import LOCAL_RANK_TOO, TrainOptions
+
+if TYPE_CHECKING:
+    from distlaunch.planning.master_address import Meeting
+
+_SETUP = (
+    'eval "$1" || { code=$?; echo "distlaunch: --setup failed with exit code $code" >&2; exit "$code"; }; shift; '
+    'if [ "${RANK:-0}" = 0 ] && [ -n "${VIRTUAL_ENV:-}" ]; then case "$1" in "$VIRTUAL_ENV"/*) ;; /*) '
+    'echo "distlaunch: --setup activates $VIRTUAL_ENV, but the workers run $1: --python python3 takes its own" >&2;; '
+    "esac; fi; "
+    '[ -z "${DISTLAUNCH_BOOT:-}" ] || export PYTHONPATH="$DISTLAUNCH_BOOT${PYTHONPATH:+:$PYTHONPATH}"; '
+    'exec "$@"'
+)
+LOOPBACK = "127.0.0.1"
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+class CpuShare(Record):
+    """The CPUs that all workers of a node have together."""
+
+    cpus: CpuInventory
+    granted: int | None
+    """How many of them a scheduler grants, where it may not enforce that."""
+
+
+def build_plan(
+    options: TrainOptions,
+    facts: Facts,
+    topology: Topology,
+    backend: PlannedBackend,
+    *,
+    job_id: str,
+    run_dir: str,
+    local: bool = True,
+    base: Mapping[str, str] | None = None,
+    shares: Sequence[CpuShare] | None = None,
+    only: int | None = None,
+) -> LaunchPlan:
+    """Plan the first attempt. Raises ConfigError for whatever could not start.
+
+    ``local``: this machine is one of the nodes; else script, directory and interpreter need not be here. ``base``: what
+    workers inherit, if that is not all that we have. ``shares``: by node rank, where more is known than the facts tell.
+    ``only``: plan just the workers of this node.
+    """
+    dialect = options.dialect
+    if backend.ipv4_only and ":" in (options.master_addr or ""):
+        raise UsageError(f"--master-addr {printable(options.master_addr or '')}: {backend.ipv4_only}")
+    backend.check(topology)
+    base = base_environment(facts) if base is None else base
+    given = given_environment(options, facts)
+    for name in sorted(given.keys() & _own_names(topology, backend)) if given else ():
+        raise ConfigError(
+            f"{who_gives(name, options)}: --backend {backend.name} sets {name} for each worker",
+            hint="leave it out, or use another backend",
+        )
+    for name, value in given.items():
+        check_length(name, value, who_gives(name, options))
+    workdir = working_directory(options, facts, local=local)
+    job = v.job_variables(
+        topology,
+        job_id=job_id,
+        run_id=dialect.run_id or job_id,
+        role=dialect.role,
+        max_restarts=options.max_restarts,
+        run_dir=run_dir,
+        backend=backend,
+    )
+    python = _interpreter(options, facts) if local else options.python or facts.python
+    target = command_target(options, facts, workdir, local=local)
+    if facts.script_file is not None:
+        target = os.path.join(run_dir, facts.script_file)
+    argv = command_line(options, python, target, backend)
+    preload = preloaded_modules(options)
+    # One worker that stands still holds nobody up; of several, the notice says which one does.
+    hang_notice_s = options.hang_notice if options.hang_timeout is None and topology.world_size != 1 else None
+    watched = options.hang_timeout is not None or hang_notice_s is not None
+    wanted = bool(preload or watched) and not options.no_python
+    bootstrap: Literal["", "direct", "setup"] = "" if not wanted else "setup" if options.setup else "direct"
+    columns = v.terminal_variables(topology, facts.columns, in_front=dialect.prefix_columns)
+    of_here = local and shares is None
+    own_notes = (pinned_note(facts.cpus), interpreter_note(options, facts.environ, facts.python)) if of_here else ()
+    of_backend = backend.job_variables(topology)
+    unwanted = [name for name in backend.unwanted() if name in base and name not in of_backend and name not in given]
+    base = {name: value for name, value in base.items() if name not in unwanted} if unwanted else base
+    for name, value in {**job, **of_backend}.items():
+        check_length(name, value, f"{name}, which --backend {backend.name} sets")
+    left_out = (_left_out(unwanted, backend.name),) if unwanted else ()
+    notes = [*topology.notes, *backend.notes, *backend.notes_on(topology), *left_out, *own_notes]
+    defaults = unless_set({**v.DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)
+    bars = (
+        v.bar_variables(topology, facts.columns, in_front=dialect.prefix_columns) if _shows_bars(options, facts) else {}
+    )
+    bars = unless_set(bars, base, given)
+    env = {**defaults, **job, **of_backend}
+    port = options.master_port or topology.master_port
+    threads = not any("OMP_NUM_THREADS" in layer for layer in (base, given))
+    plan = LaunchPlan(
+        job_id=job_id,
+        backend=backend.name,
+        nodes=topology.nodes,
+        workers=(),
+        argv=argv,
+        workdir=workdir,
+        env=env,
+        base_env=base,
+        given_env=given,
+        run_dir=run_dir,
+        master_addr=options.master_addr or topology.master_addr or (LOOPBACK if len(topology.nodes) == 1 else None),
+        wanted_port=port or 0,
+        source=topology.source,
+        device=topology.device,
+        bounds=topology.bounds,
+        spares=topology.spares,
+        signal_group=options.no_python,
+        preload=preload,
+        hang_timeout_s=options.hang_timeout,
+        hang_notice_s=hang_notice_s,
+        max_restarts=options.max_restarts,
+        bootstrap=bootstrap,
+        layout=dialect.layout,
+        repeated=unless_set(backend.repeated(), base, given),
+        store=backend.store,
+        worker_ports=backend.worker_ports,
+        attempt_files=_unclaimed(backend.attempt_files(topology), base, given),
+        shared_memory=backend.shared_memory,
+        notes=tuple(map(dialect.spelt, filter(None, notes))),
+        warnings=tuple(map(dialect.spelt, topology.warnings)),
+    )
+    if plan.worker_ports and plan.world_size:
+        from distlaunch.planning.worker_addresses import check_cluster
+
+        check_cluster(plan, backend)
+    # With what belongs to the first attempt at once: 131,072 workers are better made once than twice.
+    error_file = options.dialect.layout.error_files(run_dir, 0) if run_dir else None
+    if shares is None:
+        of_this = CpuShare(cpus=facts.cpus, granted=topology.cpus)
+        of_node = {} if topology.here is None else {topology.here: of_this}
+    else:
+        of_node = dict(enumerate(shares))
+    workers = tuple(
+        _workers(
+            options,
+            topology,
+            backend,
+            argv,
+            of_node,
+            threads=threads,
+            error_file=error_file,
+            only=only,
+            first_local_rank=0 if facts.outer is None else facts.outer.local_rank,
+        )
+    )
+    if bars and workers and workers[0].rank == 0 and facts.outer is None:
+        workers = (replace(workers[0], env={**bars, **workers[0].env}), *workers[1:])
+    plan = _settled(plan, workers, attempt=0, master_port=port)
+    if facts.outer is None:
+        return plan
+    from distlaunch.planning.outer_launcher import as_worker
+
+    return as_worker(plan, options, facts, facts.outer)
+
+
+def _shows_bars(options: TrainOptions, facts: Facts) -> bool:
+    """Return whether the console draws the progress bars of rank 0 in place, should it be a terminal."""
+    dumb = facts.environ.get("TERM") in ("dumb", "unknown")
+    return options.format != "jsonl" and options.dialect.shows_bars and not dumb and _names_rank_0(options.output)
+
+
+def _names_rank_0(output: str) -> bool:
+    """Return whether rank 0 is among those that ``--output`` shows."""
+    firsts = [part.partition("-")[0].strip() for part in output.split(",")]
+    return output.strip() == "all" or any(first and not first.strip("0") for first in firsts)
+
+
+def _left_out(names: Sequence[str], backend: str) -> str:
+    several = len(names) > 1
+    verb, them = ("are set here and contradict", "them") if several else ("is set here and contradicts", "it")
+    told = f"{', '.join(names)} {verb} --backend {backend}: workers do not get {them}"
+    return f"{told} (--env NAME passes {'one' if several else 'it'} on)"
+
+
+def _own_names(topology: Topology, backend: PlannedBackend) -> set[str]:
+    """Name the variables that a backend sets otherwise for each node or worker, as far as there are any yet."""
+    if not topology.nodes or not topology.nodes[0].slots:
+        return set()
+    names = {*backend.node_variables(topology, 0), *backend.worker_variables(topology, 0, 0, 0)}
+    if backend.worker_ports:
+        from distlaunch.planning.worker_addresses import cluster_names
+
+        names |= cluster_names(backend, topology.world_size or topology.nodes[0].slots)
+    return names
+
+
+def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: Meeting | None = None) -> LaunchPlan:
+    """Fill in what an attempt settles: its number, the port that rank 0's node holds, the workers' error files.
+
+    ``meeting``: where several nodes meet, and what each needs for it.
+    """
+    if meeting is not None:
+        nodes = tuple(
+            replace(node, env={**node.env, **more, **_repeated(plan, more)})
+            if (more := meeting.env.get(rank))
+            else node
+            for rank, node in enumerate(plan.nodes)
+        )
+        plan = replace(plan, master_addr=meeting.address, nodes=nodes)
+    error_file = plan.layout.error_files(plan.run_dir, attempt)
+    workers = plan.workers
+    if any(worker.env.get(_ERROR_FILE) != error_file(worker.rank) for worker in workers[:1]):
+        workers = tuple(replace(worker, env={**worker.env, _ERROR_FILE: error_file(worker.rank)}) for worker in workers)
+    return _settled(plan, workers, attempt=attempt, master_port=master_port)
+
+
+def _settled(plan: LaunchPlan, workers: tuple[WorkerPlan, ...], *, attempt: int, master_port: int | None) -> LaunchPlan:
+    settled = v.attempt_variables(attempt=attempt, master_addr=plan.master_addr, master_port=master_port)
+    if plan.outer is not None:
+        mine = () if "DISTLAUNCH_ATTEMPT" in plan.base_env else ("DISTLAUNCH_ATTEMPT",)
+        settled = {name: settled[name] for name in mine}
+    if plan.attempt_files and plan.run_dir:
+        folder = plan.layout.attempt_dir(plan.run_dir, attempt)
+        settled.update({name: os.path.join(folder, file) for name, file in plan.attempt_files.items()})
+    settled.update(_repeated(plan, settled))
+    return replace(plan, attempt=attempt, master_port=master_port, env={**plan.env, **settled}, workers=workers)
+
+
+def _repeated(plan: LaunchPlan, settled: Mapping[str, str]) -> dict[str, str]:
+    """Give the backend's variables that have the value of one of these."""
+    return {name: settled[of] for name, of in plan.repeated.items() if of in settled}
+
+
+def _unclaimed(files: Mapping[str, str], *layers: Mapping[str, str]) -> dict[str, str]:
+    """Keep the files of which no variable is set: it may have an old name and a new one."""
+    claimed = {file for name, file in files.items() if any(name in layer for layer in layers)}
+    return {name: file for name, file in files.items() if file not in claimed}
+
+
+def preloaded_modules(options: TrainOptions) -> tuple[str, ...]:
+    """Take ``--preload`` apart. Raises ConfigError where workers could not be forked from a server of ours."""
+    if options.preload is None:
+        return ()
+    modules = tuple(name.strip() for name in options.preload.split(","))
+    for name in modules:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigError(f"preload {quoted(options.preload)}: {quoted(name)} is no name of a module")
+    if options.no_python:
+        raise ConfigError("--preload and --no-python exclude each other", hint="only Python can be forked with modules")
+    if options.python is not None:
+        raise ConfigError(
+            "--preload and --python exclude each other",
+            hint="run distlaunch itself with the interpreter of the workers",
+        )
+    return modules
+
+
+def _workers(
+    options: TrainOptions,
+    topology: Topology,
+    backend: PlannedBackend,
+    argv: tuple[str, ...],
+    shares: Mapping[int, CpuShare],
+    *,
+    threads: bool,
+    error_file: Callable[[int], str] | None,
+    only: int | None,
+    first_local_rank: int = 0,
+) -> Iterator[WorkerPlan]:
+    """Give the workers in rank order, up to the first node that has yet to tell how many it runs.
+
+    CPUs and threads are told by node rank where its CPUs are known: what the others have is theirs to tell.
+    """
+    rank = 0
+    known: dict[object, list[tuple[tuple[int, ...] | None, dict[str, str]]]] = {}
+    for node_rank, node in enumerate(topology.nodes):
+        if node.slots is None:
+            return
+        if only is not None and node_rank != only:
+            rank += node.slots
+            continue
+        shared = {**v.node_variables(topology, node_rank), **backend.node_variables(topology, node_rank)}
+        share = shares.get(node_rank)
+        key = share, node.slots, node.numa
+        if key not in known:  # many nodes are alike
+            known[key] = _bound(options, share, node, threads=threads)
+        for local_rank, (cpus, more) in enumerate(known[key]):
+            own = v.worker_variables(node, local_rank, rank)
+            env = {**shared, **own, **backend.worker_variables(topology, node_rank, local_rank, rank), **more}
+            if error_file is not None:
+                env[_ERROR_FILE] = error_file(rank)
+            shown = first_local_rank + local_rank
+            more_words = backend.worker_words(first_local_rank + int(own["LOCAL_RANK"]))
+            words = _own_argv(options, node.argv or argv, shown, more_words)
+            yield WorkerPlan(rank=rank, local_rank=local_rank, node_rank=node_rank, env=env, cpus=cpus, argv=words)
+            rank += 1
+
+
+def _bound(
+    options: TrainOptions, share: CpuShare | None, node: Node, *, threads: bool
+) -> list[tuple[tuple[int, ...] | None, dict[str, str]]]:
+    """Give each worker of a node its CPUs, and the variables that follow from them."""
+    slots = node.slots or 0
+    if share is None:
+        return [(None, {})] * slots
+    near = [node.numa[index] if index < len(node.numa) else None for index in range(slots)]
+    bound = bind_cpus(share.cpus, slots, mode=options.bind, gpu_numa=near)
+    if not threads:
+        return [(cpus, {}) for cpus in bound]
+    counts = [threads_per_worker(share.cpus, slots, bound=cpus, granted=share.granted) for cpus in bound]
+    return [(cpus, {"OMP_NUM_THREADS": str(count)}) for cpus, count in zip(bound, counts, strict=True)]
+
+
+def _own_argv(
+    options: TrainOptions, argv: tuple[str, ...], local_rank: int, more: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    """Give a worker's own command line, if the script's arguments, or ``more`` of them, differ by rank; else None."""
+    macro, first = options.dialect.rank_macro, len(argv) - len(options.script_args)
+    replaced = macro is not None and any(macro in word for word in argv[first:])
+    if not replaced and not more:
+        return None
+    if options.preload is not None:
+        why = f"{macro} in the arguments of the script" if replaced else f"{more[0].partition('=')[0]} for each worker"
+        raise ConfigError(f"--preload and {why} exclude each other", hint=LOCAL_RANK_TOO)
+    words = argv[first:] if macro is None else (word.replace(macro, str(local_rank)) for word in argv[first:])
+    return (*argv[:first], *more, *words)
+
+
+def working_directory(options: TrainOptions, facts: Facts, *, local: bool) -> str:
+    """Give the workers' directory; where it is not on this machine, as it was typed. Raises ConfigError."""
+    if options.workdir is None:
+        return facts.cwd
+    path = os.path.join(facts.cwd, options.workdir)
+    kind = facts.paths[path] if local else "directory"
+    if kind != "directory":
+        raise ConfigError(f"--workdir {printable(options.workdir)}: {_not_a(kind, 'directory')}")
+    return path
+
+
+def _not_a(kind: str, wanted: str) -> str:
+    words = {"missing": "there is no such " + wanted, "unreadable": "not readable by this user"}
+    return words.get(kind, f"is a {kind}, a {wanted} is needed")
+
+
+def command_target(options: TrainOptions, facts: Facts, workdir: str, *, local: bool) -> str:
+    """Give what the workers run: a script's path, a module's name, or a program. Raises ConfigError."""
+    if options.script is None:
+        raise UsageError("SCRIPT is missing", hint="distlaunch train [OPTIONS] SCRIPT [ARGS]...")
+    if options.no_python and not options.module:
+        within = os.path.join(workdir, options.script) if os.sep in options.script else options.script
+        return _program(options.script, facts, workdir) if local else within
+    if options.module or not local or facts.script_file is not None:
+        return options.script
+    return _script(options.script, facts, workdir)
+
+
+def command_line(options: TrainOptions, python: str, target: str, backend: PlannedBackend) -> tuple[str, ...]:
+    """Give the workers' command line."""
+    program = (python, "-m", target) if options.module else (target,) if options.no_python else (python, target)
+    argv = (*program, *backend.script_words(), *options.script_args)
+    if options.setup is not None:
+        argv = ("bash", "-l", "-c", _SETUP, "distlaunch-setup", options.setup, *argv)
+    return argv
+
+
+def script_places(script: str, facts_cwd: str, workdir: str) -> tuple[str, ...]:
+    """List where a relative script may be: in the workers' directory, else where the command was typed."""
+    return tuple(dict.fromkeys(os.path.join(base, script) for base in (workdir, facts_cwd)))
+
+
+def _script(script: str, facts: Facts, workdir: str) -> str:
+    places = script_places(script, facts.cwd, workdir)
+    kinds = [facts.paths[place] for place in places]
+    for place, kind in zip(places, kinds, strict=True):
+        if kind == "file":
+            return script if os.path.dirname(place) == os.path.dirname(os.path.join(workdir, script)) else place
+    kind = next((kind for kind in kinds if kind != "missing"), "missing")
+    if kind == "directory" and facts.paths.get(os.path.join(places[0], "__main__.py")) == "file":
+        return script
+    hint = f"looked in {' and '.join(os.path.dirname(place) for place in places)}" if kind == "missing" else None
+    raise ConfigError(f"{printable(script)}: {_not_a(kind, 'file')}", hint=hint)
+
+
+def _program(name: str, facts: Facts, workdir: str) -> str:
+    found = facts.programs.get(name)
+    if found is not None:
+        return name if os.sep not in name else found
+    if os.sep in name:
+        kind = facts.paths.get(os.path.join(workdir, name), "missing")
+        said = "is not executable" if kind == "file" else _not_a(kind, "file")
+        raise ConfigError(f"{printable(name)}: {said}", hint=f"chmod +x {printable(name)}" if kind == "file" else None)
+    raise ConfigError(f"{printable(name)}: no such command on PATH")
+
+
+def _interpreter(options: TrainOptions, facts: Facts) -> str:
+    if options.python is None:
+        return facts.python
+    if facts.programs.get(options.python) is None:
+        raise ConfigError(f"--python {printable(options.python)}: no such executable")
+    return options.python
+
+
+def interpreter_note(options: TrainOptions, environ: Mapping[str, str], python: str) -> str | None:
+    """Say that the launcher lives in another environment than the active one, and so do the workers.
+
+    ``python``: the launcher's interpreter.
+    """
+    if options.python or options.no_python:
+        return None
+    prefix = other_environment(environ, python)
+    if prefix is None:
+        return None
+    active = os.path.join(prefix, "bin", "python")
+    return f"workers run {python}, not the active environment's; for that: --python={active}"
+
+
+def other_environment(environ: Mapping[str, str], python: str) -> str | None:
+    """Return the folder of the active environment, if there is one and this interpreter is not in it."""
+    prefix = next((environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)), None)
+    return None if prefix is None or python.startswith(os.path.join(prefix, "")) else prefix

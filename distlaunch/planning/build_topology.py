@@ -1,0 +1,380 @@
+"""The hosts that a source found, and the sizes asked for, become the nodes of a job; pure.
+
+A node that the user named and that is not needed is left out, and that is said; one that a scheduler granted is never
+left idle by accident. What only a node can tell (its devices, its CPUs, often its slots) stays open until it reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import counted, printable, quoted
+from distlaunch.core.model.topology import Node, Topology
+from distlaunch.planning.allocation import Allocation, Host
+from distlaunch.planning.devices import CUDA, DeviceSelection
+from distlaunch.planning.facts import Facts
+from distlaunch.planning.hosts.include_exclude import Chosen, apply_filters
+from distlaunch.planning.hosts.this_host import is_loopback
+from distlaunch.planning.known import KnownHosts, likeness
+from distlaunch.planning.local_topology import selection_here, workers_here
+from distlaunch.planning.train_options import TrainOptions, asks_for_gpus, check_kind, on_cpus, shares_gpus
+from distlaunch.planning.worker_counts import Place, Request, about_idle, names_of, workers_of
+
+
+def build_topology(
+    allocation: Allocation, options: TrainOptions, facts: Facts, *, here: int | None, present: int | None = None
+) -> Topology:
+    """Decide how many workers each host runs, and on what.
+
+    ``here`` is the index of this machine in ``allocation.hosts``: only of this one do the facts tell devices and CPUs.
+    ``present``: only so many hosts from the first are there now; filters may name the others.
+    Raises ConfigError for sizes that contradict each other or what there is, and for a scheduler's node left idle.
+    """
+    check_kind(options)
+    bounds = bounds_of(allocation, options)
+    request = Request(allocation=allocation, options=options, bounds=bounds)
+    known = {} if here is None else {here: facts}
+    slots = _Slots(request, known, here)
+    chosen = _filtered([slots.numbered(place) for place in range(len(allocation.hosts))], options)
+    chosen = [each for each in chosen if present is None or each.place < present]
+    kept, spares = _first_nodes(chosen, request, here)
+    notes = list(allocation.notes)
+    if len(kept) + len(spares) < len(chosen):
+        ranks = {each.place for each in (*kept, *spares)}
+        said = "the number of nodes" if options.num_nodes is None else f"--num-nodes {_written(bounds)}"
+        notes.append(f"not needed for {said}: {names_of([each.host for each in chosen if each.place not in ranks])}")
+    if options.spread and (request.total is None or request.per_node is not None or bounds is not None):
+        notes.append("--spread changes nothing: it deals a total (--num-gpus, --num-procs) where nothing else does")
+    warnings: list[str] = []
+    planned = _dealt_to([slots.room(each) for each in kept], request, notes, warnings)
+    topology = _Builder(request, known, facts.hostname, planned, surveyed=False).topology(notes, warnings)
+    return replace(topology, spares=tuple(standing_by(each.host) for each in spares)) if spares else topology
+
+
+def settled_topology(
+    allocation: Allocation,
+    options: TrainOptions,
+    known: Mapping[int, Facts],
+    places: Sequence[int],
+    *,
+    here: int | None,
+) -> Topology:
+    """Decide as ``build_topology`` does, for hosts that have told what they have: these ``places``, in rank order.
+
+    ``known`` has each one's facts. Raises ConfigError that names the hosts that have less than they are to give.
+    """
+    bounds = None if bounds_of(allocation, options) is None else (len(places), len(places))
+    request = Request(allocation=allocation, options=options, bounds=bounds)
+    slots = _Slots(request, known, here, surveyed=True)
+    numbered = [slots.numbered(place) for place in range(len(allocation.hosts))]
+    chosen = {each.place: each for each in _filtered(numbered, options)}
+    notes: list[str] = []
+    warnings: list[str] = []
+    planned = _dealt_to([slots.room(chosen[place]) for place in places if place in chosen], request, notes, warnings)
+    return _Builder(request, known, known[places[0]].hostname, planned, surveyed=True).topology(notes, warnings)
+
+
+def left_by_filters(
+    allocation: Allocation, options: TrainOptions, facts: Facts, *, here: int | None
+) -> tuple[int, ...]:
+    """Give the places of the hosts that ``--include`` and ``--exclude`` leave. Raises ConfigError."""
+    bounds = bounds_of(allocation, options)
+    slots = _Slots(
+        Request(allocation=allocation, options=options, bounds=bounds), {} if here is None else {here: facts}, here
+    )
+    chosen = _filtered([slots.numbered(place) for place in range(len(allocation.hosts))], options)
+    return tuple(each.place for each in chosen)
+
+
+def bounds_of(allocation: Allocation, options: TrainOptions) -> tuple[int, int] | None:
+    """Give the smallest and the largest number of nodes; None if that was left open."""
+    if options.num_nodes is None:
+        return allocation.nodes
+    return options.num_nodes if isinstance(options.num_nodes, tuple) else (options.num_nodes, options.num_nodes)
+
+
+# --- which hosts
+
+
+def _dealt_to(
+    places: Sequence[Place], request: Request, notes: list[str], warnings: list[str]
+) -> list[tuple[Place, int | None]]:
+    """Give each place that has some its number of workers. Raises ConfigError."""
+    counts = workers_of(places, request)
+    if 0 in counts:
+        idle = about_idle(places, counts, request)
+        (warnings if idle.by_mistake else notes).append(idle.text)
+    return [(place, count) for place, count in zip(places, counts, strict=True) if count != 0]
+
+
+def standing_by(host: Host) -> Node:
+    """Make the node that a host may become."""
+    return Node(host=host.name, known=host.known, slots=None, user=host.user, port=host.port, devices=None)
+
+
+class _Slots:
+    """Counts the slots of hosts: what filters number, and what limits the workers.
+
+    ``known`` has the facts of the hosts that are known, by place; ``here`` is this machine's.
+    """
+
+    def __init__(
+        self, request: Request, known: Mapping[int, Facts], here: int | None, *, surveyed: bool = False
+    ) -> None:
+        self._surveyed = surveyed
+        self._request, self._known, self._here, options = request, known, here, request.options
+        self._by_task = request.allocation.part == "worker"
+        self._on_cpus = on_cpus(options)
+        self._counts: dict[object, int] = {}
+        picked = picked_gpus(options)
+        self._picked = None if picked is None else len(picked)
+
+    def _seen(self, place: int) -> int | None:
+        """Count the devices that workers may use there; None if that is not known, or does not matter."""
+        facts = self._known.get(place)
+        host = self._request.allocation.hosts[place]
+        # A launcher for each of several workers of a node sees what one worker has, not the node.
+        if facts is None or self._on_cpus or (self._by_task and host.slots != 1):
+            return None
+        key = likeness(facts), host.devices
+        if key not in self._counts:
+            try:
+                self._counts[key] = len(self._selection(facts, host).ids)
+            except ConfigError:
+                if not self._surveyed:
+                    raise
+                return None  # what is wrong is found again, and said of all hosts, when they get their workers
+        return self._counts[key]
+
+    def _selection(self, facts: Facts, host: Host) -> DeviceSelection:
+        several = len(self._request.allocation.hosts) > 1
+        return selection_here(self._request.options, facts, granted=host.devices or (), several=several)
+
+    def numbered(self, place: int) -> Host:
+        """Give a host with as many slots as filters can number on it: the devices, or workers on CPUs."""
+        host = self._request.allocation.hosts[place]
+        slots = self._numbered(host, self._seen(place))
+        if slots == host.slots:
+            return host
+        return replace(host, slots=slots, unit="workers" if host.slots is None else host.unit)  # nobody granted them
+
+    def _numbered(self, host: Host, seen: int | None) -> int | None:
+        request, options = self._request, self._request.options
+        if on_cpus(options) or (seen == 0 and not asks_for_gpus(options) and not (host.unit == "gpus" and host.slots)):
+            slots = host.tasks if host.unit == "gpus" else host.slots
+            if request.per_node is not None and (slots is None or not request.by_user):
+                return request.per_node
+            return 1 if slots is None and request.total is None else slots
+        of_workers = shares_gpus(options) and not options.whole_nodes and host.unit != "gpus"
+        named = None if host.unit == "cores" or of_workers else host.slots
+        if named is None and host.devices:
+            named = len(host.devices)
+        there = seen if seen is not None and (self._picked is not None or named is None) else self._picked
+        return min(named or there, there) if there else named
+
+    def room(self, chosen: Chosen) -> Place:
+        """Give a host that was chosen with the number of workers that it takes. Raises ConfigError."""
+        host, options = self._request.allocation.hosts[chosen.place], self._request.options
+        if chosen.without and on_cpus(options):
+            raise ConfigError(
+                f"--exclude takes slots of {printable(host.name)} away, but how many it has is not known here",
+                hint="say it: HOST:SLOTS, or --procs-per-node N",
+            )
+        room = None if chosen.slots is None else len(chosen.slots)
+        if shares_gpus(options):  # whose slots are GPUs, for any number of workers
+            room = None if host.unit == "gpus" else host.slots
+        whole = not chosen.without and (chosen.slots is None or len(chosen.slots) == chosen.host.slots)
+        return Place(
+            chosen=chosen,
+            here=chosen.place == self._here,
+            room=room,
+            found=self._surveyed and host.slots is None and whole,
+            tasks=host.slots if self._by_task else None,
+        )
+
+
+def _filtered(hosts: Sequence[Host], options: TrainOptions) -> Sequence[Chosen]:
+    if options.include is None and options.exclude is None:
+        slots = {host.slots: None if host.slots is None else tuple(range(host.slots)) for host in hosts}
+        return [Chosen(host=host, place=place, slots=slots[host.slots]) for place, host in enumerate(hosts)]
+    return apply_filters(hosts, options.include, options.exclude)
+
+
+def _first_nodes(
+    hosts: Sequence[Chosen], request: Request, here: int | None
+) -> tuple[Sequence[Chosen], Sequence[Chosen]]:
+    """Keep as many hosts as there are to be nodes, and after these the spares.
+
+    One node of a scheduler's job is the one that we run on. Raises ConfigError if there are too few.
+    """
+    bounds, spares = request.bounds, request.options.spares
+    fewest, most = bounds or (1, len(hosts))
+    if len(hosts) < fewest + spares:
+        there = "there is only" if len(hosts) == 1 else "there are only"
+        said = [f"--num-nodes {_written(bounds)}"] * (bounds is not None) + [f"--spares {spares}"] * (spares > 0)
+        raise ConfigError(
+            f"{' and '.join(said)}: {there} {counted(len(hosts), 'host')},"
+            f" {names_of([each.host for each in hosts])} ({printable(request.allocation.source)})",
+            hint="ask for fewer nodes, or name more hosts" if bounds else "ask for fewer, or name more hosts",
+        )
+    if bounds is not None and most == 1 and not request.by_user:
+        first = next((place for place, each in enumerate(hosts) if each.place == here), 0)
+        hosts = [hosts[first], *hosts[:first], *hosts[first + 1 :]]
+    nodes = min(most, len(hosts) - spares)
+    return hosts[:nodes], hosts[nodes : nodes + spares]
+
+
+def _written(bounds: tuple[int, int] | None) -> str:
+    fewest, most = bounds or (1, 1)
+    return str(most) if fewest == most else f"{fewest}:{most}"
+
+
+def picked_gpus(options: TrainOptions) -> tuple[str, ...] | None:
+    """Return what ``--gpus`` picks, on every node."""
+    return None if options.gpus is None else tuple(entry.strip() for entry in options.gpus.split(","))
+
+
+# --- what they run on
+
+
+class _Builder:
+    """Makes the nodes of the places that have workers; of those that are ``known``, by place, with their devices."""
+
+    def __init__(
+        self,
+        request: Request,
+        known: Mapping[int, Facts],
+        hostname: str,
+        planned: Sequence[tuple[Place, int | None]],
+        *,
+        surveyed: bool,
+    ) -> None:
+        self._surveyed = surveyed
+        self._request, self._hostname, self._planned = request, hostname, planned
+        self._allocation, self._options = request.allocation, request.options
+        self._picked = picked_gpus(request.options)
+        self._several = len(planned) > 1
+        self._by_task = request.allocation.part == "worker" and any(count != 1 for _, count in planned)
+        """A launcher for each of several workers of a node: what we see here is one worker's, not the node's."""
+        seen = {
+            place: len(selection_here(request.options, facts).ids)
+            for place, facts in known.items()
+            if self._by_task and not on_cpus(request.options)
+        }
+        self._isolated = list(seen.values()) == [1]
+        self._without = {place: known[place] for place, devices in seen.items() if not devices}
+        self._known = {} if self._by_task else known
+
+    def topology(self, notes: list[str], warnings: Sequence[str]) -> Topology:
+        """Put all together."""
+        self._check_picked()
+        options = self._options
+        on_gpus = asks_for_gpus(options) or all(p.host.unit == "gpus" and p.host.slots for p, _ in self._planned)
+        device = "cpu" if on_cpus(options) else "cuda" if on_gpus else "auto"
+        finder = KnownHosts(self._request, self._known, surveyed=self._surveyed, several=self._several)
+        here: int | None = None
+        nodes: list[Node] = []
+        for place, count in self._planned:
+            if place.chosen.place not in self._known:
+                nodes.append(self._elsewhere(place, count))
+                continue
+            if place.here:
+                here = len(nodes)
+            if (node := finder.node(place, count)) is not None:
+                nodes.append(node)
+        finder.check()
+        told = [*finder.notes(), *self._cpu_tasks()]
+        notes += [note for note in told if note not in notes]
+        if all(place.chosen.place in self._known for place, _ in self._planned):
+            device = finder.device or device
+        first, bounds = self._planned[0][0], self._request.bounds
+        master = self._master(first, notes) if self._several else None
+        of_first = self._several and first.chosen.place == 0  # the source's address is that of its first host
+        return Topology(
+            nodes=tuple(nodes),
+            device=device,
+            notes=tuple(notes),
+            told=tuple(told),
+            warnings=tuple(warnings),
+            source=self._allocation.source,
+            here=here,
+            bounds=bounds if bounds is not None and bounds[0] < bounds[1] else None,
+            master_addr=master,
+            master_port=self._allocation.master_port if of_first else None,
+        )
+
+    def _cpu_tasks(self) -> list[str]:
+        """Say that workers that have a launcher each run on the CPU. Raises ConfigError if GPUs were asked for."""
+        counts = {place.chosen.place: count for place, count in self._planned}
+        for place, facts in self._without.items():
+            workers_here(self._options, facts, count=counts.get(place), several=self._several)
+        if not self._without or self._allocation.local_rank:
+            return []  # of several launchers on a node, the first says it
+        return ["no GPU was found: workers run on the CPU; --device cpu asks for that"]
+
+    def _check_picked(self) -> None:
+        """Refuse UUIDs where they would have to hold on several machines, and GPUs not granted. Raises ConfigError."""
+        odd = next((entry for entry in self._picked or () if not entry.isdecimal()), None)
+        if odd is not None and self._several:
+            raise ConfigError(
+                f"--gpus {quoted(odd)} is a GPU of one machine, and there are {counted(len(self._planned), 'node')}",
+                hint="give indices, which hold for every node, or choose by --include HOST:0,2",
+            )
+        for place, _ in self._planned if self._picked else ():
+            granted = place.host.devices or ()
+            other = next((entry for entry in self._picked or () if entry not in granted), None)
+            if other is not None and granted and all(each.isdecimal() for each in (other, *granted)):
+                raise ConfigError(
+                    f"--gpus {other}: {printable(self._allocation.source)} grants {printable(place.host.name)}"
+                    f" {printable(','.join(granted))} only",
+                    hint=f"choose by place among them: --include {printable(place.host.name)}:0",
+                )
+
+    def _elsewhere(self, place: Place, count: int | None) -> Node:
+        """Make a node of which we see nothing: it finds its devices itself, unless they are named or not wanted."""
+        host, chosen = place.host, place.chosen
+        on_cpu, shared = on_cpus(self._options), shares_gpus(self._options)
+        first = chosen.slots is None or chosen.slots == tuple(range(len(chosen.slots)))
+        ids = () if on_cpu else None if shared else self._picked or host.devices or None
+        if ids and chosen.slots is not None:
+            ids = tuple(ids[slot] for slot in chosen.slots)[:count]
+        whole = place.whole if shared else first
+        return Node(
+            host=host.name,
+            known=host.known,
+            slots=count,
+            user=host.user,
+            port=host.port,
+            mask_variable=CUDA if on_cpu else None,
+            masks=((),) * (count or 0) if on_cpu else (),
+            devices=ids,
+            chosen=None if whole or ids is not None else chosen.slots,
+            without=chosen.without,
+            isolated=self._isolated or (self._options.isolate_gpus and not self._by_task and not on_cpu),
+        )
+
+    def _master(self, first: Place, notes: list[str]) -> str | None:
+        """Name where rank 0's node can be reached by the others; what may go wrong there is noted.
+
+        Raises ConfigError for a node that is said to be this machine, as any machine is to itself, and is not.
+        """
+        for place, _ in self._planned:
+            if not place.here and is_loopback(place.host.name):
+                raise ConfigError(
+                    f"{printable(place.host.name)} is one of several nodes, and not this machine: each is its own",
+                    hint="name it as the others reach it",
+                )
+        name = self._options.master_addr
+        if name is None and first.chosen.place == 0:
+            name = self._allocation.master_addr
+        if name is None and first.host.known:
+            return self._hostname if first.here and is_loopback(first.host.name) else first.host.name
+        if self._options.rendezvous is not None:
+            return name  # all launchers meet there first, and settle it
+        if name is None:
+            notes.append("where rank 0's node can be reached is not known: --master-addr HOST says it")
+        elif is_loopback(name):
+            notes.append(f"the master address {printable(name)} leads each of several machines to itself")
+        return name

@@ -1,0 +1,317 @@
+"""What a Slurm job or step was given; pure.
+
+A batch script and the shell of ``salloc`` stand for the whole job (part ``all``). In a step only ``SLURM_STEP_*``,
+``PROCID``, ``NODEID`` and ``LOCALID`` are its own; the job's variables are still there, and wrong for a smaller step.
+Sources: captures from Slurm 22.05.8, and the manuals of sbatch, salloc and srun (the variables that they set).
+"""
+
+from __future__ import annotations
+
+from distlaunch.core.model.host_list import expand_nodelist, parse_counts
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import counted
+from distlaunch.planning.allocation import Allocation, Host, Unit
+from distlaunch.planning.clusters.environment_reader import (
+    Environ,
+    IncompleteError,
+    Origins,
+    Texts,
+    contradiction,
+    job_id,
+    needed,
+    number,
+    says_several,
+    shown,
+    text,
+)
+from distlaunch.planning.clusters.slurm_gpus import asked_for_gpus, gpus_of_hosts, granted_here
+
+name = "slurm"
+
+_STEPS_THAT_ARE_NONE = 4294967290
+"""From this id on (``SLURM_INTERACTIVE_STEP``, batch, extern, ...) a step is only the job's own shell."""
+_SAME_IN_A_STEP = (
+    ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+    ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+)
+"""What Slurm sets twice for the tasks of a step (as in all captures); in a batch script the second are its job's."""
+_MOST_TASKS = 1 << 22
+_MOST_COMPONENTS = 1024
+
+
+def files(environ: Environ, system: str = name) -> tuple[str, ...]:  # noqa: ARG001 - all sources share the signature
+    """Name the files to read: none."""
+    return ()
+
+
+def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | None:  # noqa: ARG001 - all sources share the signature
+    """Say what Slurm granted and what this launcher is in it; None outside. Raises IncompleteError and ConfigError."""
+    if text(environ, "SLURM_JOB_ID") is None and text(environ, "SLURM_JOB_NODELIST") is None:
+        return None
+    step = number(environ, "SLURM_STEP_ID", most=1 << 32)
+    if text(environ, "SLURM_STEP_NODELIST") is None or (step is not None and step >= _STEPS_THAT_ARE_NONE):
+        return _whole_job(environ)
+    nodes = _nodes_of(environ, "SLURM_STEP_NODELIST")
+    if text(environ, "SLURM_JOB_NODELIST") is not None and text(environ, "SLURM_HET_SIZE") is None:
+        whole = set(_nodes_of(environ, "SLURM_JOB_NODELIST"))
+        if not whole.issuperset(nodes):
+            return _whole_job(environ)
+    for own, same in _SAME_IN_A_STEP:
+        if text(environ, own) is not None and (text(environ, same) or environ[own]).strip() != environ[own].strip():
+            raise contradiction(
+                environ, own, same, "in a step they are equal; in a batch script, unset SLURM_STEP_NODELIST"
+            )
+    return _step(environ, nodes)
+
+
+def _step(environ: Environ, nodes: list[str]) -> Allocation:
+    found = Origins(environ)
+    declared = number(environ, "SLURM_STEP_NUM_NODES", least=1)
+    if declared is not None and declared != len(nodes):
+        raise contradiction(environ, "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", f"the list has {len(nodes)}")
+    nodes, tasks = _by_component(environ, nodes, _step_tasks(environ, len(nodes)))
+    several = sum(tasks) > 1
+    node = needed(environ, "SLURM_NODEID", number, "SLURM_STEP_NODELIST", of_several=several)
+    local = needed(environ, "SLURM_LOCALID", number, "SLURM_STEP_NODELIST", of_several=several)
+    rank = needed(environ, "SLURM_PROCID", number, "SLURM_STEP_NODELIST", of_several=several, most=_MOST_TASKS)
+    if node >= len(nodes):
+        raise contradiction(environ, "SLURM_NODEID", "SLURM_STEP_NODELIST", f"nodes are numbered to {len(nodes) - 1}")
+    if local >= tasks[node]:
+        why = f"{nodes[node]} has {counted(tasks[node], 'task')}"
+        raise contradiction(environ, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", why)
+    if rank >= sum(tasks):
+        raise contradiction(environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", f"there are {counted(sum(tasks), 'task')}")
+    here = text(environ, "SLURMD_NODENAME")
+    if here is not None and here in nodes and nodes[node] != here and nodes.count(here) == 1:
+        raise contradiction(environ, "SLURM_NODEID", "SLURMD_NODENAME", f"node {node} of the step is {nodes[node]}")
+    lost = (*found.lost("SLURM_JOB_NODELIST", "the whole job's"), *found.lost("SLURM_NODELIST", "the whole job's"))
+    found.add("hosts", environ["SLURM_STEP_NODELIST"].strip(), "SLURM_STEP_NODELIST", *lost)
+    found.add("node rank", node, "SLURM_NODEID")
+    a_task_each = max(tasks) == 1
+    counts = "SLURM_STEP_TASKS_PER_NODE" if "SLURM_STEP_TASKS_PER_NODE" in environ else "SLURM_STEP_NUM_TASKS"
+    job_tasks = found.lost("SLURM_NTASKS_PER_NODE", "the job's request, not the step's")
+    if a_task_each:
+        found.add("part", "one launcher a node: a task each", counts, *job_tasks)
+        own = granted_here(environ, found, in_step=True)
+        hosts = tuple(own.on(Host(name=each)) if i == node else Host(name=each) for i, each in enumerate(nodes))
+    else:
+        found.add("part", "one launcher a worker: several tasks a node", counts, *job_tasks)
+        found.add("slots", environ[counts].strip(), counts)
+        hosts = tuple(Host(name=each, slots=slots) for each, slots in zip(nodes, tasks, strict=True))
+    return Allocation(
+        source=name,
+        hosts=hosts,
+        part="node" if a_task_each else "worker",
+        node_rank=node,
+        local_rank=None if a_task_each else local,
+        cpus=number(environ, "SLURM_CPUS_ON_NODE", least=1),
+        job_id=_job_name(environ, step=text(environ, "SLURM_STEP_ID")),
+        number=_job_number(environ),
+        origins=found.all(),
+        notes=(*_smaller_step(environ, nodes), *_terminal(environ, sum(tasks)), *_renumbered(rank, tasks, node, local)),
+    )
+
+
+def _step_tasks(environ: Environ, nodes: int) -> list[int]:
+    total = number(environ, "SLURM_STEP_NUM_TASKS", least=1, most=_MOST_TASKS)
+    tasks = _counts_of(environ, "SLURM_STEP_TASKS_PER_NODE")
+    if tasks is None:
+        if total == nodes:
+            return [1] * nodes
+        if total is not None and nodes == 1:
+            return [total]
+        raise IncompleteError(
+            f"{shown(environ, 'SLURM_STEP_NODELIST')}, but not SLURM_STEP_TASKS_PER_NODE: who is where is not known",
+            of_several=nodes > 1 or (total or 1) > 1,
+        )
+    if len(tasks) != nodes:
+        why = f"{len(tasks)} counts for {counted(nodes, 'node')}"
+        raise contradiction(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST", why)
+    if total is not None and sum(tasks) != total:
+        raise contradiction(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS", f"together {sum(tasks)}")
+    return tasks
+
+
+def _by_component(environ: Environ, nodes: list[str], tasks: list[int]) -> tuple[list[str], list[int]]:
+    """Put the nodes of a heterogeneous step in the order of its components: so NODEID and PROCID count.
+
+    Its lists are sorted by name, over all components; a component's own list tells which nodes it has.
+    """
+    size = number(environ, "SLURM_HET_SIZE", least=1, most=_MOST_COMPONENTS) or 0
+    lists = [f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(size)]
+    if not all(text(environ, each) is not None for each in lists):
+        return nodes, tasks
+    in_step = dict(zip(nodes, tasks, strict=True))
+    ordered = [node for each in lists for node in _nodes_of(environ, each) if node in in_step]
+    if len(in_step) != len(nodes) or sorted(ordered) != sorted(nodes):
+        return nodes, tasks
+    return ordered, [in_step[node] for node in ordered]
+
+
+def _job_name(environ: Environ, step: str | None = None) -> str | None:
+    """Name a job or a step as squeue does: ``123``, ``123_4`` of an array, ``123.0``; in its second turn ``123-r1``.
+
+    All launchers of a step get the same; the components of a heterogeneous one have job ids of their own.
+    """
+    name = text(environ, _first_id(environ))
+    array, task = text(environ, "SLURM_ARRAY_JOB_ID"), text(environ, "SLURM_ARRAY_TASK_ID")
+    if array is not None and task is not None:
+        name = f"{array}_{task}"
+    if name is None:
+        return None
+    if step is not None:
+        name += f".{step}"
+    turn = text(environ, "SLURM_RESTART_COUNT")
+    if turn is not None and turn.isdecimal() and turn.strip("0"):
+        name += f"-r{turn}"
+    return job_id(name)
+
+
+def _job_number(environ: Environ) -> int | None:
+    found = text(environ, _first_id(environ)) or ""
+    return int(found) if found.isascii() and found.isdecimal() and len(found) < 19 else None
+
+
+def _first_id(environ: Environ) -> str:
+    """Name the variable with the id that all components of a heterogeneous job know."""
+    return "SLURM_JOB_ID_HET_GROUP_0" if text(environ, "SLURM_JOB_ID_HET_GROUP_0") is not None else "SLURM_JOB_ID"
+
+
+def _smaller_step(environ: Environ, nodes: list[str]) -> tuple[str, ...]:
+    job = text(environ, "SLURM_JOB_NUM_NODES")
+    if job is None or not job.isdecimal() or not job.isascii() or len(job) > 9 or int(job) <= len(nodes):
+        return ()
+    which = f" ({nodes[0]})" if len(nodes) == 1 else ""
+    return (f"this step has {len(nodes)} of the job's {int(job)} nodes{which}; srun -N {int(job)} would give it all",)
+
+
+def _terminal(environ: Environ, tasks: int) -> tuple[str, ...]:
+    """Warn of the shell of ``srun --pty``: nobody starts a launcher for the step's other tasks.
+
+    Steps that are started in such a shell inherit the variable, so it may be one of these.
+    """
+    if "SLURM_PTY_PORT" not in environ or tasks == 1:
+        return ()
+    note = f"if this is a shell of srun --pty (SLURM_PTY_PORT is set), its launcher is the only one of {tasks} tasks"
+    return (f"{note}: start it with srun, or ask for the shell with salloc",)
+
+
+def _renumbered(rank: int, tasks: list[int], node: int, local: int) -> tuple[str, ...]:
+    ours = sum(tasks[:node]) + local
+    if max(tasks) == 1 or ours == rank:
+        return ()
+    return (f"ranks are numbered node by node: SLURM_PROCID {rank} is rank {ours} (srun -m block numbers so too)",)
+
+
+class _Component(Record):
+    """A job, or one component of a heterogeneous one."""
+
+    suffix: str
+    nodes: list[str]
+    tasks: list[int] | None
+
+
+def _whole_job(environ: Environ) -> Allocation:
+    found = Origins(environ)
+    components = _components(environ)
+    nodes = [each for component in components for each in component.nodes]
+    lists = [f"SLURM_JOB_NODELIST{component.suffix}" for component in components]
+    # sbatch within a step hands the step's variables on to the script of a job on other nodes.
+    lost = found.lost("SLURM_STEP_NODELIST", "the shell's own, or left over from the step that submitted this job")
+    found.add("hosts", ",".join(environ[each].strip() for each in lists), ", ".join(lists), *lost)
+    here = text(environ, "SLURMD_NODENAME")
+    node = nodes.index(here) if here in nodes and nodes.count(here) == 1 else None
+    if node is not None:
+        found.add("node rank", node, "SLURMD_NODENAME", *found.lost("SLURM_NODEID", "0 in every batch script"))
+    hosts: list[Host] = []
+    notes: list[str] = []
+    for component in components:
+        gpus = gpus_of_hosts(environ, component.suffix, component.tasks, len(component.nodes), found)
+        slots, unit = _with_tasks(environ, component, gpus, found, notes)
+        tasks: list[int] | list[None] = [None] * len(component.nodes)
+        if component.tasks is not None and _asked_for_tasks(environ, component):
+            tasks = component.tasks
+        hosts += [
+            Host(name=n, slots=s, unit=unit, tasks=t) for n, s, t in zip(component.nodes, slots, tasks, strict=True)
+        ]
+    if node is not None:
+        hosts[node] = granted_here(environ, found, in_step=False).on(hosts[node])
+    return Allocation(
+        source=name,
+        hosts=tuple(hosts),
+        part="all",
+        node_rank=node,
+        cpus=number(environ, "SLURM_CPUS_ON_NODE", least=1),
+        job_id=_job_name(environ),
+        origins=found.all(),
+        notes=tuple(notes),
+    )
+
+
+def _components(environ: Environ) -> list[_Component]:
+    size = number(environ, "SLURM_HET_SIZE", least=1, most=_MOST_COMPONENTS)
+    if size is None:
+        if text(environ, "SLURM_JOB_NODELIST") is None:
+            several = says_several(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+            why = f"{shown(environ, 'SLURM_JOB_ID')}, but SLURM_JOB_NODELIST is not set"
+            raise IncompleteError(why, of_several=several)
+        return [_component(environ, "", "SLURM_JOB_NUM_NODES")]
+    suffixes = [f"_HET_GROUP_{group}" for group in range(size)]
+    for suffix in suffixes:
+        if text(environ, f"SLURM_JOB_NODELIST{suffix}") is None:
+            why = f"{shown(environ, 'SLURM_HET_SIZE')}, but SLURM_JOB_NODELIST{suffix} is not set"
+            raise IncompleteError(why, of_several=size > 1)
+    return [_component(environ, suffix, f"SLURM_JOB_NUM_NODES{suffix}") for suffix in suffixes]
+
+
+def _component(environ: Environ, suffix: str, size_name: str) -> _Component:
+    list_name, tasks_name = f"SLURM_JOB_NODELIST{suffix}", f"SLURM_TASKS_PER_NODE{suffix}"
+    nodes = _nodes_of(environ, list_name)
+    declared = number(environ, size_name, least=1)
+    if declared is not None and declared != len(nodes):
+        raise contradiction(environ, list_name, size_name, f"the list has {len(nodes)}")
+    tasks = _counts_of(environ, tasks_name)
+    if tasks is not None and len(tasks) != len(nodes):
+        raise contradiction(environ, tasks_name, list_name, f"{len(tasks)} counts for {counted(len(nodes), 'node')}")
+    return _Component(suffix=suffix, nodes=nodes, tasks=tasks)
+
+
+def _with_tasks(
+    environ: Environ, component: _Component, gpus: list[int | None], found: Origins, notes: list[str]
+) -> tuple[list[int | None], Unit]:
+    """Give hosts without known GPUs the tasks that were asked for; say it where GPUs decide against these."""
+    by = _asked_for_tasks(environ, component)
+    if by is None or component.tasks is None or max(component.tasks) == 1:
+        return gpus, "gpus"
+    if all(each is None for each in gpus):
+        if asked_for_gpus(environ, component.suffix):
+            return gpus, "gpus"
+        counts = f"SLURM_TASKS_PER_NODE{component.suffix}"
+        found.add("slots", environ[counts].strip(), counts)
+        return list(component.tasks), "workers"
+    if gpus != component.tasks:
+        notes.append(
+            f"a worker for each GPU, though {shown(environ, by)}: --procs-per-node N --device cuda starts N a node"
+        )
+    return gpus, "gpus"
+
+
+def _asked_for_tasks(environ: Environ, component: _Component) -> str | None:
+    """Name the variable by which a number of tasks was asked for.
+
+    Without one SLURM_TASKS_PER_NODE counts how many would have room: 64 on an exclusive node of 64 CPUs.
+    """
+    asked = [f"{each}{component.suffix}" for each in ("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS", "SLURM_NPROCS")]
+    return next((each for each in asked if text(environ, each) is not None), None)
+
+
+def _nodes_of(environ: Environ, variable: str) -> list[str]:
+    """Expand a node list that is set. Raises ConfigError that names the variable."""
+    return expand_nodelist(environ[variable], where=variable)
+
+
+def _counts_of(environ: Environ, variable: str) -> list[int] | None:
+    """Read ``2(x3),1`` as 2, 2, 2, 1; None if unset. Raises ConfigError that names the variable."""
+    value = text(environ, variable)
+    return None if value is None else list(parse_counts(value, where=variable))

@@ -1,0 +1,121 @@
+"""Which CPUs each worker of a node gets, and how many threads that is worth; pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from distlaunch.core.model.node import CpuInventory
+from distlaunch.planning.train_options import Bind
+
+Cores = list[tuple[int, ...]]
+
+
+def bind_cpus(
+    cpus: CpuInventory, workers: int, *, mode: Bind, gpu_numa: Sequence[int | None] = ()
+) -> tuple[tuple[int, ...] | None, ...]:
+    """Return the CPUs for each worker by local rank, ascending; None where it keeps the launcher's own.
+
+    ``cores`` splits the allowed cores evenly and without overlap, each worker's near its GPU as far as ``gpu_numa``
+    (its GPU's NUMA node, by local rank; may be short) says so. A physical core is split only where there are more
+    workers than cores; with more workers than CPUs, they share CPUs in turn. ``numa`` gives each worker every allowed
+    CPU of its GPU's node, or of a node by turns.
+    """
+    if mode == "none":
+        return (None,) * workers
+    nodes = _cores_by_node(cpus)
+    known = {worker: node for worker, node in enumerate(gpu_numa[:workers]) if node is not None and node in nodes}
+    if mode == "numa":
+        homes = _homes(nodes, workers, known, crowded=True)
+        return tuple(_cpus_of(nodes[home]) for home in homes)
+    if not known:
+        return tuple(_split([core for number in sorted(nodes) for core in nodes[number]], workers))
+    homes = _homes(nodes, workers, known, crowded=workers > sum(map(len, nodes.values())))
+    shares = {home: iter(_split(nodes[home], homes.count(home))) for home in set(homes)}
+    return tuple(next(shares[home]) for home in homes)
+
+
+def threads_per_worker(
+    cpus: CpuInventory, workers: int, *, bound: tuple[int, ...] | None = None, granted: int | None = None
+) -> int:
+    """Return how many threads a worker should compute with (OMP_NUM_THREADS): its share of what may really run.
+
+    That is the least of affinity, cgroup quota and ``granted`` (what the scheduler grants all workers of this node),
+    divided by ``workers``, at most the CPUs that it is ``bound`` to, at least 1.
+    """
+    limits: list[float] = [len(cpus.allowed)]
+    limits += [cpus.quota] if cpus.quota else []
+    limits += [granted] if granted else []
+    share = int(min(limits) / max(workers, 1))
+    return max(1, share if bound is None else min(share, len(bound)))
+
+
+def pinned_note(cpus: CpuInventory, who: str = "the launcher itself") -> str | None:
+    """Return what to say if ``who`` runs on far fewer CPUs (a quarter or less) than it may ask for.
+
+    That is somebody's ``taskset`` or ``mpirun --bind-to core``: every worker inherits it. A cgroup's cpuset is no such
+    accident but what a scheduler or container grants.
+    """
+    have, could = len(cpus.allowed), min(cpus.online, cpus.cpuset or cpus.online)
+    if have * 4 > could:
+        return None
+    which = f"{have} of {could} CPUs, and all its workers share {'it' if have == 1 else 'them'}"
+    return f"{who} is pinned to {which}"
+
+
+def _cores_by_node(cpus: CpuInventory) -> dict[int, Cores]:
+    """Return the allowed cores of each NUMA node that has some; a CPU that belongs to no node counts for the first."""
+    rest = set(cpus.allowed)
+    nodes: dict[int, set[int]] = {}
+    for number, node in enumerate(cpus.numa):
+        if own := rest.intersection(node):
+            nodes[number] = own
+            rest -= own
+    if rest:
+        nodes.setdefault(min(nodes, default=0), set()).update(rest)
+    return {number: _cores(cpus, among) for number, among in nodes.items()}
+
+
+def _cores(cpus: CpuInventory, rest: set[int]) -> Cores:
+    """Group CPUs by physical core; a CPU of which nothing is known is a core of its own."""
+    groups: Cores = []
+    for group in cpus.siblings:
+        own = rest.intersection(group)
+        if own:
+            groups.append(tuple(sorted(own)))
+            rest = rest - own
+    return sorted([*groups, *((cpu,) for cpu in rest)])
+
+
+def _cpus_of(cores: Cores) -> tuple[int, ...]:
+    return tuple(sorted(cpu for core in cores for cpu in core))
+
+
+def _homes(nodes: dict[int, Cores], workers: int, known: dict[int, int], *, crowded: bool) -> list[int]:
+    """Return each worker's node: its GPU's; the others in contiguous runs, as many as a node's cores are worth.
+
+    Unless it is ``crowded`` anyway, a node takes no more workers than it has cores: the rest go where cores are idle.
+    """
+    load = dict.fromkeys(nodes, 0)
+    homes: dict[int, int] = {}
+    for worker, node in known.items():
+        if crowded or load[node] < len(nodes[node]):
+            homes[worker] = node
+            load[node] += 1
+    places: list[int] = []
+    for _ in range(workers - len(homes)):
+        best = min(nodes, key=lambda node: ((load[node] + 1) / len(nodes[node]), node))
+        load[best] += 1
+        places.append(best)
+    free = iter(sorted(places))
+    return [homes[worker] if worker in homes else next(free) for worker in range(workers)]
+
+
+def _split(cores: Cores, workers: int) -> list[tuple[int, ...]]:
+    """Split cores into contiguous shares whose sizes differ by one core at most."""
+    if workers > len(cores):
+        cores = [(cpu,) for core in cores for cpu in core]
+    if workers > len(cores):
+        return [cores[worker % len(cores)] for worker in range(workers)]
+    bounds = [len(cores) * worker // workers for worker in range(workers + 1)]
+    return [_cpus_of(cores[start:end]) for start, end in itertools.pairwise(bounds)]

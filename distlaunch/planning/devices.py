@@ -1,0 +1,232 @@
+"""Which GPUs the workers of this node get, and the mask that says so; pure.
+
+A mask that is already set (by a scheduler, a container or the user) is narrowed, never widened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.gpus import Gpu, GpuInventory
+from distlaunch.core.model.ids import format_ranks
+from distlaunch.core.model.record import Record, replace
+from distlaunch.planning.gpu_masks import Catalog, Device, catalog_of, is_amd, kind_of, through_mask, unknown_device
+from distlaunch.planning.train_options import use_cpus
+
+CUDA, HIP, ROCR, ZE = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
+
+
+class NotTheseGpusError(ConfigError):
+    """GPUs are asked for that this machine does not have; another may have them."""
+
+
+class DeviceSelection(Record):
+    """The devices for this node's workers, in the order in which they are handed out."""
+
+    mask_variable: str
+    ids: tuple[str, ...] = ()
+    """What to write into ``mask_variable``, entry by entry."""
+    gpus: tuple[Gpu | None, ...] = ()
+    """The physical GPU behind each id; None where only the mask knows."""
+    mig: bool = False
+    """There are MIG slices among them: CUDA uses one slice a process, so each worker gets its own."""
+    source: str
+    """Who decided, for ``--explain``: ``--gpus 4 within CUDA_VISIBLE_DEVICES=4,5``."""
+    notes: tuple[str, ...] = ()
+    """What the user should hear: a mask that CUDA cuts short, a driver that does not answer."""
+
+
+def select_devices(
+    inventory: GpuInventory,
+    environ: Mapping[str, str],
+    *,
+    requested: str | None = None,
+    several: bool = False,
+) -> DeviceSelection:
+    """Choose what workers may use: everything, or what the mask allows, or what ``--gpus`` picks from that.
+
+    ``several``: the job has several nodes, for hints.
+
+    Raises ConfigError if ``requested`` names a GPU twice, one that is not there, or one outside the mask.
+    """
+    variable, mask = _mask(inventory, environ)
+    notes = [inventory.problem] if inventory.problem else []
+    whole = catalog_of(inventory, environ)
+    visible, limit = whole.devices(), None
+    if mask is None and visible and environ.get("NVIDIA_VISIBLE_DEVICES") == "none" and not is_amd(inventory):
+        # "void" is no such word: container runtimes set it beside GPUs that they injected by other means (CDI).
+        visible, limit = [], "NVIDIA_VISIBLE_DEVICES=none"
+    if mask is not None:
+        within = whole
+        rocr = environ.get(ROCR)
+        if rocr is not None and variable != ROCR and is_amd(inventory):
+            # ROCr filters first, and HIP numbers what is left.
+            within = whole.renumbered(through_mask(whole, ROCR, rocr.strip(), notes))
+        if variable == ZE:
+            entries = dict.fromkeys(filter(None, (entry.strip() for entry in mask.split(","))))  # each once
+            visible = [unknown_device(entry) for entry in entries]
+        else:
+            visible = through_mask(within, variable, mask, notes)
+        limit = f"{variable}={mask}"
+    source = limit or (f"all GPUs of this machine, found by {inventory.source}" if visible else "no GPU found")
+    if requested is not None:
+        visible = _picked(requested, visible, whole, inventory, limit, use_cpus(several=several))
+        source = f"--gpus {requested} within {limit}" if limit else f"--gpus {requested}"
+    return DeviceSelection(
+        mask_variable=variable,
+        ids=tuple(device.id for device in visible),
+        gpus=tuple(device.gpu for device in visible),
+        mig=any(device.mig for device in visible),
+        source=source,
+        notes=tuple(notes),
+    )
+
+
+def first_devices(selection: DeviceSelection, count: int, *, several: bool = False) -> DeviceSelection:
+    """Narrow the selection to its first ``count`` devices; raises ConfigError if it has fewer.
+
+    ``several``: the job has several nodes, for the hint.
+    """
+    have = len(selection.ids)
+    if count > have:
+        because = f"; {selection.notes[0]}" if selection.notes else ""
+        some = f"only {have}" if have else "no GPU"
+        raise NotTheseGpusError(
+            f"{count} GPU{'s' * (count > 1)} asked for, but {some} can be used here ({selection.source}){because}",
+            hint=use_cpus(several=several),
+        )
+    ids, gpus = selection.ids[:count], selection.gpus[:count]
+    return replace(
+        selection,
+        ids=ids,
+        gpus=gpus,
+        mig=selection.mig and any(_is_slice(i, g) for i, g in zip(ids, gpus, strict=True)),
+    )
+
+
+def split_devices(selection: DeviceSelection, workers: int, *, isolate: bool) -> tuple[tuple[str, ...], ...]:
+    """Return each worker's mask: all devices for each, or with ``isolate`` (implied by MIG) one device each.
+
+    With more workers than devices, isolated workers share them in turn.
+    """
+    if not (isolate or selection.mig) or not selection.ids:
+        return (selection.ids,) * workers
+    return tuple((selection.ids[worker % len(selection.ids)],) for worker in range(workers))
+
+
+def describe_gpus(inventory: GpuInventory, *, uuids: bool = False) -> str:
+    """Say in one line what there is: by index, with ``uuids`` each by UUID; MIG slices always by UUID."""
+    plain = [gpu for gpu in inventory.gpus if not gpu.mig]
+    parts: list[str] = []
+    if uuids:
+        parts += [f"GPU {gpu.index} is {gpu.uuid or 'of unknown UUID'}" for gpu in plain]
+    else:
+        for name in dict.fromkeys(gpu.name for gpu in plain):
+            which = [gpu.index for gpu in plain if gpu.name == name]
+            parts.append(f"GPU{'s' * (len(which) > 1)} {format_ranks(which)}{f' ({name})' if name else ''}")
+    for gpu in inventory.gpus:
+        if gpu.mig:
+            slices = ", ".join(f"{mig.uuid} ({mig.profile})" if mig.profile else mig.uuid for mig in gpu.mig)
+            parts.append(f"GPU {gpu.index} as MIG slices {slices}")
+    return "; ".join(parts) or "no GPU"
+
+
+def _mask(inventory: GpuInventory, environ: Mapping[str, str]) -> tuple[str, str | None]:
+    """Return the variable that narrows what workers see, and its value if it is set."""
+    if is_amd(inventory):
+        # HIP takes an empty variable of its own for "not set", and reads CUDA's then.
+        if not environ.get(HIP) and environ.get(CUDA) is not None:
+            return CUDA, environ[CUDA].strip()
+        if environ.get(HIP) is None and environ.get(ROCR) is not None:
+            return ROCR, environ[ROCR].strip()
+        return HIP, _stripped(environ.get(HIP))
+    if not inventory.gpus and environ.get(CUDA) is None and environ.get(ZE):
+        return ZE, environ[ZE].strip()
+    return CUDA, _stripped(environ.get(CUDA))
+
+
+def _stripped(value: str | None) -> str | None:
+    return None if value is None else value.strip()
+
+
+def _is_slice(device_id: str, gpu: Gpu | None) -> bool:
+    return device_id.startswith("MIG-") or bool(gpu and gpu.mig)
+
+
+def _picked(
+    requested: str,
+    visible: list[Device],
+    whole: Catalog,
+    inventory: GpuInventory,
+    limit: str | None,
+    on_cpus: str,
+) -> list[Device]:
+    """Return the visible devices that ``--gpus`` names, by physical index or UUID."""
+    entries = [entry.strip() for entry in requested.split(",")]
+    if not all(entries):
+        raise ConfigError(f"--gpus {requested!r}: an entry is empty", hint="--gpus 0,2 or --gpus GPU-<uuid>,...")
+    allowed = {device.key: device for device in visible}
+    picked: dict[str, Device] = {}
+    for entry in entries:
+        meant = [unknown_device(entry)] if limit and limit.startswith(ZE) else whole.find(entry)
+        if not meant:
+            raise _no_such_gpu(entry, requested, inventory, on_cpus)
+        for device in meant:
+            chosen = allowed.get(device.key)
+            if chosen is None and limit is None and (whole.certain or kind_of(entry) != "index"):
+                # Named by UUID where places say nothing: CUDA's own order, or device files, which have no names.
+                chosen = device
+            if chosen is None and limit is None:
+                raise _no_such_gpu(entry, requested, inventory, on_cpus)
+            if chosen is None:
+                raise _outside(entry, entries, requested, visible, str(limit), on_cpus)
+            if device.key in picked:
+                raise ConfigError(f"--gpus {requested}: {_name(device, entry)} is named twice")
+            picked[device.key] = chosen
+    chosen_ones = list(picked.values())
+    if limit is None and any(kind_of(entry) != "index" for entry in entries):
+        return _by_uuid(chosen_ones, requested)
+    return chosen_ones
+
+
+def _name(device: Device, entry: str) -> str:
+    return f"GPU {device.gpu.index}" if device.gpu and not device.mig else entry
+
+
+def _by_uuid(devices: list[Device], requested: str) -> list[Device]:
+    """Write each as its UUID, since CUDA takes no mixture of indices and UUIDs."""
+    if not all(device.uuid for device in devices):
+        raise ConfigError(
+            f"--gpus {requested} mixes indices and UUIDs, and here the one cannot be told from the other",
+            hint="name all GPUs by index, or all by UUID",
+        )
+    return [replace(device, id=device.uuid or device.id) for device in devices]
+
+
+def _no_such_gpu(entry: str, requested: str, inventory: GpuInventory, on_cpus: str) -> NotTheseGpusError:
+    if not inventory.gpus:
+        why = f": {inventory.problem}" if inventory.problem else ""
+        return NotTheseGpusError(f"--gpus {requested}: no GPU was found on this machine{why}", hint=on_cpus)
+    by_uuid = kind_of(entry) != "index"
+    uuids = [uuid for gpu in inventory.gpus for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig)) if uuid]
+    if by_uuid and sum(uuid.lower().startswith(entry.lower()) for uuid in uuids) > 1:
+        message = f"--gpus {requested}: {entry} is the beginning of more than one UUID"
+    else:
+        message = f"--gpus {requested}: there is no GPU {entry} on this machine"
+    return NotTheseGpusError(message, hint=f"it has {describe_gpus(inventory, uuids=by_uuid)}")
+
+
+def _outside(
+    entry: str, entries: list[str], requested: str, visible: list[Device], limit: str, on_cpus: str
+) -> ConfigError:
+    message = f"--gpus {requested}: GPU {entry} is not among the GPUs that {limit} allows"
+    places = [int(other) for other in entries if other.isdecimal()]
+    if len(places) == len(entries) and all(place < len(visible) for place in places):
+        ids = ",".join(visible[place].id for place in places)
+        hint = f"--gpus takes GPUs by physical index or UUID, not by place in the mask: you may mean --gpus {ids}"
+    elif visible:
+        hint = f"choose among {','.join(device.id for device in visible)}"
+    else:
+        hint = f"it allows none; {on_cpus}"
+    return ConfigError(message, hint=hint)

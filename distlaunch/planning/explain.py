@@ -1,0 +1,202 @@
+"""The text of ``--explain``: for each value, who said it, and what else was there and lost; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distlaunch.core.model.host_list import fold_counts, fold_hosts
+from distlaunch.core.model.plan import LaunchPlan, Outer
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import counted, printable
+from distlaunch.core.model.topology import Topology
+from distlaunch.planning.allocation import Allocation, Origin
+from distlaunch.planning.facts import Facts
+from distlaunch.planning.node_source import Location
+from distlaunch.planning.train_options import TrainOptions
+
+_LABEL = 16
+_LONGEST = 400
+"""Of a value that people read: names that do not fold would fill screens. The data has all."""
+_OPTIONS = (
+    *("num_gpus", "gpus_per_node", "num_procs", "procs_per_node", "num_nodes", "device", "gpus"),
+    *("include", "exclude", "spares", "spread", "job_id", "backend"),
+)
+"""Fields that say something of the topology and have no line of their own."""
+_TOTALS = ("num_procs", "num_gpus")
+_EACH = ("procs_per_node", "gpus_per_node")
+_PARTS = {
+    "all": "this launcher starts all nodes",
+    "node": "a launcher on each node; this one starts its own node's workers",
+    "worker": "a launcher for each worker; this one starts one",
+}
+
+
+class Explanation(Record):
+    """What was decided and why; ``lost`` is what else names nodes or ranks, each with why it does not count."""
+
+    values: tuple[Origin, ...]
+    lost: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Write it for people, a line for each value and each loser."""
+        return [*_lines(self.values), *(f"{'not used':<{_LABEL}} {each}" for each in self.lost)]
+
+    def record(self) -> dict[str, object]:
+        """Give it as data."""
+        values = [
+            {"value": each.value, "shown": each.shown, "source": each.source, "instead_of": list(each.instead_of)}
+            for each in self.values
+        ]
+        return {"values": values, "lost": list(self.lost)}
+
+
+def explain(
+    options: TrainOptions,
+    facts: Facts,
+    topology: Topology,
+    plan: LaunchPlan,
+    *,
+    location: Location | None,
+    lost: tuple[str, ...],
+) -> Explanation:
+    """Say of each value of the plan where it comes from."""
+    return Explanation(values=tuple(_values(options, facts, topology, plan, location)), lost=lost)
+
+
+def _lines(values: tuple[Origin, ...]) -> Iterator[str]:
+    for each in values:
+        shown = each.shown if len(each.shown) <= _LONGEST else f"{each.shown[: _LONGEST - 3]}..."
+        yield f"{each.value:<{_LABEL}} {shown}  ({each.source})"
+        for other in each.instead_of:
+            yield f"{'':<{_LABEL}} not {other}"
+
+
+def _values(
+    options: TrainOptions, facts: Facts, topology: Topology, plan: LaunchPlan, location: Location | None
+) -> Iterator[Origin]:
+    if facts.outer is not None:
+        yield from _of_outer(facts.outer, facts, plan)
+        return
+    allocation = None if location is None else location.allocation
+    yield _source(options, location)
+    if location is None or allocation is None:
+        yield _value("hosts", facts.hostname, "this machine")
+    else:
+        yield from (origin for origin in allocation.origins if not _is_told_below(origin))
+        shown = "none of the hosts" if location.here is None else allocation.hosts[location.here].name
+        yield _value("this machine", shown, location.by)
+        if all(origin.value != "part" for origin in allocation.origins):
+            yield _value("part", _PARTS[allocation.part], allocation.source)
+    for field in _OPTIONS:
+        if (source := options.who_set(field)) is not None:
+            yield _value(field.replace("_", "-"), _shown(getattr(options, field)), source)
+    yield _value("in the plan", _nodes(topology), _of_nodes(options, allocation))
+    yield _workers(options, topology, allocation)
+    yield from _devices(options, topology)
+    yield _master(options, topology, plan, allocation)
+    yield _port(options, plan, allocation)
+    if options.job_id is None:
+        told = allocation is not None and plan.job_id == allocation.job_id
+        yield _value("job-id", plan.job_id, allocation.source if told and allocation else "made for this job")
+
+
+def _of_outer(outer: Outer, facts: Facts, plan: LaunchPlan) -> Iterator[Origin]:
+    """Say what the launcher has decided that started this launcher as its worker."""
+    started = f"it started this launcher as rank {outer.rank} of {outer.world_size}"
+    yield _value("source", outer.launcher, started)
+    yield _value("workers", "1", f"one of the {outer.world_size} of {outer.launcher}")
+    for value, name in (("master", "MASTER_ADDR"), ("master port", "MASTER_PORT")):
+        if name in facts.environ:
+            yield _value(value, facts.environ[name], name)
+    yield _value("job-id", plan.job_id, "made for this launcher's files")
+
+
+def _is_told_below(origin: Origin) -> bool:
+    return origin.value in {"master address", "master port"}
+
+
+def _value(value: str, shown: str, source: str, *instead_of: str) -> Origin:
+    return Origin(value=value, shown=printable(shown), source=printable(source), instead_of=instead_of)
+
+
+def _shown(value: object) -> str:
+    return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _source(options: TrainOptions, location: Location | None) -> Origin:
+    chosen = options.who_set("source")
+    if location is None or (location.allocation.source == "local" and not options.who_set("include", "exclude")):
+        why = f"{chosen} reads nothing from the environment" if chosen else "no option and no system names other nodes"
+        return _value("source", "local", why)
+    by = location.who if location.allocation.by_user else chosen or "found in the environment"
+    return _value("source", location.allocation.source, by)
+
+
+def _nodes(topology: Topology) -> str:
+    elastic = f", elastic {topology.bounds[0]}:{topology.bounds[1]}" if topology.bounds is not None else ""
+    return f"{len(topology.nodes)} ({fold_hosts(node.host for node in topology.nodes)}){elastic}"
+
+
+def _of_nodes(options: TrainOptions, allocation: Allocation | None) -> str:
+    by = [each for field in ("num_nodes", "include", "exclude") if (each := options.who_set(field)) is not None]
+    return " and ".join(by) or (allocation.source if allocation is not None else "this machine alone")
+
+
+def _workers(options: TrainOptions, topology: Topology, allocation: Allocation | None) -> Origin:
+    """Say how many workers there are and whose number that is: the option's, the source's, or the devices'."""
+    world = topology.world_size
+    counts = fold_counts(node.slots for node in topology.nodes)
+    shown = f"{'?' if world is None else world}, on the nodes {counts}" if len(topology.nodes) > 1 else counts
+    by = options.who_set(*_TOTALS, *_EACH)
+    told = () if allocation is None else tuple(each for each in allocation.origins if each.value.startswith("slots"))
+    if by is not None:
+        lost = tuple(f"{each.shown} from {each.source}: {by} comes first" for each in told)
+        return _value("workers", shown, by, *lost)
+    if told:
+        return _value("workers", shown, ", ".join(dict.fromkeys(each.source for each in told)))
+    if allocation is not None and any(host.slots for host in allocation.hosts):
+        return _value("workers", shown, allocation.source)
+    if world is None:
+        return _value("workers", shown, "only the nodes know")
+    return _value("workers", shown, "the GPUs here" if topology.device == "cuda" else "no GPU here: one on the CPU")
+
+
+def _devices(options: TrainOptions, topology: Topology) -> Iterator[Origin]:
+    """Name the devices of this machine, the only one whose devices are known."""
+    if topology.here is None:
+        return
+    node = topology.nodes[topology.here]
+    by = node.devices_from or options.who_set(*_TOTALS, *_EACH, "device") or "CPU workers"
+    yield _value("devices here", ",".join(node.devices or ()) or "none", by)
+
+
+def _master(options: TrainOptions, topology: Topology, plan: LaunchPlan, allocation: Allocation | None) -> Origin:
+    """Say where workers meet, and why there."""
+    address = plan.master_addr if plan.master_addr is not None else "not known yet"
+    system = _told(allocation, "master address")
+    if (by := options.who_set("master_addr")) is not None:
+        return _value("master", address, by, *_lost(system, by))
+    if len(topology.nodes) == 1:
+        return _value("master", address, "on one node workers meet on it")
+    if system is not None and system.shown == address:
+        return _value("master", address, system.source, *system.instead_of)
+    return _value("master", address, f"the first of {counted(len(topology.nodes), 'node')}")
+
+
+def _port(options: TrainOptions, plan: LaunchPlan, allocation: Allocation | None) -> Origin:
+    system = _told(allocation, "master port")
+    if (by := options.who_set("master_port")) is not None:
+        return _value("master port", str(options.master_port), by, *_lost(system, by))
+    if plan.master_port is None:
+        return _value("master port", "not known yet", "a free one, held at the start")
+    by = system.source if system is not None else allocation.source if allocation is not None else "free"
+    return _value("master port", str(plan.master_port), by, *(system.instead_of if system is not None else ()))
+
+
+def _told(allocation: Allocation | None, value: str) -> Origin | None:
+    """Find what the source says of a value."""
+    return next((each for each in (() if allocation is None else allocation.origins) if each.value == value), None)
+
+
+def _lost(origin: Origin | None, by: str) -> tuple[str, ...]:
+    return () if origin is None else (f"{origin.shown} from {origin.source}: {by} comes first",)

@@ -1,0 +1,231 @@
+"""Which hosts, and which of their slots, ``--include`` and ``--exclude`` leave; pure.
+
+One language, which takes DeepSpeed's and adds to it::
+
+    w0@w1:0,2        all of w0, and slots 0 and 2 of w1 (DeepSpeed's)
+    w0,w1            between whole hosts, commas do as well
+    n[01-04]:0-3,7   some slots of several hosts
+    gpu*@*-ib:1      any host of such a name; ``?`` stands for one character
+
+A host may be named without its domain; an IPv6 address stands in brackets. ``--include`` chooses among all hosts, then
+``--exclude`` takes away from those (DeepSpeed has them exclude each other). The order is that of the hosts, always.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.host_list import expand_item, fold_hosts
+from distlaunch.core.model.ids import format_ranks
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import printable, quoted
+from distlaunch.planning.allocation import Host
+from distlaunch.planning.hosts.hostfile import MOST_SLOTS
+
+_HINT = "write w0@w1:0,2 (@ between hosts, then slots), n[01-04]:0-3 or gpu*"
+_MOST_GLOBS = 1_000
+"""In one filter: each is compared with every host."""
+_COMPARED = 200
+"""How many names are looked at closely for the one that may have been meant."""
+_LONGEST = 80
+_HEAD = re.compile(r"(?:[^:\[\]]+|\[[^\[\]]*\])*")
+_PIECE = re.compile(r"(?:[^,\[\]]+|\[[^\[\]]*\])*")
+_ADDRESS = re.compile(r"\[([^\[\]]*:[^\[\]]*)\]")
+_SLOTS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_NOTHING: frozenset[int] = frozenset()
+
+
+class Chosen(Record):
+    """A host that the filters left."""
+
+    host: Host
+    place: int
+    """Its number among the hosts that there were."""
+    slots: tuple[int, ...] | None
+    """Which of its slots, ascending; None if its number of slots is not known and nothing was chosen by number."""
+    without: tuple[int, ...] = ()
+    """With ``slots`` None: which slots to leave out once their number is known."""
+
+
+def apply_filters(hosts: Sequence[Host], include: str | None, exclude: str | None) -> tuple[Chosen, ...]:
+    """Return what the filters leave of the hosts, in their order; a filter that is None leaves all.
+
+    Raises ConfigError for what is no filter, matches no host, names a slot that its host has not, or leaves nothing.
+    """
+    index = _Index(hosts)
+    included = None if include is None else _matched(include, "--include", index)
+    excluded = {} if exclude is None else _matched(exclude, "--exclude", index)
+    # Many hosts are chosen alike, and share what came out.
+    known: dict[tuple[int | None, frozenset[int] | None, frozenset[int]], tuple[int, ...]] = {}
+    left: list[Chosen] = []
+    for place, host in enumerate(hosts):
+        picked = None if included is None else included.get(place, _NOTHING)
+        gone = excluded.get(place, _NOTHING)
+        if gone is None:
+            continue
+        key = host.slots, picked, gone
+        if key not in known:
+            known[key] = _left(*key)
+        if picked is None and host.slots is None:
+            left.append(Chosen(host=host, place=place, slots=None, without=known[key]))
+        elif known[key]:
+            left.append(Chosen(host=host, place=place, slots=known[key], without=()))
+    if not left:
+        given = (("--include", include), ("--exclude", exclude))
+        said = " and ".join(f"{name} {quoted(text)}" for name, text in given if text is not None)
+        raise ConfigError(f"{said or 'no filter'}: no host is left", hint=_what_there_is(index.names))
+    return tuple(left)
+
+
+def _left(count: int | None, picked: frozenset[int] | None, gone: frozenset[int]) -> tuple[int, ...]:
+    """Return the slots that are left of a host; those that are gone if nothing else is known."""
+    if picked is None:
+        return tuple(sorted(gone)) if count is None else tuple(slot for slot in range(count) if slot not in gone)
+    return tuple(sorted(picked - gone))
+
+
+class _Index:
+    """Finds hosts by name, whole or without the domain; names know no case. One whose name is not known has none."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self.hosts = hosts
+        self.names = [host.name.lower() if host.known else "" for host in hosts]
+        self._exact = {name: place for place, name in enumerate(self.names) if name}
+        self._short: dict[str, list[int]] = {}
+        for place, name in enumerate(self.names):
+            if "." in name and name.strip("0123456789."):
+                self._short.setdefault(name.partition(".")[0], []).append(place)
+
+    def find(self, name: str) -> list[int]:
+        """Return the host of this name, or those of this name in some domain."""
+        place = self._exact.get(name.lower())
+        return self._short.get(name.lower(), []) if place is None else [place]
+
+    def matching(self, glob: str) -> list[int]:
+        """Return the hosts that a pattern with ``*`` and ``?`` fits."""
+        import fnmatch
+
+        fits = re.compile(fnmatch.translate(glob.lower())).match  # linear in time, unlike most patterns written by hand
+        whole = "." in glob
+        return [p for p, name in enumerate(self.names) if fits(name) or (not whole and fits(name.partition(".")[0]))]
+
+
+def _matched(text: str, option: str, index: _Index) -> dict[int, frozenset[int] | None]:
+    """Return for each host that a filter names (by its place) the slots that it names; None for the whole host."""
+    found: dict[int, frozenset[int] | None] = {}
+    globs = 0
+    for item in text.split("@"):
+        patterns, slots = _parsed(item.strip(), text, option)
+        for pattern in patterns:
+            if "*" in pattern or "?" in pattern:
+                globs += 1
+                if globs > _MOST_GLOBS:
+                    raise _error(option, text, f"there are more than {_MOST_GLOBS:,} patterns")
+                places = index.matching(pattern)
+            else:
+                places = index.find(pattern)
+                if len(places) > 1:
+                    both = " and ".join(printable(index.names[place]) for place in places[:2])
+                    raise _error(option, text, f"{quoted(pattern)} may be {both}", "name the host with its domain")
+            if not places:
+                raise _error(option, text, f"there is no host {quoted(pattern)}", _nearest(pattern, index.names))
+            for place in places:
+                _check_slots(slots, index.hosts[place], option, text)
+                before = found.get(place, _NOTHING)
+                found[place] = None if slots is None or before is None else (before | slots if before else slots)
+    return found
+
+
+def _parsed(item: str, text: str, option: str) -> tuple[list[str], frozenset[int] | None]:
+    """Return the host patterns of one item, ranges expanded, and its slots (None: all)."""
+    if not item:
+        raise _error(option, text, "a host is missing")
+    address = _ADDRESS.match(item)
+    head = address or _HEAD.match(item)
+    end = head.end() if head else 0
+    rest = item[end:]
+    if rest[:1] in {"[", "]"}:
+        raise _error(option, item, "a bracket has no partner")
+    if ":" in rest[1:]:
+        raise _error(option, item, "it has a colon too many", "an IPv6 address stands in brackets: [fe80::1]:0,2")
+    if not end or rest[:1] not in {"", ":"}:
+        raise _error(option, item, "a host is missing" if not end else "after an address come : and slots")
+    slots = _parsed_slots(rest[1:], item, option) if rest else None
+    if address:
+        return [address[1]], slots
+    words = [word.strip() for word in _divided(item[:end])]
+    if slots is not None and len(words) > 1:
+        raise _error(option, item, "it names slots for several hosts at once", "write w0:0,1@w1:0,1 or w[0-1]:0,1")
+    if not all(words):
+        raise _error(option, item, "a host is missing")
+    return [name for word in words for name in expand_item(word, where=option, also="*?")], slots
+
+
+def _divided(hosts: str) -> Iterator[str]:
+    """Divide at commas that stand outside of brackets."""
+    place = 0
+    while place <= len(hosts):
+        match = _PIECE.match(hosts, place)
+        end = match.end() if match else place
+        yield hosts[place:end]
+        place = end + 1
+
+
+def _parsed_slots(said: str, item: str, option: str) -> frozenset[int]:
+    slots: set[int] = set()
+    named = 0
+    for part in said.split(","):
+        match = _SLOTS.fullmatch(part.strip())
+        if match is None:
+            raise _error(option, item, f"{quoted(part)} is no slot or range of slots")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise _error(option, item, f"the range {quoted(part)} runs backwards")
+        if last >= MOST_SLOTS:
+            raise _error(option, item, f"{quoted(part)} is more than any host has")
+        named += last - first + 1
+        if named > MOST_SLOTS:
+            raise _error(option, item, "it names more slots than any host has")
+        slots.update(range(first, last + 1))
+    return frozenset(slots)
+
+
+def _check_slots(slots: frozenset[int] | None, host: Host, option: str, text: str) -> None:
+    if slots is None or host.slots is None:
+        return
+    highest = max(slots)
+    if highest >= host.slots:
+        has = format_ranks(range(host.slots))
+        raise _error(option, text, f"{printable(host.name)} has no slot {highest}", f"it has {has}, counted from 0")
+
+
+def _nearest(wanted: str, names: Sequence[str]) -> str:
+    """Name the host that may have been meant."""
+    import difflib
+    import heapq
+
+    wanted = wanted.lower()
+    alike = heapq.nlargest(_COMPARED, names, key=lambda name: _common(name, wanted))
+    close = difflib.get_close_matches(wanted, alike, n=1, cutoff=0.4)
+    return f"do you mean {quoted(close[0])}? {_what_there_is(names)}" if close else _what_there_is(names)
+
+
+def _common(one: str, other: str) -> int:
+    """Return the length of what both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _what_there_is(names: Iterable[str]) -> str:
+    known = [name for name in names if name]
+    folded = fold_hosts(known)
+    if not folded:
+        return "no host's name is known here; * stands for all"
+    there = "there is" if len(known) == 1 else "there are"
+    return f"{there} {folded}" if len(folded) <= _LONGEST else f"{there} {folded[:_LONGEST]}..."
+
+
+def _error(option: str, text: str, what: str, hint: str = _HINT) -> ConfigError:
+    return ConfigError(f"{option} {quoted(text)}: {what}", hint=hint)

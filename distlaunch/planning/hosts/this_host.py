@@ -1,0 +1,127 @@
+"""Whether the name of a host means the machine that we run on; pure.
+
+That decides what is started here and what over a transport. The number of hosts says nothing: ``--hosts b:8`` typed on
+``a`` is a job on b.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from distlaunch.core.model.record import Record
+
+_LOCALHOST = frozenset(
+    {"localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"}
+    | {"localhost.localdomain", "localhost4.localdomain4", "localhost6.localdomain6"}
+)
+"""What distributions write into /etc/hosts for loopback."""
+
+
+class Identity(Record):
+    """What this machine is called."""
+
+    hostname: str
+    """With or without domain, as the kernel has it."""
+    fqdn: str | None = None
+    """The name with domain, if /etc/hosts has one: no resolver is asked."""
+    addresses: tuple[str, ...] = ()
+    """Of the machine's interfaces, IPv4 and IPv6; loopback need not be among them."""
+    aliases: tuple[str, ...] = ()
+    """What else it is called: ``names_in`` finds those of /etc/hosts."""
+
+
+def is_this_machine(name: str, identity: Identity) -> bool:
+    """Tell whether a host name or address (no user, port or brackets) means this machine.
+
+    Names know no case. One without a domain stands for any domain; two with different ones are two machines, unless the
+    one domain is only the beginning of the other (``n1.cluster`` and ``n1.cluster.example.org``).
+    """
+    name = _plain(name)
+    address = _address(name)
+    if address is not None:
+        return _is_loopback(address) or address in _own_addresses(identity.addresses)
+    if _is_localhost(name):
+        return True
+    names, domain = _own_names(identity)
+    return bool(name) and (name in names or any(_agree(name, own, domain) for own in names))
+
+
+def is_loopback(name: str) -> bool:
+    """Tell whether a host name or address means, on every machine, that machine itself."""
+    name = _plain(name)
+    address = _address(name)
+    return _is_localhost(name) if address is None else _is_loopback(address)
+
+
+def names_in(hosts_file: str, addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names that the text of /etc/hosts has for loopback and for these addresses of ours.
+
+    A name that stands at several addresses belongs to the first, as for the resolver.
+    """
+    own = _own_addresses(addresses)
+    ours: dict[str, bool] = {}
+    for line in hosts_file.splitlines():
+        words = line.partition("#")[0].split()
+        address = _address(words[0]) if words else None
+        if address is not None:
+            for word in words[1:]:
+                ours.setdefault(_plain(word), _is_loopback(address) or address in own)
+    return tuple(name for name, is_ours in ours.items() if is_ours and not _is_localhost(name))
+
+
+def _plain(name: str) -> str:
+    return name.lower().removesuffix(".")
+
+
+def _is_localhost(name: str) -> bool:
+    """Also every name below ``localhost``, which RFC 6761 reserves."""
+    return name in _LOCALHOST or name.endswith(".localhost")
+
+
+def _is_loopback(address: str) -> bool:
+    """Also the unspecified address: a connection to it arrives here."""
+    return address.startswith("127.") or address in {"::1", "::", "0.0.0.0"}  # noqa: S104 - compared, not bound
+
+
+def _address(text: str) -> str | None:
+    """Return an address in its one spelling, without zone; None for what is a name."""
+    if ":" not in text and text.strip("0123456789."):
+        return None
+    import ipaddress
+
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+@lru_cache(maxsize=4)
+def _own_addresses(addresses: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(address for address in map(_address, addresses) if address is not None)
+
+
+@lru_cache(maxsize=4)
+def _own_names(identity: Identity) -> tuple[frozenset[str], str]:
+    """Return the names of this machine, and the domain of those without one ("" if not known).
+
+    A resolver may answer with the name of loopback, with an address, or with a name from a reverse zone; of these, only
+    a name that belongs to the hostname tells the domain.
+    """
+    hostname, fqdn = _plain(identity.hostname), _plain(identity.fqdn or "")
+    names = [hostname, fqdn, *map(_plain, identity.aliases)]
+    kept = frozenset(name for name in names if name and not _is_localhost(name) and _address(name) is None)
+    domain = hostname.partition(".")[2]
+    if not domain and fqdn.startswith(f"{hostname}."):
+        domain = fqdn.partition(".")[2]
+    return kept, domain
+
+
+def _agree(name: str, own: str, own_domain: str) -> bool:
+    short, _, domain = name.partition(".")
+    own_short, _, known = own.partition(".")
+    known = known or own_domain
+    if short != own_short:
+        return False
+    return not domain or not known or f"{known}.".startswith(f"{domain}.") or f"{domain}.".startswith(f"{known}.")

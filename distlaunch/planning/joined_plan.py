@@ -1,0 +1,406 @@
+"""A job whose nodes have a launcher each (or whose workers have): what each of these plans; pure.
+
+Every launcher has a command line of its own, and knows of its own node what there is. The coordinator deals out ranks
+and hears how many workers each node runs; what these are is never told by one launcher to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from distlaunch.core.errors import ConfigError, NodesError, ProtocolError
+from distlaunch.core.model.gpus import GpuInventory
+from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.text import counted, printable, quoted
+from distlaunch.core.model.topology import Node, Topology
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol.remote import Reached, Survey, Surveyed
+from distlaunch.planning import master_address
+from distlaunch.planning.agreement import check_script, choices_digest, command_digest, contradiction
+from distlaunch.planning.backend import PlannedBackend
+from distlaunch.planning.build_plan import CpuShare, bind, build_plan, command_target, working_directory
+from distlaunch.planning.clusters.select import SYSTEMS
+from distlaunch.planning.cpu_binding import threads_per_worker
+from distlaunch.planning.facts import Facts
+from distlaunch.planning.hosts.this_host import is_loopback
+from distlaunch.planning.node_source import Location
+from distlaunch.planning.rendezvous import Rendezvous, check_place, settle
+from distlaunch.planning.told import MOST_SLOTS, check_start
+from distlaunch.planning.train_options import TrainOptions, counts_processes
+from distlaunch.planning.worker_addresses import with_cluster
+
+CLOCKS_S = 300.0
+"""Clocks that are further apart than this are told of: certificates, and files' times, go by them."""
+_GLOO, _TENSORPIPE, _NCCL = "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+_SETTLED = "settled at the start: "
+_THREADS = "OMP_NUM_THREADS"
+_TELL_ALL = ("mpi", "batch", "slurm")
+"""The modules of sources whose systems signal all launchers of a job."""
+
+
+class Member(Record):
+    """A launcher that takes part, as the coordinator knows it."""
+
+    host: str
+    apply: p.Apply
+
+
+class Joiner:
+    """Plans for one launcher of several. Members are launchers, numbered by rank; number 0 is the coordinator."""
+
+    def __init__(
+        self, options: TrainOptions, facts: Facts, topology: Topology, location: Location, backend: PlannedBackend
+    ) -> None:
+        """Take what a launcher has found. Raises ConfigError for what launchers on each node cannot do."""
+        check_place(location, topology)
+        self._options, self._facts, self._backend = options, facts, backend
+        self._location = location
+        self.rendezvous: Rendezvous = settle(options, location, topology)
+        if self.rendezvous.of_source:
+            topology = replace(topology, master_port=None)
+        topology = replace(topology, notes=tuple(each for each in topology.notes if not each.startswith(_SETTLED)))
+        self._by_worker = location.allocation.part == "worker"
+        self._topology = topology
+        self._place = (location.here or 0) if topology.here is None else topology.here
+        self._own = topology.nodes[self._place]
+        self._workdir = working_directory(options, facts, local=True)
+        self._target = command_target(options, facts, self._workdir, local=True)
+        self._job_id = self._run_dir = ""
+        self._of_members: tuple[str, ...] = ()
+
+    # --- who there is
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Name the members, by number; those that nobody has named by their rank, until they have come."""
+        nodes = self._topology.nodes
+        if not self._by_worker:
+            names = [node.host if node.known else f"node {rank}" for rank, node in enumerate(nodes)]
+            return (self._facts.hostname, *names[1:]) if self.rendezvous.leads != "no" else tuple(names)
+        slots = [(node, local) for node in nodes for local in range(node.slots or 0)]
+        return tuple(
+            f"rank {rank} on {node.host}" if node.known else f"rank {rank}" for rank, (node, _) in enumerate(slots)
+        )
+
+    @property
+    def hostname(self) -> str:
+        """This machine's name."""
+        return self._facts.hostname
+
+    @property
+    def gpus(self) -> GpuInventory:
+        """What was found here."""
+        return self._facts.gpus
+
+    @property
+    def cpus(self) -> CpuInventory:
+        """What was found here."""
+        return self._facts.cpus
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The fewest and the most members of an attempt."""
+        if self._by_worker:
+            return len(self.hosts), len(self.hosts)
+        return self._topology.bounds or (len(self._topology.nodes), len(self._topology.nodes))
+
+    @property
+    def flexible(self) -> bool:
+        """Tell whether the job goes on without a member that is lost, and takes it in again."""
+        return self.bounds[0] < self.bounds[1]
+
+    @property
+    def leaves(self) -> bool:
+        """Tell whether TERM at this launcher is for it alone: a pod of a drained node, or one started by hand.
+
+        Slurm and other batch systems, and mpirun, tell all launchers, as they want the job to end.
+        """
+        environ = self._facts.environ
+        tells_all = any(name in environ for _, module, names in SYSTEMS if module in _TELL_ALL for name in names)
+        return self.flexible and not tells_all
+
+    @property
+    def max_restarts(self) -> int:
+        """How many restarts the job may have."""
+        return self._options.max_restarts
+
+    @property
+    def by_worker(self) -> bool:
+        """Tell whether there is a launcher for each worker."""
+        return self._by_worker
+
+    @property
+    def speaks(self) -> bool:
+        """Tell whether this launcher says what the coordinator has to say: of several on a node, one does."""
+        return not self._by_worker or not self._location.allocation.local_rank
+
+    @property
+    def own_slots(self) -> int:
+        """How many workers are this launcher's."""
+        return 1 if self._by_worker else self._own.slots or 0
+
+    @property
+    def most_workers(self) -> int:
+        """How many workers the console may have to show, at most: other nodes' tell their number later."""
+        world = self._topology.world_size
+        return max(2, len(self._topology.nodes) * 64 if world is None else world)
+
+    def named(self, job_id: str, run_dir: str) -> None:
+        """Take note of what the job is called, and of its folder here."""
+        self._job_id, self._run_dir = job_id, run_dir
+
+    def renamed(self, job_id: str) -> None:
+        """Take note of what a coordinator that came back calls the job: all ranks are to hear the same."""
+        self._job_id = job_id
+
+    # --- what is told
+
+    def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.Apply:
+        """Say what this launcher is to do."""
+        return p.Apply(
+            num_nodes=self.bounds,
+            slots=self.own_slots,
+            command=command_digest(self._options),
+            backend=self._backend.name,
+            choices=choices_digest(self._backend),
+            clock=clock,
+            wall=wall,
+            attempt=attempt,
+            restarts=restarts,
+        )
+
+    def conflict(self, number: int, host: str, told: p.Apply) -> str | None:
+        """Say what a launcher was told otherwise than this one, the coordinator; None if nothing that matters."""
+        me, who = printable(self._facts.hostname), f"{self._label(number)} ({printable(host)})"
+        what = "launchers" if self._by_worker else "nodes"
+        own = self.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0)
+        if (differs := contradiction(told, own, who=who, me=f"{me} (rank 0)", what=what)) is not None:
+            return differs
+        slots = told.slots
+        if slots is None or not 0 < slots <= MOST_SLOTS:
+            return f"{who} says that it runs {slots} workers"
+        planned = self._topology.nodes[number].slots if number < len(self._topology.nodes) else None
+        if not self._by_worker and self._is_total and planned is not None and slots != planned:
+            return f"{who} is to run {counted(slots, 'worker')}, by what {me} (rank 0) was told {planned}"
+        return None
+
+    def clock_note(self, number: int, host: str, told: p.Apply, *, wall: float) -> str | None:
+        """Say that a node's clock is far off; None if it is not."""
+        apart = told.wall - wall
+        if abs(apart) < CLOCKS_S:
+            return None
+        off = f"{abs(apart) / 60:.0f} min" if abs(apart) < 99 * 3600 else "more than 99 h"
+        off += " ahead of" if apart > 0 else " behind"
+        return f"the clock of {self._label(number)} ({printable(host)}) is {off} ours"
+
+    def _label(self, number: int) -> str:
+        return f"rank {number}" if self._by_worker else f"node {number}"
+
+    @property
+    def _is_total(self) -> bool:
+        """Tell whether the number of all workers was asked for, which then cannot be otherwise on one node."""
+        options = self._options
+        total = options.num_procs if counts_processes(options) else options.num_gpus
+        return isinstance(total, int)
+
+    # --- the coordinator's plan
+
+    def survey(self, serial: int) -> Survey:
+        """Make the question about this launcher's own node, by its own command line."""
+        options = self._options
+        python = not options.no_python or options.module
+        setup = options.setup is not None
+        return Survey(
+            serial=serial,
+            workdir=self._workdir,
+            pythons=(options.python or self._facts.python,) if python and not setup else (),
+            script="" if options.module or options.no_python else self._target,
+            program="bash" if setup else "" if python else self._target,
+            run_dir=self._run_dir,
+            gpus=False,
+            topology=False,
+        )
+
+    def compose(
+        self, surveys: Mapping[int, Surveyed], known: Mapping[int, Member]
+    ) -> tuple[tuple[int, ...], LaunchPlan]:
+        """Choose among the launchers that are there, and plan; give their numbers in the order of ranks, and the plan.
+
+        Raises NodesError if there are too few, NodesDiffer for other scripts.
+        """
+        fewest, most = self.bounds
+        mine = Member(host=self.hostname, apply=self.apply(clock=0.0, wall=0.0, attempt=-1, restarts=0))
+        known = {**known, 0: mine}
+        members = tuple(sorted(surveys))[:most]
+        if len(members) < fewest or members[:1] != (0,):
+            raise NodesError(f"{counted(len(members), 'node')} of the {fewest:,} that are needed")
+        hosts = [known[number].host if number in known else each for number, each in enumerate(self.hosts)]
+        if not self._options.module and not self._options.no_python:
+            hashes = {number: surveys[number].script_sha256 for number in members}
+            check_script(self._target, self._workdir, hashes, hosts, 0)
+        topology = replace(self._topology, nodes=self._nodes(members, known), here=0)
+        plan = build_plan(
+            self._options,
+            self._facts,
+            replace(topology, bounds=self.bounds if self.flexible else None),
+            self._backend,
+            job_id=self._job_id,
+            run_dir=self._run_dir,
+            shares=self._shares_of_worker(len(topology.nodes)),
+        )
+        self._of_members = tuple(hosts[number] for number in members)
+        return members, self._with_own_cpus(plan)
+
+    def _nodes(self, members: Sequence[int], known: Mapping[int, Member]) -> tuple[Node, ...]:
+        if self._by_worker:
+            nodes = []
+            first = 0
+            for node in self._topology.nodes:
+                nodes.append(replace(node, host=known[first].host, known=True))
+                first += node.slots or 0
+            return tuple(nodes)
+        mine = replace(self._own, host=known[0].host, known=True)
+        return tuple(
+            mine if number == 0 else Node(host=known[number].host, slots=known[number].apply.slots)
+            for number in members
+        )
+
+    def _shares_of_worker(self, nodes: int) -> list[CpuShare] | None:
+        """Take every node for ours, as far as CPUs go, where a launcher is one worker's: it plans no other."""
+        return [CpuShare(cpus=self._facts.cpus, granted=self._topology.cpus)] * nodes if self._by_worker else None
+
+    def _with_own_cpus(self, plan: LaunchPlan) -> LaunchPlan:
+        """Leave the one worker of a launcher all of its CPUs, where whoever started it has given it some of its own."""
+        cpus, slots = self._facts.cpus, self._own.slots or 1
+        if not self._by_worker or len(cpus.allowed) * slots > cpus.online:
+            return plan
+        own = str(threads_per_worker(cpus, 1))
+        workers = tuple(
+            replace(each, cpus=None, env={**each.env, **({_THREADS: own} if _THREADS in each.env else {})})
+            for each in plan.workers
+        )
+        return replace(plan, workers=workers)
+
+    def places(self, plan: LaunchPlan) -> tuple[tuple[str, int], ...]:
+        """Give for each member of a plan its host and its lowest rank."""
+        if not self._by_worker:
+            return tuple(zip((node.host for node in plan.nodes), plan.first_ranks, strict=True))
+        return tuple((plan.nodes[worker.node_rank].host, worker.rank) for worker in plan.workers)
+
+    def addresses(self, surveyed: Surveyed, host: str, *, of_scheduler: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return where rank 0's node may be reached: at its addresses, then where its launcher is.
+
+        ``of_scheduler``: the addresses by which the scheduler reaches it.
+        """
+        found = self._addresses(surveyed, host, of_scheduler)
+        return master_address.usable_by(self._backend, found, host)
+
+    def _addresses(self, surveyed: Surveyed, host: str, of_scheduler: Sequence[str]) -> tuple[str, ...]:
+        options, called = self._options, self.rendezvous.host
+        try:
+            found = master_address.addresses(
+                surveyed,
+                host,
+                interface=options.interface,
+                given=options.master_addr,
+                of_scheduler=of_scheduler,
+            )
+        except ConfigError:
+            if options.interface is not None:
+                raise
+            found = ()
+        if options.master_addr is not None or options.interface is not None:
+            return found
+        numeric = called.replace(".", "").isdecimal() or ":" in called
+        first = (called,) if numeric and not is_loopback(called) else ()
+        return tuple(dict.fromkeys((*first, *found, called)))
+
+    def meet(self, surveys: Sequence[Surveyed], reached: Mapping[int, Reached]) -> master_address.Meeting:
+        """Settle where the members of an attempt meet, from their answers by place. Raises LaunchError."""
+        hosts = self._of_members if len(self._of_members) == len(surveys) else [each.hostname for each in surveys]
+        found = master_address.meet(
+            surveys,
+            reached,
+            tried=self.addresses(surveys[0], hosts[0]),
+            hosts=hosts,
+            interface=self._options.interface,
+        )
+        self._backend.check_meeting(surveys, hosts)
+        if not self._by_worker:
+            return found
+        of_node: dict[int, Mapping[str, str]] = {}
+        places = []
+        place = 0
+        for node_rank, node in enumerate(self._topology.nodes):
+            of_node[node_rank] = found.env.get(place, {})
+            places.append(place)
+            place += node.slots or 0
+        return replace(found, env=of_node, addresses=tuple(found.addresses[place] for place in places))
+
+    # --- a peer's plan
+
+    def commenced(self, told: p.Commence, interfaces: Iterable[str]) -> LaunchPlan:
+        """Plan this launcher's own workers of an attempt, by its own command line. Raises ProtocolError for nonsense.
+
+        ``interfaces``: the names of those that this node has.
+        """
+        self._check(told)
+        nodes = [Node(host=host, slots=slots) for host, slots in zip(told.hosts, told.slots, strict=True)]
+        rank = told.node_rank
+        nodes[rank] = replace(self._own, host=told.hosts[rank], known=True)
+        topology = replace(
+            self._topology,
+            nodes=tuple(nodes),
+            here=rank,
+            bounds=self.bounds if self.flexible else None,
+        )
+        plan = build_plan(
+            self._options,
+            self._facts,
+            topology,
+            self._backend,
+            job_id=self._job_id,
+            run_dir=self._run_dir,
+            shares=self._shares_of_worker(len(nodes)),
+            only=rank,
+        )
+        plan = self._with_own_cpus(plan)
+        mine = set(told.local_ranks)
+        plan = replace(plan, workers=tuple(worker for worker in plan.workers if worker.local_rank in mine))
+        there = set(interfaces)
+        wanted = {_GLOO: told.interface, _TENSORPIPE: told.interface, _NCCL: told.nccl_interface}
+        taken = {**plan.base_env, **plan.given_env}
+        env = {
+            name: f"={value}" if name == _NCCL else value
+            for name, value in wanted.items()
+            if value in there and name not in taken
+        }
+        where = master_address.Meeting(address=told.master_addr, env={rank: env} if env else {})
+        plan = bind(plan, attempt=told.attempt, master_port=told.master_port, meeting=where)
+        return with_cluster(plan, told.cluster, self._backend)
+
+    def _check(self, told: p.Commence) -> None:
+        count = len(self._topology.nodes)
+        check_start(told, nodes=(count, count) if self._by_worker else self.bounds)
+        slots, own = told.slots[told.node_rank], self._own.slots
+        if slots != own or not self._is_own(told):
+            raise ProtocolError(f"it wants {counted(slots, 'worker')} here, {quoted(str(own))} are this launcher's")
+        if len(told.cluster) != self._backend.worker_ports * sum(told.slots):
+            ports = counted(len(told.cluster), "port")
+            raise ProtocolError(f"it tells of {ports} of workers, which --backend {self._backend.name} has no use for")
+
+    def _is_own(self, told: p.Commence) -> bool:
+        """Tell whether these are the workers that are this launcher's on its node."""
+        if not self._by_worker:
+            return set(told.local_ranks) == set(range(self._own.slots or 0))
+        local_rank = self._location.allocation.local_rank
+        one_of = range(self._own.slots or 0) if local_rank is None else (local_rank,)
+        return len(told.local_ranks) == 1 and told.local_ranks[0] in one_of
+
+
+def interfaces_of(plan: LaunchPlan, node_rank: int) -> tuple[str, str]:
+    """Give by which interfaces a node's workers reach the others: for gloo, and for NCCL; empty where all is well."""
+    env = plan.nodes[node_rank].env
+    return env.get(_GLOO, ""), env.get(_NCCL, "").removeprefix("=")

@@ -1,0 +1,180 @@
+"""This one machine: its workers from the sizes asked for and the devices it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.ids import format_ranks
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import counted, printable
+from distlaunch.core.model.topology import Node, Topology
+from distlaunch.planning.devices import (
+    CUDA,
+    HIP,
+    ROCR,
+    DeviceSelection,
+    NotTheseGpusError,
+    first_devices,
+    select_devices,
+    split_devices,
+)
+from distlaunch.planning.facts import Facts
+from distlaunch.planning.train_options import TrainOptions, asks_for_gpus, check_kind, on_cpus, shares_gpus, use_cpus
+
+
+def local_topology(options: TrainOptions, facts: Facts) -> Topology:
+    """Decide how many workers this machine runs, and on what. Raises ConfigError; nothing is guessed silently."""
+    fewest = options.num_nodes[0] if isinstance(options.num_nodes, tuple) else options.num_nodes or 1
+    if fewest > 1:
+        raise ConfigError(
+            f"--num-nodes {fewest}: only this machine is known",
+            hint="name the others by --hosts or --hostfile; or leave --num-nodes out",
+        )
+    processes = _one_of(options.num_procs, options.procs_per_node, "--num-procs", "--procs-per-node")
+    gpus = _one_of(options.num_gpus, options.gpus_per_node, "--num-gpus", "--gpus-per-node")
+    check_kind(options)
+    asked = processes if gpus is None else gpus
+    topology = workers_here(options, facts, count=None if asked is None or asked == "auto" else int(asked))
+    notes = []
+    if isinstance(options.num_nodes, tuple) and options.num_nodes[1] > 1:
+        notes.append(f"--num-nodes {fewest}:{options.num_nodes[1]}: only this machine is known, so one node it is")
+    if options.spread:
+        notes.append("--spread changes nothing: there is one node")
+    return replace(topology, notes=(*topology.notes, *notes)) if notes else topology
+
+
+def workers_here(
+    options: TrainOptions,
+    facts: Facts,
+    *,
+    count: int | None,
+    only: Sequence[int] | None = None,
+    without: Sequence[int] = (),
+    granted: Sequence[str] = (),
+    several: bool = False,
+) -> Topology:
+    """Give this machine ``count`` workers (None: as many as it has GPUs; one, if it has none).
+
+    ``only`` and ``without`` choose among the GPUs that can be seen, by place; ``granted`` by id, where no mask does.
+    ``several``: it is one of several nodes, for hints. Raises ConfigError if GPUs are asked for and there are fewer.
+    """
+    if on_cpus(options):
+        return _cpu_workers(_counted(count, without), facts, "", ())
+    selection = selection_here(options, facts, granted=granted, several=several)
+    if not selection.ids:
+        number = options.whole_gpus or count
+        return _without_gpus(asks_for_gpus(options), number, without, facts, selection, several=several)
+    shared = shares_gpus(options)
+    selection = _chosen(selection, only, without, facts, shared=shared)
+    if options.whole_gpus is not None:
+        selection = first_devices(selection, options.whole_gpus, several=several)
+        if selection.mig and options.whole_gpus > 1:
+            raise ConfigError(
+                f"{counted(options.whole_gpus, 'GPU')} for one worker: there are MIG slices among them"
+                f" ({selection.source}), and CUDA uses one slice a process",
+                hint="ask for one, or for a worker on each slice",
+            )
+    if shared:
+        return _gpu_workers(count or len(selection.ids), selection, facts, options, shared=True)
+    wanted = len(selection.ids) if count is None else count
+    return _gpu_workers(wanted, first_devices(selection, wanted, several=several), facts, options, shared=False)
+
+
+def selection_here(
+    options: TrainOptions, facts: Facts, *, granted: Sequence[str] = (), several: bool = False
+) -> DeviceSelection:
+    """Find the GPUs that workers may use: what mask and --gpus leave, and of that what was ``granted``."""
+    selection = select_devices(facts.gpus, facts.environ, requested=options.gpus, several=several)
+    if granted and len(granted) < len(selection.ids) and set(granted) <= set(selection.ids):
+        places = [place for place, each in enumerate(selection.ids) if each in granted]
+        return _at(selection, places, f"{selection.source}; {','.join(granted)} granted")
+    return selection
+
+
+def _one_of(total: int | str | None, per_node: int | None, name: str, per_node_name: str) -> int | str | None:
+    if total is not None and per_node is not None and total != per_node:
+        raise ConfigError(f"{name} {total} and {per_node_name} {per_node} contradict each other on one node")
+    return per_node if total is None else total
+
+
+def _chosen(
+    selection: DeviceSelection, only: Sequence[int] | None, without: Sequence[int], facts: Facts, *, shared: bool
+) -> DeviceSelection:
+    """Narrow the selection to the slots that filters left. Raises ConfigError for one that is not there."""
+    have = range(len(selection.ids))
+    if only is not None and list(only) == list(range(len(only))) and not (shared and len(only) < len(have)):
+        return selection  # no filter, or one for the first: how many there are is checked by their number
+    beyond = next((place for place in (*(only or ()), *without) if place not in have), None)
+    if beyond is not None:
+        raise ConfigError(
+            f"{printable(facts.hostname)} has no GPU {beyond} to include or exclude ({selection.source})",
+            hint=f"it has {format_ranks(have)}, counted from 0 within what is visible",
+        )
+    left = [place for place in (have if only is None else only) if place not in without]
+    if not left:
+        raise _none_left(facts)
+    return selection if len(left) == len(selection.ids) else _at(selection, left, selection.source)
+
+
+def _at(selection: DeviceSelection, places: Sequence[int], source: str) -> DeviceSelection:
+    ids, gpus = tuple(selection.ids[p] for p in places), tuple(selection.gpus[p] for p in places)
+    return replace(selection, ids=ids, gpus=gpus, source=source)
+
+
+def _none_left(facts: Facts) -> ConfigError:
+    return ConfigError(f"--exclude leaves no slot of {printable(facts.hostname)}", hint="leave the host out as a whole")
+
+
+def _counted(count: int | None, without: Sequence[int]) -> int:
+    """Give the number of CPU workers, where nothing else says it: one, unless a filter takes that away."""
+    return count if count is not None else 0 if 0 in without else 1
+
+
+def _without_gpus(
+    asked: bool,  # noqa: FBT001 - private
+    count: int | None,
+    without: Sequence[int],
+    facts: Facts,
+    selection: DeviceSelection,
+    *,
+    several: bool,
+) -> Topology:
+    hint = use_cpus(several=several)
+    if facts.gpus.problem is not None:
+        raise NotTheseGpusError(f"the GPUs here cannot be used: {facts.gpus.problem}", hint=hint)
+    if asked:
+        first_devices(selection, count or 1, several=several)
+    number = _counted(count, without)
+    workers = "one CPU worker" if number == 1 else counted(number, "CPU worker")
+    return _cpu_workers(number, facts, selection.source, (f"{selection.source}: {workers}; {hint}",))
+
+
+def _cpu_workers(count: int, facts: Facts, source: str, notes: tuple[str, ...]) -> Topology:
+    if not count:
+        raise _none_left(facts)
+    hidden = tuple(name for name in (HIP, ROCR) if name in facts.environ)
+    masks = ((),) * count
+    node = Node(host=facts.hostname, slots=count, mask_variable=CUDA, masks=masks, hidden=hidden, devices_from=source)
+    return Topology(nodes=(node,), device="cpu", notes=notes)
+
+
+def _gpu_workers(
+    count: int, selection: DeviceSelection, facts: Facts, options: TrainOptions, *, shared: bool
+) -> Topology:
+    """Give each worker a device of its own, or with ``shared`` (more CPU-sized workers than GPUs) one in turn."""
+    isolate = options.isolate_gpus or selection.mig
+    whole = options.whole_nodes and not isolate
+    places = list(range(len(selection.ids))) if whole else [index % len(selection.ids) for index in range(count)]
+    node = Node(
+        host=facts.hostname,
+        slots=count,
+        mask_variable=selection.mask_variable,
+        masks=split_devices(selection, count, isolate=isolate),
+        devices=tuple(selection.ids[place] for place in places) if shared else selection.ids,
+        gpus=tuple(selection.gpus[place] for place in places),
+        devices_from=selection.source,
+        isolated=isolate,
+        numa=() if whole else tuple(gpu.numa_node if (gpu := selection.gpus[place]) else None for place in places),
+    )
+    return Topology(nodes=(node,), device="cuda", notes=selection.notes)

@@ -1,0 +1,241 @@
+"""The launcher that started this launcher as one of its workers; pure.
+
+torchrun, horovodrun, accelerate, deepspeed and distlaunch give each worker its rank in the environment. If such a
+worker is a launcher of ours, it runs one worker with these variables. mpirun, srun and pods are not outer launchers in
+this sense: under them the launchers of all tasks form one job.
+"""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Iterable, Mapping, Sequence
+
+from distlaunch.core.errors import UsageError
+from distlaunch.core.model.plan import LaunchPlan, Outer
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.run_files import Layout
+from distlaunch.core.model.text import counted, printable
+from distlaunch.core.model.topology import Node, Topology
+from distlaunch.core.model.variables import BACKEND_OPTIONS, OF_OUTER_LAUNCHERS
+from distlaunch.core.probe.ancestors import Ancestor
+from distlaunch.planning.backend import PlannedBackend
+from distlaunch.planning.devices import CUDA, HIP, ROCR
+from distlaunch.planning.facts import Facts
+from distlaunch.planning.train_options import TorchrunOptions, TrainOptions, on_cpus
+
+OURS = "distlaunch"
+SPAWNER = "dl-spawner"
+"""The name of the process that starts our workers; ``core.agent.spawner`` sets it."""
+_SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "csh", "tcsh", "busybox")
+_WRAPPERS = frozenset({
+    *_SHELLS, "env", "nice", "ionice", "chrt", "taskset", "numactl", "prlimit", "timeout", "time", "stdbuf", "unbuffer",
+    "script", "setsid", "nohup", "chronic", "flock", "sudo", "su", "gosu", "setpriv", "runuser", "unshare", "nsenter",
+    "tini", "dumb-init", "catatonit", "systemd-run", "strace", "ltrace", "perf", "gdb", "rr", "nsys", "nsys-launcher",
+    "ncu", "rocprof", "rocprofv3", "uv", "conda", "mamba", "micromamba", "pixi", "hatch", "pdm", "poetry", "pipenv",
+    "apptainer", "singularity", "starter", "starter-suid", "enroot",
+})  # fmt: skip
+"""Programs that only run the command that follows them."""
+_BY_PROGRAM = {
+    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), "torchrun"),
+    **dict.fromkeys(("accelerate", "accelerate-launch"), "accelerate"),
+    **dict.fromkeys(("accelerate.commands.launch", "accelerate.commands.accelerate_cli"), "accelerate"),
+    **dict.fromkeys(("deepspeed.launcher.launch", "deepspeed.launcher.runner"), "deepspeed"),
+    **dict.fromkeys(("deepspeed", "deepspeed.pt", "ds"), "deepspeed"),
+    **dict.fromkeys(("horovodrun", "horovod.runner.launch", "horovod.runner"), "horovodrun"),
+}
+"""Scripts and modules that are launchers."""
+_RUN_OTHERS = frozenset({"coverage", "debugpy", "pdb", "cProfile", "viztracer", "pyinstrument", "memray"})
+"""Python programs that run another one in their own process."""
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+_SPAWN = "--multiprocessing-fork"
+"""Horovod's launcher starts each worker from a child that Python's multiprocessing made, which has this argument."""
+_VARIABLES = {
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+}
+_MARKS = {"torchrun": "TORCHELASTIC_RUN_ID", "accelerate": "TORCHELASTIC_RUN_ID", OURS: "DISTLAUNCH_JOB_ID"}
+"""A variable that only workers of this launcher have."""
+_OWN = frozenset({
+    "TORCHELASTIC_ERROR_FILE", "DISTLAUNCH_RUN_DIR", "DISTLAUNCH_COOKIE", "DISTLAUNCH_PROGRESS_FD",
+    "DISTLAUNCH_STACKS_FD", "DISTLAUNCH_BOOT", "DISTLAUNCH_WARM_FD",
+})  # fmt: skip
+"""Of the variables that launchers set, those that our worker gets from us: where we listen, and keep its files."""
+_OF_THE_JOB = ("DISTLAUNCH_JOB_ID", "DISTLAUNCH_ATTEMPT")
+_OF_THE_BACKEND = ("DISTLAUNCH_BACKEND", BACKEND_OPTIONS)
+_BACKEND_NEEDS = {"horovod": "HOROVOD_RANK", "tensorflow": "TF_CONFIG"}
+_CONTRADICT = (
+    "num_gpus", "gpus_per_node", "num_procs", "procs_per_node", "num_nodes", "hosts", "hostfile", "discover", "include",
+    "exclude", "spares", "spread", "node_rank", "master_addr", "master_port", "interface", "rendezvous", "gpus",
+    "isolate_gpus", "bind", "max_restarts", "requeue",
+)  # fmt: skip
+"""Fields of which the outer launcher has the say."""
+_HARMLESS = {"num_gpus": 1, "gpus_per_node": 1, "num_procs": 1, "procs_per_node": 1, "num_nodes": 1,
+             "hosts": "localhost:1"}  # fmt: skip
+
+
+def outer_launcher(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) -> Outer | None:
+    """Return the launcher whose worker we are, if between it and us only shells and the like run our command.
+
+    A launcher that the script of a rank starts has that script's process above it, and is nobody's worker.
+    """
+    launcher = _nearest(environ, ancestors)
+    if launcher is None or (launcher in _MARKS and _MARKS[launcher] not in environ):
+        return None
+    numbers = [environ.get(name, "") for name in _VARIABLES.get(launcher, _VARIABLES["torchrun"])]
+    if not all(number.isascii() and number.isdecimal() for number in numbers):
+        return None
+    rank, world_size, local_rank = map(int, numbers)
+    return Outer(launcher=launcher, rank=rank, world_size=world_size, local_rank=local_rank)
+
+
+def is_below_a_worker(ancestors: Iterable[Ancestor]) -> bool:
+    """Return whether one of these processes is a launcher: then its worker, or what that started, has started us."""
+    for each in ancestors:
+        words = _program_and_rest(each.argv)
+        if each.name == SPAWNER or (words and os.path.basename(words[0]) in _BY_PROGRAM):
+            return True
+    return False
+
+
+def _nearest(environ: Mapping[str, str], ancestors: Iterable[Ancestor]) -> str | None:
+    through_spawn = False
+    for each in ancestors:
+        if each.name == SPAWNER:
+            return None if through_spawn else OURS
+        words = _program_and_rest(each.argv)
+        program = os.path.basename(words[0]).lstrip("-") if words else ""
+        if program in _BY_PROGRAM:
+            launcher = _BY_PROGRAM[program]
+            return launcher if not through_spawn or launcher == "horovodrun" else None
+        if program.startswith("sshd") and "HOROVOD_RANK" in environ:
+            return "horovodrun"  # its workers on other nodes
+        if _SPAWN in each.argv:
+            through_spawn = True
+        elif program not in _WRAPPERS:
+            return None
+    return None
+
+
+def _program_and_rest(argv: Sequence[str]) -> Sequence[str]:
+    """Return what a process runs and its arguments: of an interpreter, the script or module that it runs."""
+    if not argv or not os.path.basename(argv[0]).startswith("python"):
+        return argv
+    words = [*argv[1:]]
+    while words:
+        word = words.pop(0)
+        if word == "-m" and words:
+            word = words[0]
+        elif word in _WITH_VALUE and words:
+            words.pop(0)
+            continue
+        elif word == "-c":
+            return ()
+        elif word.startswith("-"):
+            continue
+        else:
+            words.insert(0, word)
+        if os.path.basename(words[0]) not in _RUN_OTHERS:
+            return words
+        words.pop(0)
+        while words and words[0] != "-m" and os.path.basename(words[0]) not in _BY_PROGRAM:
+            words.pop(0)
+    return ()
+
+
+def check_options(options: TrainOptions, backend: PlannedBackend, environ: Mapping[str, str], outer: Outer) -> None:
+    """Refuse options that contradict the outer launcher, which decides about sizes, nodes and restarts.
+
+    Raises UsageError.
+    """
+    who = _called(outer)
+    started = f"{who} started this launcher as rank {outer.rank} of {outer.world_size}"
+    way_out = "" if options.dialect.spelling else "; --source flags runs a job of its own here"
+    for field in _CONTRADICT:
+        if getattr(options, field) != _HARMLESS.get(field) and (said := options.who_set(field)) is not None:
+            value: object = getattr(options, field)
+            shown = said if isinstance(value, bool) else f"{said} {printable(_written(value))}"
+            if field == "hosts" and "hosts" not in options.given:  # as drop-ins write a number of workers
+                shown = f"{counted(int(str(value).rpartition(':')[2]), 'worker')}"
+            raise UsageError(
+                f"{shown}: {started}, and it runs one worker as {who} has planned it",
+                hint=f"give it to {who}, or leave it out{way_out}",
+            )
+    if isinstance(options, TorchrunOptions) and options.workers != 1:
+        raise UsageError(
+            f"--nproc-per-node {options.workers}: {started}, and it runs one worker as {who} has planned it",
+            hint=f"give it to {who}, or leave it out",
+        )
+    needed = _BACKEND_NEEDS.get(backend.name)
+    if backend.name == "ray" or (needed is not None and needed not in environ):
+        raise UsageError(
+            f"--backend {backend.name}: {started}, and does not give its workers what {backend.name} needs",
+            hint=f"distlaunch train --backend {backend.name} without {who}{way_out}",
+        )
+
+
+def _called(outer: Outer) -> str:
+    return "another distlaunch" if outer.launcher == OURS else outer.launcher
+
+
+def _written(value: object) -> str:
+    return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def one_worker(options: TrainOptions, facts: Facts, outer: Outer) -> Topology:
+    """Give this machine with one worker, which sees the devices that we see."""
+    node = Node(host=facts.hostname, slots=1)
+    if on_cpus(options):
+        hidden = tuple(name for name in (HIP, ROCR) if name in facts.environ)
+        node = replace(node, mask_variable=CUDA, masks=((),), hidden=hidden)
+    notes: tuple[str, ...] = ()
+    if outer.rank == 0:
+        who = _called(outer)
+        note = (
+            f"{who} started this launcher as rank 0 of {outer.world_size}: each launcher runs one worker with the"
+            f" variables of {who}, which also decides about restarts"
+        )
+        notes = (note,)
+    # Under torchrun's name notes are not shown.
+    warns = isinstance(options, TorchrunOptions)
+    return Topology(
+        nodes=(node,),
+        device="cpu",
+        notes=() if warns else notes,
+        warnings=notes if warns else (),
+        source=outer.launcher,
+    )
+
+
+def as_worker(plan: LaunchPlan, options: TrainOptions, facts: Facts, outer: Outer) -> LaunchPlan:
+    """Give the worker the outer launcher's variables unchanged, in place of those that we set for a job of our own."""
+    ours = {*_OWN}
+    if outer.launcher != OURS:
+        ours.update(_OF_THE_JOB)
+    if outer.launcher != OURS or "backend" in options.given:
+        ours.update(_OF_THE_BACKEND)
+    names = OF_OUTER_LAUNCHERS - ours
+    kept = {name: facts.environ[name] for name in names if name in facts.environ}
+
+    def without(env: Mapping[str, str]) -> dict[str, str]:
+        return {name: value for name, value in env.items() if name not in names and name != "OMP_NUM_THREADS"}
+
+    return replace(
+        plan,
+        outer=outer,
+        master_addr=facts.environ.get("MASTER_ADDR"),
+        layout=_of_rank(plan.layout, outer.rank),
+        base_env={**plan.base_env, **kept},
+        env=without(plan.env),
+        nodes=tuple(replace(node, env=without(node.env)) for node in plan.nodes),
+        workers=tuple(replace(worker, env=without(worker.env)) for worker in plan.workers),
+        repeated={},
+        store=False,
+        worker_ports=0,
+        notes=plan.notes if outer.rank == 0 else (),
+    )
+
+
+def _of_rank(layout: Layout, rank: int) -> Layout:
+    """Name the files of the one worker by the rank that it has in the outer launcher's job."""
+    parts = ("folder", "stdout", "stderr", "error", "stacks")
+    return replace(layout, **{part: getattr(layout, part).format(rank=rank) for part in parts})

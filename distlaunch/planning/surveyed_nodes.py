@@ -1,0 +1,321 @@
+"""The nodes of an attempt, composed from what the hosts that are there have told; pure.
+
+Members are numbered: the hosts that are to train first, then spares, then those that were discovered later. The number
+of a host never changes; node ranks are dealt anew for each attempt, in the order of the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from distlaunch.core.errors import ConfigError, NodesError
+from distlaunch.core.model.host_list import name_hosts
+from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import counted, printable
+from distlaunch.core.model.topology import Node, Topology
+from distlaunch.core.protocol.remote import Reached, Survey, Surveyed
+from distlaunch.planning import master_address
+from distlaunch.planning.agreement import ELSEWHERE, Interpreter, NodesDiffer, check_script, interpreter_of
+from distlaunch.planning.backend import PlannedBackend
+from distlaunch.planning.build_plan import (
+    CpuShare,
+    build_plan,
+    command_line,
+    command_target,
+    interpreter_note,
+    working_directory,
+)
+from distlaunch.planning.build_topology import bounds_of, build_topology, left_by_filters, settled_topology, standing_by
+from distlaunch.planning.cpu_binding import pinned_note
+from distlaunch.planning.environment import base_environment, given_environment
+from distlaunch.planning.facts import Facts
+from distlaunch.planning.gpu_masks import trusting
+from distlaunch.planning.hosts.this_host import is_this_machine
+from distlaunch.planning.node_source import Location
+from distlaunch.planning.remote_environment import travelling
+from distlaunch.planning.train_options import TrainOptions
+
+__all__ = ["Composer", "NodesDiffer"]
+
+
+class Composer:
+    """Makes the plan of each attempt from the surveys of the hosts that are there."""
+
+    def __init__(
+        self,
+        options: TrainOptions,
+        facts: Facts,
+        topology: Topology,
+        location: Location,
+        backend: PlannedBackend,
+        *,
+        job_id: str,
+        run_dir: str,
+    ) -> None:
+        self._options, self._facts, self._backend = options, facts, backend
+        self._allocation, self._who = location.allocation, location.who
+        self._job_id, self._run_dir = job_id, run_dir
+        self._local = topology.here is not None
+        here = location.here
+        self._here_name = None if here is None else self._allocation.hosts[here].name
+        self._hosts: tuple[Node, ...] = (*topology.nodes, *topology.spares)
+        self._listed = {node.host for node in self._hosts}
+        self._here = self._find_here()
+        self._training, self._spares = len(topology.nodes), len(topology.spares)
+        self._hosts_of_ranks: tuple[str, ...] = ()
+        self._told: dict[str, set[str]] = {}
+        self._base = base_environment(facts) if options.forward_env else {}
+        self._given = given_environment(options, facts)
+        self._notes = tuple(note for note in topology.notes if note not in topology.told)
+        self._warnings = topology.warnings
+        self._everywhere, with_ours = travelling(self._base)
+        self._with_ours = {name: value for name, value in with_ours.items() if name not in self._given}
+        self._workdir = working_directory(options, facts, local=self._local)
+        self._target = command_target(options, facts, self._workdir, local=self._local)
+
+    # --- who there is
+
+    @property
+    def hosts(self) -> tuple[Node, ...]:
+        """The hosts that may take part, by number."""
+        return self._hosts
+
+    @property
+    def here(self) -> int | None:
+        """The number of this machine; None if it is none of them."""
+        return self._here
+
+    def is_here(self, host: str) -> bool:
+        """Tell whether a host is this machine, also one that was discovered later."""
+        if self._here_name is not None or self._facts.surroundings is None:
+            return host == self._here_name
+        return is_this_machine(host, self._facts.surroundings.identity)
+
+    @property
+    def spares(self) -> int:
+        """How many of the hosts stand by when all are there."""
+        return self._spares
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The fewest and the most nodes of an attempt; equal unless the job is elastic."""
+        bounds = bounds_of(self._allocation, self._options)
+        if bounds is None or bounds[0] == bounds[1]:
+            return self._training, self._training
+        return bounds
+
+    def located(self, run_dir: str, job_id: str) -> Composer:
+        """Take note of where the job's folder is in the end, and of what the job is called."""
+        self._run_dir, self._job_id = run_dir, job_id
+        return self
+
+    def discovered(self, output: str) -> tuple[Node, ...]:
+        """Take the hosts that the command of --discover has printed; give those that may take part now.
+
+        Those that are known keep their numbers, and new ones get the next. Raises ConfigError for what is no list.
+        """
+        from distlaunch.planning.hosts.from_options import discovered_hosts
+
+        options = self._options
+        found = discovered_hosts(output, options.discover or "", options.named("discover"))
+        by_name = {host.name: host for host in found}
+        numbers = {node.host: number for number, node in enumerate(self._hosts)}
+        present = sorted(found, key=lambda host: numbers.get(host.name, len(numbers)))  # sorted() keeps their order
+        if not present:
+            self._listed = set()
+            return ()
+        gone = [host for host in self._allocation.hosts if host.name not in by_name]
+        allocation = replace(self._allocation, hosts=(*present, *gone))
+        here = next((place for place, host in enumerate(present) if self.is_here(host.name)), None)
+        left = [place for place in left_by_filters(allocation, options, self._facts, here=here) if place < len(present)]
+        if len(left) < self.bounds[0] + options.spares:  # too few to train, but they are to be reached all the same
+            nodes = tuple(standing_by(present[place]) for place in left)
+        else:
+            topology = build_topology(allocation, options, self._facts, here=here, present=len(present))
+            nodes = (*topology.nodes, *topology.spares)
+        self._allocation = allocation
+        self._hosts = (*self._hosts, *(node for node in nodes if node.host not in numbers))
+        self._here = self._find_here()
+        self._listed = {node.host for node in nodes}
+        return nodes
+
+    # --- what to ask the nodes, and what becomes of their answers
+
+    def survey(self, serial: int) -> Survey:
+        """Make the question that each of the hosts is asked."""
+        options = self._options
+        python = not options.no_python or options.module
+        setup = options.setup is not None  # which may bring the interpreter, or the program
+        ours = self._facts.python  # also with a program: where it is, our PATH goes as well
+        return Survey(
+            serial=serial,
+            workdir=self._workdir,
+            pythons=(options.python,) if options.python else (ours, ELSEWHERE) if python else (ours,),
+            script="" if options.module or options.no_python else self._target,
+            program="bash" if setup else "" if python else self._target,
+            run_dir=self._run_dir,
+            gpus=options.needs_gpus,
+            topology=options.bind != "none",
+        )
+
+    def compose(self, surveys: Mapping[int, Surveyed]) -> tuple[tuple[int, ...], LaunchPlan]:
+        """Choose among the hosts that are there, and plan for them; give their numbers by node rank, and the plan.
+
+        Raises NodesError if there are too few, ConfigError for what cannot be done, NodesDiffer for other scripts.
+        """
+        members = self._chosen(surveys)
+        options, chosen = self._options, {number: surveys[number] for number in members}
+        places = {host.name: place for place, host in enumerate(self._allocation.hosts)}
+        place_of = {number: places[self._hosts[number].host] for number in members}
+        here = None if self._here is None else places.get(self._hosts[self._here].host)
+        known: dict[int, Facts] = {}
+        notes: dict[str, list[str]] = {}
+        for number, surveyed in chosen.items():
+            place, host = place_of[number], self._hosts[number].host
+            facts, note = trusting(_facts_of(surveyed, host), self._allocation, here=place, who=self._who)
+            known[place] = facts
+            for each in (note, pinned_note(surveyed.cpus, "the agent")):
+                if each is not None:
+                    notes.setdefault(each, []).append(host)
+        try:
+            topology = settled_topology(self._allocation, options, known, [place_of[n] for n in members], here=here)
+        except ConfigError as exc:
+            if members == tuple(range(self._training)):
+                raise
+            raise NodesError(exc.message, hint=exc.hint) from exc  # all that were planned with would do
+        numbers = {self._hosts[number].host: number for number in members}
+        members = tuple(numbers[node.host] for node in topology.nodes)
+        if not options.module and not options.no_python:
+            hashes = {number: surveys[number].script_sha256 for number in members}
+            check_script(self._target, self._workdir, hashes, [node.host for node in self._hosts], self._here)
+        if len(members) > 1 and options.interface is not None:
+            for number in members:
+                master_address.addresses(
+                    surveys[number], self._hosts[number].host, interface=options.interface, given=None
+                )
+        interpreters = [interpreter_of(options, self._facts.python, surveys[number]) for number in members]
+        python = interpreters[0].python
+        news = [f"{name_hosts(new)}: {note}" for note, hosts in notes.items() if (new := self._news(note, hosts))]
+        spare = [self._hosts[number] for number in sorted(surveys.keys() - set(members))]
+        said = [*self._notes, *topology.notes, *news, *self._of_interpreters(members, interpreters)]
+        topology = replace(
+            topology,
+            nodes=tuple(self._node(*each, python) for each in zip(topology.nodes, interpreters, strict=True)),
+            bounds=self.bounds if self.bounds[0] < self.bounds[1] else None,
+            spares=tuple(spare),
+            notes=tuple(said),
+            warnings=(*self._warnings, *topology.warnings),
+        )
+        self._hosts_of_ranks = tuple(node.host for node in topology.nodes)
+        plan = build_plan(
+            options,
+            replace(self._facts, python=python),
+            topology,
+            self._backend,
+            job_id=self._job_id,
+            run_dir=self._run_dir,
+            local=self._local,
+            base=self._everywhere,
+            shares=[CpuShare(cpus=surveys[n].cpus, granted=self._granted(n, surveys[n])) for n in members],
+        )
+        return members, plan
+
+    def addresses(self, surveyed: Surveyed, host: str, *, of_scheduler: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return where the master may be reached, best first, from its survey and its name in the list of hosts.
+
+        ``of_scheduler``: the addresses by which the scheduler reaches it.
+        """
+        options = self._options
+        found = master_address.addresses(
+            surveyed,
+            host,
+            interface=options.interface,
+            given=options.master_addr,
+            of_scheduler=of_scheduler,
+        )
+        return master_address.usable_by(self._backend, found, host)
+
+    def meet(self, surveys: Sequence[Surveyed], reached: Mapping[int, Reached]) -> master_address.Meeting:
+        """Settle where the nodes of an attempt meet, from their answers by node rank. Raises LaunchError."""
+        names = self._hosts_of_ranks
+        hosts = names if len(names) == len(surveys) else tuple(each.hostname for each in surveys)
+        found = master_address.meet(
+            surveys,
+            reached,
+            tried=self.addresses(surveys[0], hosts[0]),
+            hosts=hosts,
+            interface=self._options.interface,
+            set_by_user={**self._base, **self._given},
+            nccl=any(each.gpus.gpus for each in surveys),
+        )
+        self._backend.check_meeting(surveys, hosts)
+        return found
+
+    # --- parts
+
+    def _find_here(self) -> int | None:
+        return next((number for number, node in enumerate(self._hosts) if self.is_here(node.host)), None)
+
+    def _chosen(self, surveys: Mapping[int, Surveyed]) -> tuple[int, ...]:
+        """Choose as many of those that are there as there are to be nodes, in the order of their numbers."""
+        fewest, most = self.bounds
+        there = [number for number in sorted(surveys) if self._hosts[number].host in self._listed]
+        wanted = max(fewest, min(most, len(self._listed) - self._options.spares))
+        if len(there) < fewest:
+            missing = [node.host for number, node in enumerate(self._hosts) if number not in surveys]
+            away = f": {name_hosts(missing)} {'is' if len(missing) == 1 else 'are'} not there" if missing else ""
+            raise NodesError(f"{counted(len(there), 'node')} of the {fewest:,} that are needed{away}")
+        return tuple(there[:wanted])
+
+    def _granted(self, number: int, surveyed: Surveyed) -> int | None:
+        """Give the CPUs that a scheduler grants on a node; of this machine, its variables have told it to us."""
+        return (
+            self._allocation.cpus if surveyed.granted_cpus is None and number == self._here else surveyed.granted_cpus
+        )
+
+    def _of_interpreters(self, members: Sequence[int], interpreters: Sequence[Interpreter]) -> list[str]:
+        """Say once which interpreters run the workers, where they are not all ours."""
+        options, ours = self._options, self._facts.python
+        if options.no_python or options.python is not None:
+            return []
+        by_python: dict[str, list[str]] = {}
+        for number, each in zip(members, interpreters, strict=True):
+            by_python.setdefault(each.python, []).append(self._hosts[number].host)
+        if list(by_python) == [ours]:
+            told = interpreter_note(options, self._facts.environ, self._facts.python)
+            return [] if told is None else [told]
+        new = {python: self._news(python, hosts) for python, hosts in by_python.items()}
+        kinds = [f"{printable(python)} on {name_hosts(hosts)}" for python, hosts in new.items() if hosts]
+        how = "what --setup brings, " if options.setup is not None else ""
+        why = f"ours, {printable(ours)}, is not everywhere; see --python"
+        return [f"workers run {how}{', '.join(kinds)}: {why}"] if kinds else []
+
+    def _news(self, note: str, hosts: Sequence[str]) -> list[str]:
+        """Give of these hosts those of which the user has not heard this yet."""
+        known = self._told.setdefault(note, set())
+        new = [host for host in hosts if host not in known]
+        known.update(new)
+        return new
+
+    def _node(self, node: Node, mine: Interpreter, common: str) -> Node:
+        """Add what the workers of a node have for themselves: their interpreter, and what goes where ours is."""
+        same = mine.python == common or self._options.no_python
+        own = None if same else command_line(self._options, mine.python, self._target, self._backend)
+        if own is None and not mine.with_ours:
+            return node
+        return replace(node, argv=own, env=self._with_ours if mine.with_ours else {})
+
+
+def _facts_of(surveyed: Surveyed, host: str) -> Facts:
+    return Facts(
+        environ=surveyed.environ,
+        cwd="",
+        hostname=host,
+        python=surveyed.python or "",
+        cpus=surveyed.cpus,
+        gpus=surveyed.gpus,
+        paths={},
+        texts={},
+        programs={},
+    )

@@ -1,0 +1,42 @@
+"""What the launchers of one job may tell each other: numbers, names and addresses in bounds; pure."""
+
+from __future__ import annotations
+
+from distlaunch.core.errors import ProtocolError
+from distlaunch.core.protocol import launcher_messages as p
+
+MOST_SLOTS = 1 << 12
+"""Workers of one launcher."""
+_MOST_NODES = 1 << 17
+_LONGEST_NAME = 255
+
+
+def is_address(text: str) -> bool:
+    """Tell whether a text can be a host's name, or its address."""
+    plain = all(char.isascii() and (char.isalnum() or char in "._-:%") for char in text)
+    return plain and 0 < len(text) <= _LONGEST_NAME and not text.startswith("-")
+
+
+def _is_place(text: str) -> bool:
+    """Tell whether a text can be ``HOST:PORT``, with brackets around an address that has colons."""
+    host, _, port = text.rpartition(":")
+    numeric = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) <= 65535
+    return numeric and is_address(host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host)
+
+
+def check_start(told: p.Commence, *, nodes: tuple[int, int]) -> None:
+    """Refuse a start that no coordinator of ours sends. ``nodes``: the fewest and the most. Raises ProtocolError."""
+    count, (fewest, most) = len(told.hosts), nodes
+    sane = (
+        fewest <= count <= min(most, _MOST_NODES)
+        and len(told.slots) == count
+        and 0 <= told.node_rank < count
+        and all(0 < slots <= MOST_SLOTS for slots in told.slots)
+        and 0 < told.master_port <= 65535
+        and is_address(told.master_addr)
+        and p.may_start(told.attempt, told.restarts)
+        and all(len(host) <= _LONGEST_NAME and host.isprintable() for host in told.hosts)
+        and all(map(_is_place, told.cluster))
+    )
+    if not sane:
+        raise ProtocolError("it sends a start that makes no sense")

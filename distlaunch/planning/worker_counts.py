@@ -1,0 +1,232 @@
+"""How many workers each host of a job runs, from what was asked for and what the hosts take; pure.
+
+Sizes are exact: what is asked for is planned, or it is an error that says what there is. None stands for a number that
+only the node knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.host_list import name_hosts
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import counted, printable
+from distlaunch.planning.allocation import Allocation, Host
+from distlaunch.planning.hosts.include_exclude import Chosen
+from distlaunch.planning.ranks import pack, spread
+from distlaunch.planning.train_options import DropInOptions, TrainOptions, counts_processes, shares_gpus
+
+Bounds = tuple[int, int] | None
+"""How many nodes there are to be, at least and at most; None if that was left open."""
+Counts = Sequence[int | None]
+
+
+class Place(Record):
+    """A host that takes part."""
+
+    chosen: Chosen
+    here: bool
+    """It is the machine that we run on."""
+    room: int | None
+    """How many workers it takes at most; None if only the node knows."""
+    found: bool = False
+    """The room is what the host itself has found, and no list says otherwise: its devices are the better answer."""
+    tasks: int | None = None
+    """How many launchers a scheduler has started there, each for one worker."""
+
+    @property
+    def host(self) -> Host:
+        """What the source says of it."""
+        return self.chosen.host
+
+    @property
+    def whole(self) -> bool:
+        """Tell whether filters left all of its slots."""
+        slots = self.chosen.slots
+        return not self.chosen.without and (slots is None or len(slots) == self.host.slots)
+
+
+class Request(Record):
+    """What was asked for, of which nodes."""
+
+    allocation: Allocation
+    options: TrainOptions
+    bounds: Bounds
+
+    @property
+    def by_user(self) -> bool:
+        """Tell whether the user named the hosts."""
+        return self.allocation.by_user
+
+    @property
+    def total(self) -> int | None:
+        """The workers asked for in all; ``auto`` stands for all that there is room for."""
+        gpus = None if self.options.num_gpus == "auto" else self.options.num_gpus
+        return gpus if self.options.num_procs is None else self.options.num_procs
+
+    @property
+    def per_node(self) -> int | None:
+        """The workers asked for on each node."""
+        gpus = self.options.gpus_per_node
+        return gpus if gpus is not None else self.options.procs_per_node
+
+    @property
+    def total_name(self) -> str:
+        """The option for the total."""
+        return "--num-procs" if counts_processes(self.options) else "--num-gpus"
+
+    @property
+    def each_name(self) -> str:
+        """The option for each node."""
+        return "--procs-per-node" if counts_processes(self.options) else "--gpus-per-node"
+
+
+def workers_of(places: Sequence[Place], request: Request) -> Counts:
+    """Return the workers of each host, 0 for one that is not needed. Raises ConfigError if there is not enough."""
+    total, per_node = request.total, request.per_node
+    counts: Counts
+    if total is None:
+        counts = [
+            place.room if per_node is None else _exactly(per_node, place, request.each_name, request)
+            for place in places
+        ]
+    elif per_node is not None:
+        counts = _total_and_each(total, per_node, places, request)
+    elif request.bounds is not None or len(places) == 1:
+        counts = _shares(total, places, request)
+    else:
+        counts = _dealt(total, places, request)
+    if request.allocation.part == "worker":
+        _check_tasks(places, counts, request)
+    return counts
+
+
+def names_of(hosts: Sequence[Host]) -> str:
+    """Write hosts for a message, short."""
+    return name_hosts(host.name for host in hosts)
+
+
+class Idle(Record):
+    """What to say of hosts that get no worker."""
+
+    text: str
+    by_mistake: bool
+    """The user probably wanted workers on them."""
+
+
+def about_idle(places: Sequence[Place], counts: Counts, request: Request) -> Idle:
+    """Word that hosts get no worker. Raises ConfigError if a scheduler granted them and nobody gave them up."""
+    total = request.total or 0
+    size = f"{request.total_name} {total}"
+    among = len(places)
+    idle = [place.host for place, count in zip(places, counts, strict=True) if count == 0]
+    if not request.by_user and request.bounds is None:
+        each = str(total // among) if total % among == 0 else "N"
+        raise ConfigError(
+            f"{size} would leave {len(idle)} of the {among} nodes idle that"
+            f" {printable(request.allocation.source)} granted: {names_of(idle)}",
+            hint=f"{request.each_name} {each} runs workers on every node, --num-nodes 1 on one alone",
+        )
+    # Other launchers' own words for a total mean it.
+    meant = request.bounds is not None or request.per_node is not None or isinstance(request.options, DropInOptions)
+    if meant:
+        return Idle(text=f"not needed for {size}: {names_of(idle)}", by_mistake=False)
+    verb = "gets" if len(idle) == 1 else "get"
+    if all(place.room is None or place.room >= total for place in places):
+        instead = f"{request.each_name} {total} starts {total} on each host"
+    else:
+        instead = f"without {request.total_name} all slots are used"
+    return Idle(text=f"{size} is for the whole job, so {names_of(idle)} {verb} no worker; {instead}", by_mistake=True)
+
+
+def _exactly(count: int, place: Place, said: str, request: Request) -> int:
+    """Return the number, if the host takes so many. Raises ConfigError."""
+    room = place.room
+    # What a scheduler counts limits no workers on CPUs; what the user took away by a filter does.
+    free = counts_processes(request.options) and not request.by_user and (place.whole or shares_gpus(request.options))
+    if room is None or room >= count or free or place.found:
+        return count
+    raise ConfigError(
+        f"{said} {count}: {printable(place.host.name)} has only {counted(room, 'slot')}",
+        hint="ask for less, or name more slots (HOST:SLOTS)"
+        if request.by_user
+        else "ask for less, or for CPU workers: --procs-per-node N",
+    )
+
+
+def _total_and_each(total: int, per_node: int, places: Sequence[Place], request: Request) -> Counts:
+    """Take total and size per node together: they say the number of nodes."""
+    names = f"{request.total_name} {total} and {request.each_name} {per_node}"
+    nodes, rest = divmod(total, per_node)
+    if rest:
+        raise ConfigError(f"{names}: {total} is no multiple of {per_node}", hint="give one of the two")
+    if nodes > len(places) or (request.bounds is not None and nodes != len(places)):
+        said = f"{names} make {counted(nodes, 'node')}, but there are {len(places)}"
+        raise ConfigError(said, hint="give one of the two")
+    each = [_exactly(per_node, place, request.each_name, request) for place in places[:nodes]]
+    return [*each, *[0] * (len(places) - nodes)]
+
+
+def _shares(total: int, places: Sequence[Place], request: Request) -> Counts:
+    """Divide the total evenly among a number of nodes that is fixed."""
+    name, each_name, bounds = request.total_name, request.each_name, request.bounds
+    if bounds is not None and bounds[0] < bounds[1]:
+        raise ConfigError(
+            f"{name} {total} is a total, but there may be {bounds[0]} to {bounds[1]} nodes",
+            hint=f"say how many each node has: {each_name} N",
+        )
+    each, rest = divmod(total, len(places))
+    if rest:
+        raise ConfigError(
+            f"{name} {total} cannot be divided evenly among {counted(len(places), 'node')}",
+            hint=f"give a multiple of {len(places)}, or leave --num-nodes out",
+        )
+    said = f"{name} {total}, and so {each_name}" if len(places) > 1 else name
+    return [_exactly(each, place, said, request) for place in places]
+
+
+def _dealt(total: int, places: Sequence[Place], request: Request) -> Counts:
+    """Pack the total onto the hosts, or spread it over them."""
+    name, each_name = request.total_name, request.each_name
+    rooms = [place.room for place in places]
+    enough = _enough(rooms, total)
+    unknown = next((place for place in places if place.room is None), None)
+    if unknown is not None and (request.options.spread or not enough):
+        each = "N" if total % len(places) else str(total // len(places))
+        raise ConfigError(
+            f"{name} {total}: how many workers {printable(unknown.host.name)} takes is not known here",
+            hint=f"say how many each node has: {each_name} {each}, or HOST:SLOTS",
+        )
+    known = [room or 0 for room in rooms]
+    if not enough:
+        hosts = [place.host for place in places]
+        raise ConfigError(
+            f"{name} {total}: there are only {counted(sum(known), 'slot')} on {counted(len(hosts), 'host')},"
+            f" {names_of(hosts)}",
+            hint=f"ask for less, or leave {name} out to use all",
+        )
+    return spread(total, known) if request.options.spread else pack(total, known)
+
+
+def _enough(rooms: Counts, total: int) -> bool:
+    """Tell whether there is room for the total before the first host of which that is not known."""
+    left = total
+    for room in rooms:
+        if left <= 0 or room is None:
+            break
+        left -= room
+    return left <= 0
+
+
+def _check_tasks(places: Sequence[Place], counts: Counts, request: Request) -> None:
+    """Hold the request against the tasks that a scheduler has started already. Raises ConfigError."""
+    for place, count in zip(places, counts, strict=True):
+        tasks = place.tasks
+        if tasks is not None and count is not None and count != tasks:
+            size = request.total_name if request.total is not None else request.each_name
+            raise ConfigError(
+                f"{size} gives {printable(place.host.name)} {counted(count, 'worker')}, but {counted(tasks, 'task')}"
+                " run there already, each with a launcher of its own",
+                hint="leave the size out, or start one launcher a node (srun --ntasks-per-node=1, mpirun -N 1)",
+            )

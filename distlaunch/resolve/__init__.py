@@ -1,1 +1,0 @@
-"""Facts -> Topology -> LaunchPlan, all pure: the same facts always give the same plan."""

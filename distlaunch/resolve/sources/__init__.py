@@ -1,1 +1,0 @@
-"""Where a topology can come from, one module each."""

@@ -1,0 +1,1 @@
+"""How the coordinator reaches an agent: child process, SSH, Slurm, Ray, TCP."""

@@ -1,0 +1,234 @@
+"""From a login shell to a greeting agent, over whatever carries bytes.
+
+The node needs ``/bin/sh`` and a Python >= 3.10. The command finds one and gives it ``STUB``, which reads the counted
+zip that is sent at once, and runs the agent from it. Nothing of that is secret: it can be read in the node's /proc.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from distlaunch.core.model.text import printable
+from distlaunch.core.protocol.remote import GREETING
+from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.connection import Link
+from distlaunch.transport.failures import STARTUP_HINT
+
+OLDEST = (3, 10)
+PYTHONS = ("python3", *(f"python3.{minor}" for minor in range(14, OLDEST[1] - 1, -1)),
+            "/usr/bin/python3", "/usr/local/bin/python3")  # fmt: skip
+FLAGS = ("-I", "-S", "-X", "utf8")
+"""Of the agent's interpreter: nothing of the user's or the site's is imported; text is UTF-8 whatever the locale."""
+
+_TOO_OLD, _CUT = 97, 98
+_OLD, _TRIED, _NONE = "distlaunch-old", "distlaunch-tried", "distlaunch-none"
+
+# Lines are joined by "|", as no newline survives csh; double quotes only, no backslash and no exclamation mark.
+# zipimport would read each module twice, once for its file's name alone; collecting garbage while modules are loaded
+# finds none. Together that is a seventh of an agent's start.
+_STUB_LINES = (
+    "import gc,os,sys,zipimport",
+    f'if sys.version_info<{OLDEST}:print("{_OLD}","%d.%d.%d"%sys.version_info[:3]);sys.exit({_TOO_OLD})',
+    'try:f=os.memfd_create("distlaunch")',
+    "except(AttributeError,OSError):import tempfile;t=tempfile.TemporaryFile();f=t.fileno()",
+    "n=int(sys.argv[1])",
+    "while n:",
+    f" b=os.read(0,n) or sys.exit({_CUT});n-=len(b)",
+    " while b:b=b[os.write(f,b):]",
+    "class Z(zipimport.zipimporter):",
+    ' get_filename=lambda s,n:s.archive+"/"+s.prefix+n.split(".")[-1]+("/__init__.py" if s.is_package(n) else ".py")',
+    "sys.path_hooks.insert(0,Z)",
+    'sys.path.insert(0,"/proc/self/fd/%d"%f)',
+    "gc.disable()",
+    "from distlaunch.core.agent.MODULE import main",
+    "main(WORDS,f)",
+)
+
+
+def stub(module: str, words: str) -> str:
+    """Write what ``python -c`` runs, with COUNT and more words as arguments; it reads no byte of stdin beyond COUNT.
+
+    ``module`` is the one of ``core.agent`` whose ``main`` gets ``words``, an expression.
+    """
+    lines = "|".join(_STUB_LINES).replace("MODULE", module).replace("WORDS", words)
+    return f'exec("""{lines}""".replace("|",chr(10)))'
+
+
+STUB = stub("remote", "sys.argv[2]")
+"""For COUNT and WORD: of an agent that speaks over its stdin and stdout."""
+
+# $1 word, $2 count, $3 stub, then interpreters. The shell itself is mute: it would say what it was that was killed.
+# 2: a Python that does not know our flags; 126, 127: it cannot be run.
+_SCRIPT = (
+    'w=$1 c=$2 s=$3 t=:; shift 3; exec 3>&2 2>/dev/null; for p in "$@" '
+    + " ".join(PYTHONS)
+    + '; do q=$(command -v "$p") || continue; '
+    'case $q in /*) ;; *) continue;; esac; test -f "$q" && test -x "$q" || continue; '
+    'case $t in *":$q:"*) continue;; esac; t="$t$q:"; '
+    f'(exec "$q" {" ".join(FLAGS)} -c "$s" "$c" "$w" 2>&3 3>&-); r=$?; '
+    f'case $r in 2|{_TOO_OLD}|126|127) echo "{_TRIED} $r $q";; *) exit $r;; esac; '
+    f"done; echo {_NONE}; exit {_TOO_OLD}"
+)
+
+_MOST_NOISE = 64 << 10
+"""So much of what came before the greeting is kept, the last of it."""
+_ENDLESS = 16 << 20
+"""Who prints more than this before the greeting will not stop."""
+_SIGNALLED = 128
+"""The shell adds this to the number of the signal that killed what it ran."""
+_JOIN_S = 5.0
+_LAST_LINES = 3
+_LONGEST_LINE = 200
+
+_TRIED_LINE = re.compile(rf"^{_TRIED} (\d+) (.*)$")
+_OLD_LINE = re.compile(rf"^{_OLD} ([\d.]+)$")
+
+
+class Stream(Link, Protocol):
+    """A link that has not greeted yet."""
+
+    def unread(self, data: bytes) -> None:
+        """Have ``receive`` give this first, and ``fileno`` be ready for it."""
+
+    def last_words(self) -> bytes:
+        """Give the last of what came on the side: stderr."""
+
+    def forget_words(self) -> None:
+        """Have no last words but those that come from now on."""
+
+    def how_ended(self) -> str:
+        """Say what ``why_closed`` says, without last words."""
+
+
+def remote_command(*, count: int, word: str, pythons: Sequence[str] = ()) -> str:
+    """Write the command for a node's login shell, whichever that is: sh, bash, dash, zsh, csh, tcsh, fish.
+
+    ``pythons`` are interpreters to try before those that every system has; one with characters that some shell would
+    take for its own is left out.
+    """
+    words = (_SCRIPT, "distlaunch", word, str(count), STUB, *(path for path in pythons if is_plain(path)))
+    return "exec /bin/sh -c " + " ".join(f"'{word}'" for word in words)
+
+
+def is_plain(path: str) -> bool:
+    """Tell whether an absolute path can stand between single quotes in every shell."""
+    return path.startswith("/") and path.isprintable() and not any(char in path for char in "'\\!")
+
+
+def start_agent(stream: Stream, code: bytes, word: str, *, until: float, where: str) -> None:
+    """Send the agent's code and skip what comes before its greeting; what follows that is left for ``receive``.
+
+    ``until`` is a time of ``time.monotonic``, ``where`` names the node in messages. Raises Trouble, and the stream is
+    closed then. The code is sent in a thread, as a shell that prints much may not read before it is read from.
+    """
+    sender = threading.Thread(target=_sent, args=(stream, code), name="dl-bootstrap", daemon=True)
+    sender.start()
+    try:
+        _skip_to_greeting(stream, word, until, where)
+    except BaseException:
+        stream.close()  # which ends the sender
+        raise
+    finally:
+        sender.join(_JOIN_S)
+
+
+def _sent(stream: Stream, code: bytes) -> None:
+    try:
+        stream.send(code)
+    except OSError:
+        pass  # the reader sees the end as well, and says what is known of it
+
+
+def _skip_to_greeting(stream: Stream, word: str, until: float, where: str) -> None:
+    # The greeting begins with a newline of its own, for noise that has not ended its line.
+    mark = GREETING + word.encode() + b"\n"
+    noise = b""
+    passed = 0
+    poll = select.poll()
+    poll.register(stream.fileno(), select.POLLIN)
+    while True:
+        data = stream.receive()
+        if data is None:
+            raise _ended(stream, noise, where)
+        searched = noise + data
+        at = searched.find(mark)
+        if at >= 0:
+            if rest := searched[at + len(mark) :]:
+                stream.unread(rest)
+            stream.forget_words()  # a shell's
+            return
+        passed += len(data)
+        noise = searched[-_MOST_NOISE:]
+        if passed > _ENDLESS:
+            raise Trouble(
+                "agent", f"{where} prints without end before the agent starts{quoted_lines(noise)}", passing=False
+            )
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            said = quoted_lines(stream.last_words() or noise)
+            raise Trouble("agent", f"the agent has not started in time{said}", hint=None if said else STARTUP_HINT)
+        if not data:
+            poll.poll(left_s * 1000 + 1)
+
+
+def _ended(stream: Stream, noise: bytes, where: str) -> Trouble:
+    """Say why a login shell or an agent has ended without a greeting."""
+    words = stream.last_words()
+    lines = noise.decode(errors="replace").splitlines()
+    if _NONE in lines:
+        return _no_python(lines, where)
+    last = words if words.strip() else noise
+    how = stream.how_ended()
+    if b"Traceback (most recent call last)" in words:
+        return Trouble("agent", f"the agent has failed to start: {how}{quoted_lines(last)}", passing=False)
+    return Trouble(
+        "agent", f"the login ended before the agent could start: {how}{quoted_lines(last)}", passing=_was_cut(how)
+    )
+
+
+def _was_cut(how: str) -> bool:
+    """Tell whether it was ended from outside: the connection broke, or it was killed (128 and the signal's number)."""
+    status = re.search(r"status (\d+)", how)
+    return status is None or int(status[1]) > _SIGNALLED
+
+
+def _no_python(lines: list[str], where: str) -> Trouble:
+    floor = ".".join(map(str, OLDEST))
+    found: list[str] = []
+    version = None
+    for line in lines:
+        if old := _OLD_LINE.match(line):
+            version = old[1]
+        elif tried := _TRIED_LINE.match(line):
+            status, path = int(tried[1]), printable(tried[2])
+            if status == _TOO_OLD and version is not None:
+                found.append(f"Python {version} ({path})")
+            elif status == 2:
+                found.append(f"a Python before 3.4 ({path})")
+            else:
+                found.append(f"{path}, which cannot be run")
+            version = None
+    has = f"{where} has {_listed(found)}" if found else f"{where} has no Python on its PATH"
+    return Trouble(
+        "python",
+        f"{has}; the agent needs {floor} or newer",
+        hint="--python PATH names one that a PATH without login files misses; "
+        "what `module load` gives has to be in .bashrc, or its path has to be named",
+        passing=False,
+    )
+
+
+def _listed(found: list[str]) -> str:
+    return found[0] if len(found) == 1 else ", ".join(found[:-1]) + " and " + found[-1]
+
+
+def quoted_lines(said: bytes, most: int = _LAST_LINES) -> str:
+    """Show the last lines of something behind a colon, printable and short; nothing if there are none."""
+    lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
+    shown = [printable(line[:_LONGEST_LINE]) for line in lines if line and not line.startswith("distlaunch-")]
+    return ": " + " / ".join(shown[-most:]) if shown else ""

@@ -1,0 +1,256 @@
+"""Child processes with a stream: the user's ssh, a ProxyCommand, the agent of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from distlaunch.transport.cleanup import bury
+
+_CHUNK = 1 << 16
+_MOST_WORDS = 16 << 10
+_REAP_S = 0.5
+"""What KILL takes on a busy machine, and the next in line may wait."""
+_GUARD = '; ({ read -r _ <&3; kill -9 0; } </dev/null >/dev/null 2>&1 &); exec 3<&- "$@"'
+"""A process of the program's own group waits for the leash's end, and kills the group."""
+_LEASH_IS_STDIN = "exec 3<&0 <&1"
+
+_unreaped: list[subprocess.Popen[bytes]] = []
+_reaping = threading.Lock()
+
+
+class Leash:
+    """What carriers hang on: they are killed, with their process groups, when it is closed or we have gone in any way.
+
+    A carrier that waits for the network does not see that its stream has ended; and the kernel's own signal for that,
+    PR_SET_PDEATHSIG, comes when the thread ends that made the child, reaches no grandchild, and none of another user.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends: tuple[int, int] | None = None
+        self._held = 0
+        self.is_closed = False
+
+    def hold(self) -> int:
+        """Give a descriptor for a guard to read, for the caller to close. Raises OSError once the leash is closed."""
+        with self._lock:
+            if self.is_closed:
+                raise OSError("the job is over")
+            if self._ends is None:
+                self._ends = os.pipe()
+            self._held += 1
+            return os.dup(self._ends[0])
+
+    def kill(self, group: int) -> None:
+        """Kill a process group that hangs on it. It may have ended."""
+        with self._lock:
+            # As long as the leash is there, so is the guard, and the group's number nobody else's.
+            if not self.is_closed:
+                with suppress(ProcessLookupError, PermissionError):  # PermissionError: sudo's, which its stream ends
+                    os.killpg(group, signal.SIGKILL)
+
+    def let_go(self) -> None:
+        """Have one less that hangs on it; the last one takes the descriptors with it."""
+        with self._lock:
+            self._held -= 1
+            if not self._held:
+                self._cut()
+
+    def close(self) -> None:
+        """Kill all that hang on it; there will be no more. Does not wait for their end."""
+        with self._lock:
+            self.is_closed = True
+            self._cut()
+
+    def _cut(self) -> None:
+        ends, self._ends = self._ends, None
+        for descriptor in ends or ():
+            os.close(descriptor)
+
+
+class Child:
+    """A program in a session of its own, where a terminal's Ctrl-C does not reach it. Nothing here waits.
+
+    ``leash`` is for a mere carrier of bytes; without one only ``stop`` kills it, and it has to end with its stream.
+    """
+
+    def __init__(self, argv: Sequence[str], *, environ: Mapping[str, str], leash: Leash | None) -> None:
+        """Start it. Raises OSError."""
+        reap()
+        self._leash = leash
+        self._said = bytearray()
+        self._closed = False
+        words = list(argv)
+        if leash is not None:
+            _check(words[0], environ)
+            words = guarded(words, _LEASH_IS_STDIN)
+        held = None if leash is None else leash.hold()
+        try:
+            self.stream, self._words, self._process = _started(words, environ, held)
+        except BaseException:
+            if leash is not None:
+                leash.let_go()
+            raise
+        finally:
+            if held is not None:
+                os.close(held)
+
+    @property
+    def words_end(self) -> int:
+        """Give the descriptor that is readable when there is more on stderr, or its end; -1 after that."""
+        return self._words
+
+    def said(self) -> bytes:
+        """Give the last of what it wrote to stderr."""
+        while self._words >= 0:
+            try:
+                words = os.read(self._words, _CHUNK)
+            except BlockingIOError:
+                break
+            self._said += words
+            del self._said[:-_MOST_WORDS]
+            if not words:
+                self._close_words()
+        return bytes(self._said)
+
+    def forget(self) -> None:
+        """Have said nothing so far."""
+        self.said()
+        self._said.clear()
+
+    def returncode(self, within_s: float = 0.0) -> int | None:
+        """Give how it ended, waiting so long for that; None if it has not."""
+        try:
+            return self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def stop(self, within_s: float) -> None:
+        """Ask it to end, by TERM, and kill it if it has not within so long."""
+        self._process.terminate()
+        if self.returncode(within_s) is None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """Kill it if it hangs on a leash, with all of its group; keep what it has said. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        self.said()
+        if self._leash is not None:
+            self._leash.kill(self._process.pid)
+            self._leash.let_go()
+        self._close_words()
+        if self._process.poll() is not None:
+            return
+        if self._leash is None:
+            self._leave()
+        else:
+            bury(self._collect)
+
+    def _collect(self) -> None:
+        if self.returncode(_REAP_S) is None:
+            self._leave()
+
+    def _leave(self) -> None:
+        with _reaping:
+            _unreaped.append(self._process)
+
+    def _close_words(self) -> None:
+        words, self._words = self._words, -1
+        if words >= 0:
+            os.close(words)
+
+
+def _started(
+    argv: Sequence[str], environ: Mapping[str, str], stdin: int | None
+) -> tuple[socket.socket, int, subprocess.Popen[bytes]]:
+    """Give our end of the stream, our end of stderr, and the process; its stdin is the stream unless it is given."""
+    ours, theirs = socket.socketpair()
+    words, their_words = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(their_words, True)
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=theirs.fileno() if stdin is None else stdin,
+            stdout=theirs.fileno(),
+            stderr=their_words,
+            env=dict(environ),
+            start_new_session=True,
+        )
+    except BaseException:
+        ours.close()
+        os.close(words)
+        raise
+    finally:
+        theirs.close()
+        os.close(their_words)
+    return ours, words, process
+
+
+class Question:
+    """A program that is asked something, and runs beside us until its answer is wanted. Nothing of it outlives us."""
+
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Start it. Raises OSError."""
+        self._child = Child(argv, environ=environ, leash=Leash())
+        self._child.stream.shutdown(socket.SHUT_WR)
+
+    def answer(self, *, within_s: float) -> tuple[int, bytes, bytes]:
+        """Give its exit code, stdout, and the last of stderr; nothing of it is left then. To be called once.
+
+        Raises OSError, TimeoutError.
+        """
+        deadline = time.monotonic() + within_s
+        child = self._child
+        try:
+            answer = bytearray()
+            while True:
+                child.stream.settimeout(max(0.001, deadline - time.monotonic()))
+                data = child.stream.recv(_CHUNK)
+                child.said()
+                if not data:
+                    break
+                answer += data
+            code = child.returncode(max(0.0, deadline - time.monotonic()))
+            if code is None:
+                raise TimeoutError
+            return code, bytes(answer), child.said()
+        finally:
+            child.close()
+            child.stream.close()
+
+
+def ask(argv: Sequence[str], environ: Mapping[str, str], *, within_s: float) -> tuple[int, bytes, bytes]:
+    """Run a program that is asked something; give its exit code, stdout, and the last of stderr.
+
+    Nothing of it outlives that, or us. Raises OSError, TimeoutError.
+    """
+    return Question(argv, environ).answer(within_s=within_s)
+
+
+def guarded(argv: Sequence[str], to_three: str) -> list[str]:
+    """Write the command of a program that hangs on a leash; ``to_three``: shell that makes descriptor 3 of it."""
+    return ["/bin/sh", "-c", to_three + _GUARD, "sh", *argv]
+
+
+def reap() -> None:
+    """Collect the children that have ended since they were closed: agents, after their workers."""
+    with _reaping:
+        _unreaped[:] = [process for process in _unreaped if process.poll() is None]
+
+
+def _check(program: str, environ: Mapping[str, str]) -> None:
+    """Raise OSError where a program cannot be run, which a shell would only say on stderr."""
+    if shutil.which(program, path=environ.get("PATH", os.defpath)) is None:
+        if os.path.exists(program) and "/" in program:
+            raise PermissionError(13, os.strerror(13), program)
+        raise FileNotFoundError(2, os.strerror(2), program)

@@ -1,0 +1,89 @@
+"""Munge, by which processes of one user on the nodes of a cluster know each other.
+
+Sources: munge(1), unmunge(1), and munge 0.5.15 on a real system: of a credential that was opened before, or is too old,
+unmunge tells that by its exit code and still prints what was sealed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+_ASK_S = 5.0
+_OPENED = (0, 15, 17)
+"""Of unmunge: success, expired, replayed. What is sealed is a key, so neither harms."""
+_SOCKET = re.compile(r"^\s*AuthInfo\s*=\s*(?:[^#\n]*,)?\s*socket=([^\s,#]+)", re.IGNORECASE | re.MULTILINE)
+_CONF = "/etc/slurm/slurm.conf"
+_MOST_CONF = 1 << 20
+_REAL_UID = re.compile(rb"^UID:\s+(\d+)\s*$", re.MULTILINE)
+
+
+class MungeCommand:
+    """The commands of munge. ``socket`` is its daemon's, if that is not the usual one."""
+
+    def __init__(self, environ: Mapping[str, str], socket: str | None) -> None:
+        self._environ = dict(environ)
+        self._socket = [] if socket is None else ["--socket", socket]
+
+    def seal(self, key: str) -> str:
+        """Return a credential that only our own user can open; see ``keys.Munge``."""
+        argv = ["munge", *self._socket, "--restrict-uid", str(os.geteuid())]
+        code, output, errors = self._run(argv, key.encode())
+        if code:
+            raise OSError(_last_line(errors) or f"munge ended with {code}")
+        return output.decode("ascii", "replace").strip()
+
+    def open(self, credential: str) -> str:
+        """Return what our own user has sealed; see ``keys.Munge``."""
+        argv = ["unmunge", *self._socket, "--keys", "STATUS,UID", "--numeric"]
+        code, output, errors = self._run(argv, credential.encode("ascii", "replace"))
+        about, _, key = output.partition(b"\n\n")
+        if code not in _OPENED:
+            raise OSError(_last_line(errors) or f"unmunge ended with {code}")
+        owner = _REAL_UID.search(about)
+        if owner is None or int(owner[1]) != os.geteuid():
+            raise OSError("the credential is another user's")
+        return key.decode("ascii", "replace")
+
+    def works(self) -> bool:
+        """Return whether the commands are there, and the daemon answers."""
+        if any(shutil.which(name, path=self._environ.get("PATH")) is None for name in ("munge", "unmunge")):
+            return False
+        try:
+            self.seal("0")
+        except OSError:
+            return False
+        return True
+
+    def _run(self, argv: Sequence[str], data: bytes) -> tuple[int, bytes, bytes]:
+        try:
+            done = subprocess.run(
+                list(argv), input=data, capture_output=True, env=self._environ, timeout=_ASK_S, check=False
+            )
+        except subprocess.TimeoutExpired as exc:
+            raise OSError(f"{argv[0]} did not answer within {_ASK_S:.0f} s") from exc
+        return done.returncode, done.stdout, done.stderr
+
+
+def find_munge(environ: Mapping[str, str]) -> MungeCommand | None:
+    """Return munge as Slurm uses it here; None if it cannot be used."""
+    munge = MungeCommand(environ, _socket_of(environ))
+    return munge if munge.works() else None
+
+
+def _socket_of(environ: Mapping[str, str]) -> str | None:
+    """Return the socket that slurm.conf names for munge, if it names one."""
+    try:
+        with open(environ.get("SLURM_CONF") or _CONF, encoding="utf-8", errors="replace") as file:
+            found = _SOCKET.search(file.read(_MOST_CONF))
+    except OSError:
+        return None
+    return None if found is None else found[1]
+
+
+def _last_line(said: bytes) -> str:
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1][:200] if lines else ""

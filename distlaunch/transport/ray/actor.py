@@ -1,0 +1,102 @@
+"""An actor of Ray's on a node. It goes there by value, and so has nothing but standard library."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+
+class Seat:
+    """An actor in a bundle: it tells which GPUs it has there, and may start the node's agent and speak for it."""
+
+    def __init__(self) -> None:
+        self._agent: Any = None
+        self._words = b""
+        self._rest = b""
+
+    def devices(self) -> tuple[str, list[str]]:
+        """Give the id of the node, and the GPUs of this bundle, as a mask names them."""
+        import ray
+
+        context = ray.get_runtime_context()
+        return context.get_node_id(), [str(each) for each in context.get_accelerator_ids().get("GPU", ())]
+
+    def start(self, words: list[str], code: bytes, greeting: bytes, mask: list[str], within_s: float) -> str | None:
+        """Start the agent and wait for its greeting; give what is wrong, if something is."""
+        # Ray counts the threads of libraries by the CPUs of this very actor.
+        environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environ.get("PATH", os.defpath)
+        if mask:
+            names = [name for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if name in environ]
+            environ.update(dict.fromkeys(names or ["CUDA_VISIBLE_DEVICES"], ",".join(mask)))
+        pipe = subprocess.PIPE
+        self._agent = subprocess.Popen(
+            [sys.executable, *words], stdin=pipe, stdout=pipe, stderr=pipe, env=environ, start_new_session=True
+        )
+        threading.Thread(target=self._hear, daemon=True).start()
+        threading.Thread(target=self._feed, args=(code,), daemon=True).start()
+        until = time.monotonic() + within_s
+        said = b""
+        while (at := said.find(greeting)) < 0:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return "the agent has not started in time"
+            data = self.read(1 << 16, min(left_s, 1.0))
+            if data is None:
+                return f"the agent has failed to start: {self.how_ended()}"
+            said += data
+        self._rest = said[at + len(greeting) :]
+        return None
+
+    def _feed(self, code: bytes) -> None:
+        with suppress(OSError):  # the reader sees the end
+            self.write(code)
+
+    def _hear(self) -> None:
+        """Read its stderr, and keep the last of it."""
+        while data := os.read(self._agent.stderr.fileno(), 1 << 16):
+            self._words = (self._words + data)[-4096:]
+        self._agent.wait()  # nothing of it stays then
+
+    def read(self, most: int, within_s: float) -> bytes | None:
+        """Give what has come of the agent, nothing if that takes too long; None at the end."""
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            return rest
+        stream = self._agent.stdout.fileno()
+        poll = select.poll()
+        poll.register(stream, select.POLLIN)
+        if not poll.poll(within_s * 1000):
+            return b""
+        return os.read(stream, most) or None
+
+    def write(self, data: bytes) -> None:
+        """Send all of it to the agent. Raises OSError."""
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._agent.stdin.fileno(), left) :]
+
+    def how_ended(self) -> str:
+        """Say how the agent has ended, as a clause."""
+        try:
+            code = self._agent.wait(2.0)
+        except subprocess.TimeoutExpired:
+            return "it closed its output"
+        how = f"it was killed by signal {-code}" if code < 0 else f"it ended with status {code}"
+        lines = [line.strip() for line in self._words.decode(errors="replace").splitlines() if line.strip()]
+        return how + (f": {lines[-1][:200]}" if lines else "")
+
+    def stop(self, within_s: float) -> None:
+        """Have the agent end, which ends its workers first; wait for that."""
+        if self._agent is None:
+            return
+        with suppress(OSError):
+            self._agent.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._agent.wait(within_s)

@@ -1,0 +1,376 @@
+"""Ray's driver, a process of its own: it has Ray place bundles, and carries bytes to agents.
+
+Beside the launcher, since Ray takes signals, starts threads, and ends the process of a driver whose cluster is lost.
+It speaks lines of JSON over its stdin; with a line that opens a place comes a descriptor, the launcher's end of a link.
+What it says itself goes to stderr. When its stdin ends it gives back all that it has of Ray, bounded, and ends.
+
+For each place, the bundles that Ray has put on one node, the first bundle's actor has the agent as its child: bytes go
+through calls of that actor, so that whoever can reach the cluster needs no way to its nodes (``ray://``), and no node
+needs one to the launcher. Each other bundle with GPUs has an actor that tells which ones they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import math
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from distlaunch.transport.open_files import allow
+from distlaunch.transport.ray import actor, local_cluster
+from distlaunch.transport.ray.capacity import Bundle, Problem, lacking, one_for_each_gpu, said, without_room
+
+_CHUNK = 1 << 20
+_TURN_S = 20.0
+"""How long an actor waits for something to read, before it is asked again."""
+_ANSWER_S = 30.0
+"""How much longer than it may take an answer of an actor is waited for: then Ray does not work."""
+_LOOK_S = 0.5
+_AGENT_ENDS_S = 20.0
+"""Its workers have their grace, then they are killed."""
+_STOPS_S = _AGENT_ENDS_S + 5.0
+_START_S = 5.0
+"""How much longer than the actor itself its start is waited for."""
+_END_S = 10.0
+_REACHED_S = 5.0
+_FILES, _FILES_EACH = 1024, 4
+_CLIENT = "ray://"
+_LAST_S = 3.0
+
+_HINT = "--address HOST:PORT or ray://HOST:10001 names a cluster, --address local starts Ray here"
+
+
+class Driver:
+    """The launcher's hand in the cluster."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._sending = threading.Lock()
+        self._links: list[threading.Thread] = []
+        self._group: Any = None
+        self._places: list[list[int]] = []
+        self._bundles: Sequence[Bundle] = ()
+        self._code: Any = None
+        self._folder: str | None = None
+        self._held = -1
+        self._seated: dict[int, tuple[threading.Event, list[Any]]] = {}
+        """By place: whose actors have a seat there, and whether they have been let go."""
+        self._over = threading.Event()
+        self._is_connected = False
+        self._started, self._has_started = os.pipe()
+
+    def serve(self) -> None:
+        """Do what the launcher says, until it says no more."""
+        pending, descriptors = b"", []
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._started, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if self._started in ready:
+                os.read(self._started, 1)
+                _take_signals()
+            if self._control.fileno() not in ready:
+                continue
+            data, more, _, _ = socket.recv_fds(self._control, 1 << 16, 16)
+            descriptors += more
+            if not data:
+                break
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                asked = json.loads(line)
+                if asked["do"] == "open" and not descriptors:  # more came at once than there is room for
+                    problem = "Ray's driver has no descriptor left for it (ulimit -n)"
+                    self._tell(call=asked["call"], problem=problem, hint=None, passing=True)
+                    continue
+                link = socket.socket(fileno=descriptors.pop(0)) if asked["do"] == "open" else None
+                thread = threading.Thread(target=self._answer, args=(asked, link), daemon=True)
+                if link is not None:
+                    self._links.append(thread)
+                thread.start()
+        self._over.set()
+        self._leave()
+
+    def _tell(self, **said: object) -> None:
+        with self._sending, suppress(OSError):  # the launcher has gone: then the loop sees the end
+            self._control.sendall(json.dumps(said).encode() + b"\n")
+
+    def _answer(self, asked: dict[str, Any], link: socket.socket | None) -> None:
+        call = asked["call"]
+        try:
+            if link is None:
+                self._tell(call=call, places=self._place(asked))
+            else:
+                self._open(asked, link)
+        except Problem as problem:
+            self._tell(call=call, problem=str(problem), hint=problem.hint, passing=problem.passing)
+        except Exception as exc:  # noqa: BLE001 - Ray's are many, and the launcher has to know
+            passing = not isinstance(exc, (ValueError, TypeError))  # Ray's words for what nobody may ask it for
+            self._tell(call=call, problem=said(exc), hint=None, passing=passing)
+        finally:
+            if link is not None:
+                link.close()
+        if link is None:
+            threading.Event().wait()  # what Ray has started here is killed when the thread ends that started it
+
+    # --- placing
+
+    def _place(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
+        """Connect, and have all bundles placed; give the places, in the order of their first bundles."""
+        import ray
+        from ray.util.placement_group import placement_group
+
+        self._connect(asked)
+        os.write(self._has_started, b"x")
+        self._is_connected = True
+        self._tell(call=asked["call"], connected=True)
+        ray.cloudpickle.register_pickle_by_value(actor)  # nodes need not have us
+        self._bundles = asked["bundles"] or one_for_each_gpu(list(self._nodes().values()), asked["each"])
+        allow(_FILES + _FILES_EACH * len(self._bundles))
+        if asked["address"] == "local" and without_room(self._bundles, asked["strategy"], list(self._nodes().values())):
+            raise Problem(self._lacking(asked["strategy"]))  # nobody adds nodes to it
+        self._code = ray.put(base64.b64decode(asked["code"]))
+        self._group = placement_group(self._bundles, strategy=asked["strategy"])
+        until = time.monotonic() + asked["within_s"]
+        told_at = time.monotonic() + asked["quiet_s"]
+        while not self._group.wait(_LOOK_S):
+            now = time.monotonic()
+            if self._over.is_set():
+                raise Problem("the job is over")
+            if now > until:
+                raise Problem(f"within {asked['within_s']:g} s {self._lacking(asked['strategy'])}")
+            if told_at is not None and now > told_at:
+                told_at = None
+                self._tell(call=asked["call"], waiting=self._lacking(asked["strategy"]))
+        nodes = self._nodes()
+        by_node: dict[str, list[int]] = {}
+        for bundle, node in sorted(self._nodes_of_bundles().items()):
+            by_node.setdefault(node, []).append(bundle)
+        self._places = list(by_node.values())
+        return [
+            {"node": node, "host": nodes[node]["NodeManagerHostname"], "address": nodes[node]["NodeManagerAddress"],
+             "bundles": len(bundles)}
+            for node, bundles in by_node.items()
+        ]  # fmt: skip
+
+    def _connect(self, asked: dict[str, Any]) -> None:
+        import ray
+
+        address = asked["address"]
+        host, colon, port = address.removeprefix(_CLIENT).rpartition(":")
+        if colon and "/" not in host:
+            _look_for(host.strip("[]"), port)
+        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+        try:
+            if address != "local":
+                ray.init(address, **quiet)
+                return
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            self._folder, self._held = local_cluster.make_folder(os.environ.get("RAY_TMPDIR"))
+            self._tell(call=asked["call"], folder=self._folder, group=os.getpgrp())
+            total: dict[str, float] = {}
+            for bundle in asked["bundles"] or ():
+                for name, amount in bundle.items():
+                    total[name] = total.get(name, 0) + amount
+            whole = {name: math.ceil(amount) for name, amount in total.items() if name != "GPU"}
+            cpus = max(os.cpu_count() or 1, whole.pop("CPU", 0))
+            given = {"num_cpus": cpus, "_memory": whole.pop("memory", None), "resources": whole}
+            ray.init("local", **given, include_dashboard=False, _temp_dir=self._folder, **quiet)
+        except ConnectionError as exc:
+            text = "no running Ray cluster was found (--address auto)" if address == "auto" else said(exc)
+            raise Problem(text, hint=_HINT, passing=False) from exc
+        except (RuntimeError, ValueError) as exc:
+            raise Problem(said(exc), passing=False) from exc
+
+    def _lacking(self, strategy: str) -> str:
+        import ray
+
+        return lacking(self._bundles, strategy, list(self._nodes().values()), ray.available_resources())
+
+    def _nodes(self) -> dict[str, dict[str, Any]]:
+        import ray
+
+        return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+
+    def _nodes_of_bundles(self) -> dict[int, str]:
+        from ray.util.placement_group import placement_group_table
+
+        return {int(bundle): node for bundle, node in placement_group_table(self._group)["bundles_to_node_id"].items()}
+
+    # --- links
+
+    def _open(self, asked: dict[str, Any], link: socket.socket) -> None:
+        """Start a place's agent, say so, and carry bytes to the end."""
+        until = time.monotonic() + asked["within_s"]
+        bundles = self._places[asked["place"]]
+        self._have_left(asked["place"], asked["within_s"])
+        node = self._wait_for_node(bundles, until)
+        seats = self._seats(bundles)
+        left = threading.Event()
+        self._seated[asked["place"]] = left, seats
+        try:
+            mask = self._mask(seats, until)
+            words, greeting = asked["words"], asked["greeting"].encode()
+            left_s = max(1.0, until - time.monotonic())
+            started = seats[0].start.remote(words, self._code, greeting, mask, left_s)
+            problem = self._get(started, left_s + _START_S)
+            if problem is not None:
+                raise Problem(problem)
+            self._tell(call=asked["call"], opened=node["NodeID"], address=node["NodeManagerAddress"])
+            self._carry(asked["call"], seats[0], link)
+        finally:
+            _let_go(seats)
+            left.set()
+
+    def _have_left(self, place: int, within_s: float) -> None:
+        """Have nobody in a place any more: the launcher has lost who was there, which may hang and keep the bundles."""
+        left, seats = self._seated.get(place, (None, []))
+        if left is not None and not left.wait(min(_AGENT_ENDS_S, within_s / 4)):
+            _let_go(seats)
+
+    def _wait_for_node(self, bundles: list[int], until: float) -> dict[str, Any]:
+        """Wait for the node of a place's bundles, and give it: those of a lost one Ray places again."""
+        while True:
+            alive, placed = self._nodes(), self._nodes_of_bundles()
+            nodes = {placed.get(bundle, "") for bundle in bundles}
+            if nodes <= alive.keys():
+                break
+            if self._over.is_set() or time.monotonic() > until:
+                raise Problem("its node is lost, and Ray has found no other for its workers")
+            time.sleep(_LOOK_S)
+        if len(nodes) > 1:
+            names = ", ".join(sorted(alive[node]["NodeManagerAddress"] for node in nodes))
+            text = f"its node is lost, and Ray has put its workers on {len(nodes)} others ({names})"
+            raise Problem(text, hint="start the job again", passing=False)
+        return alive[nodes.pop()]
+
+    def _seats(self, bundles: list[int]) -> list[Any]:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        made: list[Any] = []
+        for bundle in bundles:
+            wanted = dict(self._bundles[bundle])
+            if made and not wanted.get("GPU"):
+                continue
+            options = {
+                "num_cpus": wanted.pop("CPU", 0), "num_gpus": wanted.pop("GPU", 0),
+                "memory": int(wanted.pop("memory", 0)) or None, "resources": wanted,
+                "max_concurrency": 8, "max_restarts": 0,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle),
+            }  # fmt: skip
+            made.append(ray.remote(**options)(actor.Seat).remote())
+        return made
+
+    def _mask(self, seats: list[Any], until: float) -> list[str]:
+        told = self._get([seat.devices.remote() for seat in seats], max(1.0, until - time.monotonic()))
+        if len({node for node, _ in told}) > 1:
+            raise Problem("Ray has started its actors on several nodes")
+        return [device for _, devices in told for device in devices]
+
+    def _get(self, asked: Any, within_s: float) -> Any:
+        import ray
+
+        try:
+            return ray.get(asked, timeout=within_s)
+        except ray.exceptions.GetTimeoutError as exc:
+            raise Problem("Ray's actor there does not answer") from exc
+
+    def _carry(self, call: int, seat: Any, link: socket.socket) -> None:
+        up = threading.Thread(target=self._send, args=(seat, link), daemon=True)
+        up.start()
+        try:
+            how = self._receive(seat, link)
+        except Exception as exc:  # noqa: BLE001 - Ray's are many
+            how = f"Ray has lost the actor there: {said(exc)}"
+        self._tell(call=call, ended=how)
+        with suppress(OSError):
+            link.shutdown(socket.SHUT_RD)  # for ``up``; its other end sees the end once the launcher has heard how
+        up.join(_STOPS_S)
+
+    def _send(self, seat: Any, link: socket.socket) -> None:
+        with suppress(Exception):  # whoever receives tells of it
+            while data := link.recv(_CHUNK):
+                self._get(seat.write.remote(data), _ANSWER_S)
+        with suppress(Exception):  # the launcher has closed the link
+            self._get(seat.stop.remote(_AGENT_ENDS_S), _STOPS_S)
+        _let_go([seat])  # also one that hangs: whoever waits for it hears of its end then
+
+    def _receive(self, seat: Any, link: socket.socket) -> str:
+        """Carry to the launcher what comes; give how the agent has ended."""
+        coming = seat.read.remote(_CHUNK, _TURN_S)
+        while (data := self._get(coming, _TURN_S + _ANSWER_S)) is not None:
+            coming = seat.read.remote(_CHUNK, _TURN_S)
+            try:
+                link.sendall(data)
+            except OSError:  # and ``_send`` has seen it, too
+                return "the link was closed here"
+        return str(self._get(seat.how_ended.remote(), _ANSWER_S))
+
+    # --- the end
+
+    def _leave(self) -> None:
+        """Give everything back."""
+        threading.Timer(_END_S, self._end).start()  # whatever Ray does meanwhile
+        until = time.monotonic() + _LAST_S
+        for thread in self._links:
+            thread.join(max(0.0, until - time.monotonic()))
+        if self._is_connected:  # else Ray may be waiting for a cluster that does not answer
+            import ray
+            from ray.util.placement_group import remove_placement_group
+
+            with suppress(Exception):  # the cluster may have gone; Ray gives back what is a driver's that is gone
+                if self._group is not None:
+                    remove_placement_group(self._group)
+                ray.shutdown()
+        self._end()
+
+    def _end(self) -> None:
+        if self._folder is not None:
+            local_cluster.remove(self._folder, os.getpgrp())
+        os._exit(0)
+
+
+def _look_for(host: str, port: str) -> None:
+    """Connect to a cluster's address, where Ray itself would try for minutes. Raises Problem."""
+    try:
+        socket.create_connection((host, int(port)), _REACHED_S).close()
+    except ValueError as exc:
+        raise Problem(f"--address {host}:{port}: no port", hint=_HINT, passing=False) from exc
+    except OSError as exc:
+        raise Problem(f"nothing is reached at {host}:{port}: {exc.strerror or exc}", hint=_HINT, passing=False) from exc
+
+
+def _let_go(seats: list[Any]) -> None:
+    import ray
+
+    for seat in seats:
+        with suppress(Exception):
+            ray.kill(seat)
+
+
+def _take_signals() -> None:
+    """Leave it to the launcher when this ends; the main thread's, and again after ``ray.init``: Ray takes TERM."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # not ignored: Ray's own processes would inherit that
+
+
+def main() -> None:
+    """Be the driver: stdin is the launcher."""
+    _take_signals()
+    control = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.close(null)
+    Driver(control).serve()

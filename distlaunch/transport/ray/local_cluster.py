@@ -1,0 +1,73 @@
+"""A Ray that was started here: its folder, and the end of its processes, which are one group."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+import time
+from contextlib import suppress
+
+_PREFIX = "dl-ray-"
+_OWNER = "owner"
+_YOUNG_S = 60.0
+"""So old is a folder before it is looked at: its owner may not have said yet that it is there."""
+_KILLED_S = 5.0
+_LOOK_S = 0.05
+
+
+def make_folder(base: str | None) -> tuple[str, int]:
+    """Make Ray's folder, and remove those whose owners are gone; give its name and what its owner holds.
+
+    ``base``: a folder with a short name, as a socket's path may have 107 bytes, and much of that is Ray's own.
+    """
+    folder = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
+    os.chmod(folder, 0o700)  # whatever the umask
+    held = os.open(os.path.join(folder, _OWNER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    _prune(os.path.dirname(folder))
+    return folder, held
+
+
+def _prune(base: str) -> None:
+    with suppress(OSError), os.scandir(base) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIX) and entry.is_dir(follow_symlinks=False):
+                with suppress(OSError):
+                    _remove_left(entry.path, entry.stat(follow_symlinks=False))
+
+
+def _remove_left(folder: str, found: os.stat_result) -> None:
+    if found.st_uid != os.getuid() or time.time() - found.st_mtime < _YOUNG_S:
+        return
+    held = os.open(os.path.join(folder, _OWNER), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(held)
+
+
+def remove(folder: str, group: int) -> None:
+    """Kill what is left of a group, but us, and wait for its end, bounded; then remove the folder."""
+    until = time.monotonic() + _KILLED_S
+    while (left := _members(group)) and time.monotonic() < until:
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_LOOK_S)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _members(group: int) -> list[int]:
+    """List who is of a process group and has not ended, but us."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            if int(fields[2]) == group and fields[0] not in b"ZX" and int(pid) != os.getpid():
+                found.append(int(pid))
+    return found

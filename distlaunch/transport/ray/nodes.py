@@ -1,0 +1,336 @@
+"""Agents on nodes of a Ray cluster, by a driver of Ray's beside us (``ray_driver``)."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+import select
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from distlaunch.core.errors import ConfigError, NodesError
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import ended_how, printable
+from distlaunch.core.protocol.remote import GREETING
+from distlaunch.transport.agentzip import agent_zip
+from distlaunch.transport.bootstrap import FLAGS, STUB, quoted_lines
+from distlaunch.transport.child_process import Child
+from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.connection import Link, Target, Unconnected
+from distlaunch.transport.failures import ConnectFailure
+from distlaunch.transport.ray import local_cluster
+from distlaunch.transport.ray.capacity import without_stamps
+from distlaunch.transport.tcp_connection import TcpLink
+
+_DRIVER = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from distlaunch.transport.ray.driver import main; main()"
+)
+_AGAIN = "start the job again: without it nothing of the cluster can be used"
+_QUIET_S = 5.0
+"""So long may Ray place bundles before the user hears of it."""
+_CONNECT_S = 40.0
+"""What connecting may take: Ray's client gives up after 30 s, the others try for minutes."""
+_START_S = 120.0
+"""What starting Ray may take on a busy machine."""
+_LATER_S = 5.0
+_END_S = 15.0
+_TERM_S = 2.0
+_SEND_S = 30.0
+"""So long may the driver take to hear what it is told."""
+_CHUNK = 1 << 16
+
+
+class Place(Record):
+    """The bundles that Ray has put on one node."""
+
+    host: str
+    """The node's name; with the beginning of its id where several nodes have the same."""
+    node: str
+    """Its id."""
+    bundles: int
+
+
+class RayPlaces:
+    """What Ray has given us, as long as this is not closed. All but ``place`` and ``close`` may be any thread's."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """Start the driver, which gets the environment. Raises ConfigError."""
+        self._code = agent_zip()
+        self._lock = threading.Lock()
+        self._calls = itertools.count()
+        self._answers: dict[int, _Answer] = {}
+        self.note: Callable[[str], None] = _nothing
+        """Gets what the user should hear, from any thread."""
+        self._places: dict[str, int] = {}
+        self._nodes: dict[str, str] = {}
+        self._folder = ""
+        self._group = 0
+        """Folder and process group of a cluster that was started here, for when the driver cannot end it any more."""
+        self._end: str | None = None
+        """How the driver has ended."""
+        self._ended = threading.Event()
+        words = [sys.executable, "-I", "-c", _DRIVER, json.dumps(_path())]  # nothing of the user's folder is imported
+        try:
+            self._child = Child(words, environ=environ, leash=None)
+        except OSError as exc:
+            raise ConfigError(f"--backend ray: {printable(sys.executable)} cannot be run: {exc.strerror}") from exc
+        self._child.stream.settimeout(_SEND_S)
+        self._thread = threading.Thread(target=self._read, name="ray", daemon=True)
+        self._thread.start()
+
+    def place(
+        self,
+        address: str,
+        bundles: Sequence[Mapping[str, float]] | None,
+        *,
+        each: Mapping[str, float],
+        strategy: str,
+        within_s: float,
+        say: Callable[[str], None],
+        when_connected: Callable[[], None] = lambda: None,
+    ) -> list[Place]:
+        """Have Ray place all bundles, or one like ``each`` for every GPU that there is; give where they are.
+
+        ``when_connected`` is called before anything is placed; ``say`` gets a line if that takes long. Raises
+        ConfigError for a cluster that cannot be used, NodesError for bundles that it cannot place.
+        """
+        code = base64.b64encode(self._code).decode()
+        asked = {"do": "place", "address": address, "bundles": bundles, "each": each, "strategy": strategy}
+        call, answer = self._ask({**asked, "within_s": within_s, "quiet_s": _QUIET_S, "code": code}, None)
+        answer.say = say
+        connected = answer.connected.wait(_START_S if address == "local" else _CONNECT_S)
+        when_connected()
+        told = answer.wait(within_s + _LATER_S if connected else 0.0)
+        with self._lock:
+            self._answers.pop(call, None)
+        if told is None:
+            text = f"--backend ray: the cluster does not answer (--address {printable(address)})"
+            raise NodesError(text, hint="ray status tells whether it runs; --address HOST:PORT names another")
+        if "problem" in told:
+            kind = NodesError if told["passing"] or (answer.reached and "ended" in told) else ConfigError
+            raise kind(f"--backend ray: {printable(told['problem'])}", hint=told["hint"])
+        names = Counter(place["host"] for place in told["places"])
+        places = [
+            Place(
+                host=host if names[host := place["host"]] == 1 else f"{host}-{place['node'][:6]}",
+                node=place["node"],
+                bundles=place["bundles"],
+            )
+            for place in told["places"]
+        ]
+        self._places = {place.host: number for number, place in enumerate(places)}
+        self._nodes = {place.host: place.node for place in places}
+        return places
+
+    def open(self, target: Target, within_s: float) -> Link:
+        """Start the agent of a place, and give the link to it; see ``Open``."""
+        word = os.urandom(16).hex()
+        ours, theirs = socket.socketpair()
+        asked = {
+            "do": "open",
+            "place": self._places[target.host],
+            "within_s": within_s,
+            "words": [*FLAGS, "-c", STUB, str(len(self._code)), word],
+            "greeting": f"{GREETING.decode()}{word}\n",
+        }
+        call, answer = self._ask(asked, theirs)
+        told = answer.wait(within_s + _LATER_S)
+        if told is not None and "opened" in told:
+            if told["opened"] != self._nodes[target.host]:
+                self._nodes[target.host] = told["opened"]
+                self.note(f"Ray has another node for {printable(target.host)}: {printable(told['address'])}")
+            return _RayLink(ours, target.host, answer)
+        ours.close()
+        with self._lock:
+            self._answers.pop(call, None)
+        answer.finish("")
+        if told is None:
+            told = {"problem": "Ray has not started the agent in time", "hint": None, "passing": True}
+        raise Unconnected(_failure(told, target.host))
+
+    def cut_off(self) -> str | None:
+        """Say how the driver has ended, and with it the job's share of the cluster; None: it is there."""
+        return self._end
+
+    def give_up(self) -> None:
+        """Have nobody wait any more for an answer."""
+        with self._lock:
+            answers = list(self._answers.values())
+        for answer in answers:
+            answer.give({"problem": "the job is over", "hint": None, "passing": False})
+
+    def close(self) -> None:
+        """Give everything back to Ray, and wait for that, bounded."""
+        with suppress(OSError):
+            self._child.stream.shutdown(socket.SHUT_WR)
+        if self._child.returncode(_END_S) is None:
+            self._child.stop(_TERM_S)
+        with suppress(OSError):
+            self._child.stream.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._child.close()
+        self._child.stream.close()
+        if self._folder:
+            local_cluster.remove(self._folder, self._group)
+
+    # --- the driver
+
+    def _ask(self, asked: dict[str, Any], link: socket.socket | None) -> tuple[int, _Answer]:
+        """Have the driver do something; it gets the link, whose end the answer has as well until that is finished."""
+        answer = _Answer(link)
+        with self._lock:
+            call = next(self._calls)
+            self._answers[call] = answer
+            data = json.dumps({**asked, "call": call}).encode() + b"\n"
+            try:
+                if link is not None:
+                    sent = socket.send_fds(self._child.stream, [data], [link.fileno()])
+                    data = data[sent:]
+                self._child.stream.sendall(data)
+                is_gone = False
+            except OSError:  # it has ended, or hangs
+                is_gone = True
+        if is_gone:
+            self._ended.wait(_TERM_S + _LATER_S)
+            answer.give(self._gone())
+        return call, answer
+
+    def _gone(self) -> dict[str, Any]:
+        text = self._end or "Ray's driver does not take what it is told"
+        return {"problem": text, "hint": _AGAIN, "passing": False, "ended": True}
+
+    def _read(self) -> None:
+        """Take what the driver says, to its end; nobody waits for it after that."""
+        try:
+            self._read_all()
+        finally:
+            code = self._child.returncode(_TERM_S)
+            how = "has closed its output" if code is None else ended_how(code)
+            with self._lock:
+                self._end = f"Ray's driver {how}{quoted_lines(without_stamps(self._child.said()))}"
+                answers = list(self._answers.values())
+            self._ended.set()
+            for answer in answers:
+                answer.give(self._gone())
+
+    def _read_all(self) -> None:
+        pending = b""
+        stream = self._child.stream
+        while True:
+            poll = select.poll()
+            for descriptor in (stream.fileno(), self._child.words_end):
+                if descriptor >= 0:
+                    poll.register(descriptor, select.POLLIN)
+            ready = [descriptor for descriptor, _ in poll.poll()]
+            self._child.said()
+            if stream.fileno() not in ready:
+                continue
+            try:
+                data = stream.recv(_CHUNK)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                self._take(json.loads(line))
+
+    def _take(self, told: dict[str, Any]) -> None:
+        with self._lock:
+            answer = self._answers.get(told["call"])
+        if answer is None:
+            return
+        if "folder" in told:
+            self._folder, self._group = told["folder"], told["group"]
+        elif "connected" in told:
+            answer.reached = True
+            answer.connected.set()
+        elif "waiting" in told:
+            answer.say(printable(told["waiting"]))
+        elif "ended" in told or ("problem" in told and answer.is_given):
+            answer.finish(printable(told.get("ended") or told["problem"]))
+            with self._lock:
+                self._answers.pop(told["call"], None)
+        else:
+            answer.give(told)
+
+
+def _failure(told: Mapping[str, Any], host: str) -> ConnectFailure:
+    return Trouble("ray", printable(told["problem"]), hint=told["hint"], passing=told["passing"]).failure(host)
+
+
+class _Answer:
+    """What the driver says of one call.
+
+    ``link``: what the driver has been given. It is held here, and ended once it is known how the agent, or the driver,
+    has ended, not before.
+    """
+
+    def __init__(self, link: socket.socket | None) -> None:
+        self._link = link
+        self._finishing = threading.Lock()
+        self.say: Callable[[str], None] = _nothing
+        self.connected = threading.Event()
+        """The driver has reached the cluster, or there will be no more of it."""
+        self.reached = False
+        self._told: dict[str, Any] | None = None
+        self._given = threading.Event()
+        self.how_ended = ""
+        """The agent, as far as that is known."""
+
+    @property
+    def is_given(self) -> bool:
+        """Tell whether there is an answer."""
+        return self._given.is_set()
+
+    def wait(self, within_s: float) -> dict[str, Any] | None:
+        """Wait for the answer; None if there is none."""
+        self._given.wait(within_s)
+        return self._told
+
+    def give(self, told: dict[str, Any]) -> None:
+        """Have the answer, or that there will be none."""
+        if not self._given.is_set():
+            self._told = told
+            self._given.set()
+            self.connected.set()
+        elif "problem" in told:
+            self.finish(told["problem"])
+
+    def finish(self, how: str) -> None:
+        """Take in how the agent has ended, and end the link."""
+        with self._finishing:
+            self.how_ended = self.how_ended or how
+            if self._link is not None:
+                self._link.shutdown(socket.SHUT_RDWR)
+                self._link.close()
+                self._link = None
+
+
+class _RayLink(TcpLink):
+    """A link whose other end is the driver."""
+
+    def __init__(self, connection: socket.socket, host: str, answer: _Answer) -> None:
+        super().__init__(connection, host)
+        self._answer = answer
+
+    def why_closed(self) -> str:
+        """Say how it ended; see ``Link``."""
+        return self._answer.how_ended or super().why_closed()
+
+
+def _path() -> list[str]:
+    """Give where the driver finds modules: as we do, in the working folder last (``python -m`` has it first)."""
+    here = os.getcwd()
+    return sorted(sys.path, key=lambda each: each in {"", here})
+
+
+def _nothing(_: str) -> None:
+    """Say nothing."""

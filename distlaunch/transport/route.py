@@ -1,0 +1,66 @@
+"""Which way leads to a node: a child process here, paramiko, or the user's own command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+
+from distlaunch.planning.train_options import TrainOptions
+from distlaunch.transport.agentzip import agent_zip
+from distlaunch.transport.beside import open_beside
+from distlaunch.transport.child_process import Leash
+from distlaunch.transport.connection import Link, Open, Target
+from distlaunch.transport.ssh.config import Asked
+from distlaunch.transport.ssh.host_keys import HostKeyCheck, Unchecked
+from distlaunch.transport.ssh.nodes import Ssh
+from distlaunch.transport.ssh.openssh import OpenSsh
+
+
+def opener(
+    options: TrainOptions,
+    environ: Mapping[str, str],
+    leash: Leash,
+    *,
+    note: Callable[[str], None] = lambda _: None,
+    logged_in: Callable[[Target], None] = lambda _: None,
+) -> Open:
+    """Make what opens links to the agents of a job's nodes; the agents' code is packed here, once.
+
+    ``note`` gets what the user should hear, from any thread: that host keys are not checked. ``logged_in`` gets a node
+    whose agent is being started.
+
+    What it starts of programs that carry bytes hangs on the leash.
+    Raises ConfigError where ``--ssh-command`` is no command.
+    """
+    code = agent_zip()
+    asked = Asked(user=options.ssh_user, port=options.ssh_port, key=options.ssh_key, config=options.ssh_config)
+    chosen = options.who_set("ssh_host_keys") is not None or "ssh_host_keys" in options.given
+    host_keys = options.ssh_host_keys if chosen else None  # else the user's StrictHostKeyChecking counts
+    pythons = [path for path in (sys.executable, options.python) if path and os.path.isabs(path)]
+    unchecked = Unchecked(note)
+    by_ssh: Open
+    if options.ssh_command is not None:
+        by_ssh = OpenSsh(
+            options.ssh_command,
+            asked=asked,
+            host_keys=host_keys,
+            code=code,
+            pythons=pythons,
+            environ=environ,
+            leash=leash,
+        ).open
+    else:
+        check = HostKeyCheck(host_keys, unchecked)
+        by_ssh = Ssh(
+            asked=asked, check=check, code=code, pythons=pythons, environ=environ, leash=leash, logged_in=logged_in
+        ).open
+
+    def open_link(target: Target, within_s: float) -> Link:
+        if target.here:
+            return open_beside(target, within_s, code=code, environ=environ)
+        if host_keys == "off" and options.ssh_command is not None:
+            unchecked.say()
+        return by_ssh(target, within_s)
+
+    return open_link

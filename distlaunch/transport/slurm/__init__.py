@@ -1,0 +1,1 @@
+"""Agents in a Slurm allocation, started by srun."""

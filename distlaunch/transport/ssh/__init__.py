@@ -1,0 +1,1 @@
+"""Agents on other hosts, reached by SSH."""

@@ -1,0 +1,176 @@
+"""One authenticated paramiko connection, to a node or to a jump host."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from distlaunch.core.model.text import printable
+from distlaunch.transport.cleanup import bury
+from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.ssh.config import HostSettings
+from distlaunch.transport.ssh.exec_channel import PACKET, WINDOW, Wire
+from distlaunch.transport.ssh.host_keys import HostKeyCheck, scan_hint
+from distlaunch.transport.ssh.keyfiles import KeyRing
+from distlaunch.transport.ssh.login import LOGIN_S, log_in
+
+if TYPE_CHECKING:
+    import paramiko
+
+VERSION_S = 15.0
+"""For the server to say that it is one, and to agree on keys: a loaded one takes its time."""
+_JOIN_S = 1.0
+_loading = threading.Lock()
+
+# Cheap ones first, as far as the configuration allows them: one call for cipher and digest, 32-byte curves.
+_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
+_MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-512")
+_KEX = ("curve25519-sha256@libssh.org", "ecdh-sha2-nistp256", "ecdh-sha2-nistp384", "ecdh-sha2-nistp521")
+_KEYS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "rsa-sha2-512",
+         "rsa-sha2-256")  # fmt: skip
+_RSA = ("rsa-sha2-512", "rsa-sha2-256")
+_ALIASES = {"curve25519-sha256@libssh.org": "curve25519-sha256"}
+
+
+class Connection:
+    """A transport and what it runs over."""
+
+    def __init__(self, transport: paramiko.Transport, wire: Wire) -> None:
+        self.transport = transport
+        self.wire = wire
+
+    def close(self) -> None:
+        """End it: its thread, its socket, its process. May wait for its thread."""
+        self.wire.close()
+        self._free()
+
+    def close_soon(self) -> None:
+        """End it without waiting: what is left of it is freed by another thread."""
+        self.wire.close()
+        bury(self._free)
+
+    def _free(self) -> None:
+        if self.transport.is_alive():
+            self.transport.join(_JOIN_S)
+        self.transport.close()
+        self.wire.free()
+
+
+def connect(wire: Wire, settings: HostSettings, *, check: HostKeyCheck, ring: KeyRing, until: float) -> Connection:
+    """Speak SSH over a wire: keys agreed, the host's own checked, logged in. Raises Trouble, with the wire closed."""
+    try:
+        transport = _transport(wire, settings, check)
+    except BaseException:
+        wire.close()
+        wire.free()
+        raise
+    connection = Connection(transport, wire)
+    try:
+        _negotiate(connection, min(until, time.monotonic() + VERSION_S), settings)
+        key = transport.get_remote_server_key()
+        check.check(settings, key.get_name(), key.asbytes())
+        log_in(transport, settings, ring, until=min(until, time.monotonic() + LOGIN_S))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _transport(wire: Wire, settings: HostSettings, check: HostKeyCheck) -> paramiko.Transport:
+    from paramiko import Transport
+
+    from distlaunch.transport.ssh.packets import Packets
+
+    transport = Transport(
+        wire.sock, default_window_size=WINDOW, default_max_packet_size=PACKET, packetizer_class=Packets
+    )
+    transport.daemon = True
+    options = transport.get_security_options()
+    for kind, preferred in (("ciphers", _CIPHERS), ("digests", _MACS), ("kex", _KEX)):
+        allowed = settings.algorithms.get({"digests": "macs"}.get(kind, kind))
+        setattr(options, kind, _allowed(getattr(options, kind), preferred, allowed))
+    keys = _allowed(options.key_types, _KEYS, settings.algorithms.get("keys"))
+    if check.mode(settings) != "off":
+        known = [name for kind in check.known_kinds(settings) for name in (_RSA if kind == "ssh-rsa" else (kind,))]
+        keys = tuple(sorted(keys, key=lambda name: name not in known))  # the ones that can be checked come first
+    options.key_types = keys
+    if settings.compression:
+        transport.use_compression(compress=True)
+    # No thread of paramiko's wakes up to look whether it is still wanted: closing the wire wakes it.
+    wire.sock.settimeout(None)
+    return transport
+
+
+def _allowed(has: Any, preferred: tuple[str, ...], allowed: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Order what paramiko has by what is cheap, without what the configuration does not name."""
+    ordered = [name for name in preferred if name in has] + [name for name in has if name not in preferred]
+    if allowed is None:
+        return tuple(ordered)
+    kept = tuple(name for name in ordered if name in allowed or _ALIASES.get(name) in allowed)
+    return kept or tuple(ordered)
+
+
+def load_paramiko(*, whole: bool) -> None:
+    """Import paramiko, with its log kept off the terminal.
+
+    Not ``whole``: without invoke, which is 45 % of the time and for ``Match exec`` in an ssh_config alone.
+    """
+    with _loading:
+        if "paramiko" in sys.modules:
+            return
+        left_out = not whole and "invoke" not in sys.modules
+        if left_out:
+            sys.modules["invoke"] = None  # type: ignore[assignment]  # paramiko copes with its absence
+        try:
+            import paramiko  # noqa: F401 - to be in sys.modules
+        finally:
+            if left_out:
+                del sys.modules["invoke"]
+        logger = logging.getLogger("paramiko")
+        if not logger.handlers:
+            logger.addHandler(logging.NullHandler())
+            logger.propagate = False
+            logger.setLevel(logging.CRITICAL + 1)
+
+
+def _negotiate(connection: Connection, until: float, settings: HostSettings) -> None:
+    import paramiko
+
+    transport = connection.transport
+    done = threading.Event()
+    transport.start_client(event=done)
+    done.wait(max(0.1, until - time.monotonic()))
+    if done.is_set() and transport.is_active():
+        return
+    said = connection.wire.why_closed()
+    if not done.is_set():
+        what = "agreed on keys" if transport.remote_version else "said that it is an SSH server"
+        raise Trouble("connect", said or f"connected, but it has not {what} in time")
+    error = transport.get_exception()
+    if not transport.remote_version:
+        if "Indecipherable" in str(error):
+            raise Trouble(
+                "connect", f"what answers there is no SSH server: {printable(str(error))[-80:]}", passing=False
+            )
+        raise Trouble(
+            "connect",
+            said or "the server closed the connection at once",
+            hint=None if said else "many logins at once may be more than its MaxStartups: --ssh-fanout limits them",
+        )
+    if isinstance(error, paramiko.SSHException) and "no acceptable" in str(error):
+        what = str(error).partition("(")[2].rstrip(")")
+        raise Trouble(
+            "connect",
+            f"{printable(what)} in common with the server",
+            hint="--ssh-command ssh connects by OpenSSH, which knows more algorithms",
+            passing=False,
+        )
+    text = printable(str(error)) if error is not None and str(error) else "the server closed the connection"
+    raise Trouble("connect", f"{text} while keys were agreed on", hint=_keys_hint(text, settings))
+
+
+def _keys_hint(text: str, settings: HostSettings) -> str | None:
+    return scan_hint(settings) if "Signature verification" in text else None

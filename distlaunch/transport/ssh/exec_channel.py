@@ -1,0 +1,306 @@
+"""A link through one channel of a paramiko connection.
+
+paramiko's own buffers are replaced: its ``fileno`` can miss data where stdout and stderr come at once (two locks, one
+pipe), and its ``recv`` sends window adjustments, which may wait for the network; the main loop must not.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from distlaunch.core.model.text import printable
+from distlaunch.transport.bootstrap import quoted_lines
+from distlaunch.transport.patience import patience
+
+if TYPE_CHECKING:
+    import paramiko
+
+    from distlaunch.transport.ssh.packets import Packets
+
+WINDOW = 4 << 20
+PACKET = 1 << 15
+_GRANT = WINDOW // 8
+_MOST_KEPT = 2 * WINDOW
+_LOOK_AGAIN_S = 1.0
+_MOST_TAKEN = 1 << 19
+_MOST_WORDS = 16 << 10
+# Messages of channels (RFC 4254).
+_ADJUST, _EOF, _CLOSE, _REQUEST = 93, 96, 97, 98
+
+
+class Wire(Protocol):
+    """What a connection runs over."""
+
+    sock: Any
+    """For paramiko: a socket, or a channel of another connection."""
+
+    def can_write(self) -> bool:
+        """Tell whether a short message can be sent without waiting for the network."""
+
+    def close(self) -> None:
+        """End it; whoever waits in it is woken. May be called again."""
+
+    def free(self) -> None:
+        """Give back what is left of it, once nobody waits in it."""
+
+    def why_closed(self) -> str:
+        """Say what is known of its end; empty if nothing is."""
+
+
+class Inbox:
+    """What has come on a channel, in place of paramiko's ``BufferedPipe``: level-readable by an eventfd."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._closed = False
+        self._ready = False
+        self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.words = bytearray()
+        """The last of stderr."""
+        self._taken = 0
+        """Bytes that the peer has not been granted again."""
+
+    def fileno(self) -> int:
+        """Give the descriptor that is readable while there is something to take."""
+        return self._descriptor
+
+    def feed(self, data: bytes) -> None:
+        """Add what has come (paramiko's thread)."""
+        with self._lock:
+            self._chunks.append(bytes(data))
+            self._size += len(data)
+            self._wake()
+            excess = self._size > _MOST_KEPT
+        if excess:
+            from paramiko import SSHException
+
+            raise SSHException("the peer sends more than it was granted")
+
+    def feed_words(self, data: bytes) -> None:
+        """Add what has come on stderr (paramiko's thread)."""
+        with self._lock:
+            self.words += data
+            del self.words[:-_MOST_WORDS]
+            self._taken += len(data)
+            self._wake()
+
+    def unread(self, data: bytes) -> None:
+        """Put back what was taken too much."""
+        with self._lock:
+            self._chunks.insert(0, data)
+            self._size += len(data)
+            self._taken -= len(data)
+            self._wake()
+
+    def _wake(self) -> None:
+        if not self._ready and self._descriptor >= 0:
+            self._ready = True
+            os.eventfd_write(self._descriptor, 1)
+
+    def take(self) -> bytes | None:
+        """Give what there is, without waiting; None at the end."""
+        with self._lock:
+            count, size = 0, 0
+            while count < len(self._chunks) and size < _MOST_TAKEN:
+                size += len(self._chunks[count])
+                count += 1
+            data = b"".join(self._chunks[:count])
+            del self._chunks[:count]
+            self._size -= size
+            self._taken += size
+            if not self._chunks and not self._closed and self._ready:
+                self._ready = False
+                os.eventfd_read(self._descriptor)
+            return None if self._closed and not data else data
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether nothing more will come."""
+        return self._closed
+
+    def owes(self) -> bool:
+        """Tell whether the peer is due to be granted more."""
+        return self._taken >= _GRANT
+
+    def claim(self, back: int = 0) -> int:
+        """Give how much it is to be granted, once; ``back`` is what could not be."""
+        with self._lock:
+            size, self._taken = (self._taken, 0) if not back else (0, self._taken + back)
+            return size
+
+    def close(self) -> None:
+        """Note the end (paramiko's)."""
+        with self._lock:
+            self._closed = True
+            self._wake()
+
+    def release(self) -> None:
+        """Give the descriptor back, for ever."""
+        with self._lock:
+            self._closed = True
+            self._chunks.clear()
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __len__(self) -> int:
+        return self._size
+
+
+class Words:
+    """The stderr of a channel, in place of paramiko's buffer."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def feed(self, data: bytes) -> None:
+        """Add what has come."""
+        self._inbox.feed_words(data)
+
+    def close(self) -> None:
+        """Note the end: stdout's counts."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+class ChannelLink:
+    """The stream of an agent at the other end of a session's channel."""
+
+    def __init__(self, channel: paramiko.Channel, wire: Wire, close_connection: Callable[[], None]) -> None:
+        self._channel: Any = channel
+        channel.settimeout(_LOOK_AGAIN_S)
+        self._transport: Any = channel.get_transport()
+        self._wire = wire
+        self._close_connection = close_connection
+        self._inbox = Inbox()
+        channel.in_buffer = self._inbox  # type: ignore[assignment]  # the part of BufferedPipe that paramiko uses
+        channel.in_stderr_buffer = Words(self._inbox)  # type: ignore[assignment]  # same
+        self._sending = threading.Lock()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._why = ""
+
+    def fileno(self) -> int:
+        """Give the descriptor to poll; see ``Link``."""
+        return self._inbox.fileno()
+
+    def receive(self) -> bytes | None:
+        """Give what has come; see ``Link``."""
+        if self._closed:
+            return None
+        data = self._inbox.take()
+        self._grant()
+        return data
+
+    def _grant(self) -> None:
+        """Let the peer send as much again as was taken, unless that would have to wait: a later call does it then.
+
+        That comes with the next bytes in either direction; who waits to send looks again once a second.
+        """
+        if self._inbox.owes():
+            size = self._inbox.claim()
+            if not self._say_now(self._message(_ADJUST, size)):
+                self._inbox.claim(back=size)
+
+    def _message(self, kind: int, *numbers: int) -> Any:
+        from paramiko.message import Message
+
+        message = Message()
+        message.add_byte(bytes((kind,)))
+        for number in (self._channel.remote_chanid, *numbers):
+            message.add_int(number)
+        return message
+
+    def _say_now(self, *messages: Any) -> bool:
+        packets: Packets = self._transport.packetizer
+        try:
+            return packets.send_now(list(messages), may=self._can_say)
+        except (EOFError, OSError):
+            return False  # it is closed: the next ``receive`` gives the end
+
+    def _can_say(self) -> bool:
+        # While keys are exchanged anew nothing else may be sent; the exchange begins with a packet, so not now.
+        return self._transport.is_active() and self._transport.clear_to_send.is_set() and self._wire.can_write()
+
+    def unread(self, data: bytes) -> None:
+        """Have ``receive`` give this first; see ``Stream``."""
+        self._inbox.unread(data)
+
+    def execute(self, command: str) -> None:
+        """Ask for a command to be run, and do not wait for the answer: a refusal closes the channel."""
+        message = self._message(_REQUEST)
+        message.add_string("exec")
+        message.add_boolean(True)  # noqa: FBT003 - paramiko's
+        message.add_string(command)
+        try:
+            self._transport._send_user_message(message)  # noqa: SLF001 - what Channel itself calls
+        except Exception as exc:  # paramiko raises EOFError, SSHException and OSError for one and the same
+            raise OSError(f"the connection is closed: {exc}") from exc
+
+    def send(self, data: bytes) -> None:
+        """Send all of it; see ``Link``."""
+        with self._sending:
+            at = 0
+            while at < len(data):
+                try:
+                    sent = self._channel.send(data[at : at + PACKET])
+                except TimeoutError:
+                    sent = 0  # the peer takes no more for now
+                except Exception as exc:  # as above
+                    raise OSError(f"the connection is closed: {exc}") from exc
+                if not sent and (self._channel.closed or not self._transport.is_active()):
+                    raise OSError("the connection is closed")
+                at += sent
+                self._grant()
+
+    def last_words(self) -> bytes:
+        """Give the last of stderr."""
+        return bytes(self._inbox.words)
+
+    def close(self) -> None:
+        """Close channel and connection; see ``Link``."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        self._why = self._why or self._known(lambda _: None)
+        if not self._channel.closed:
+            self._say_now(self._message(_EOF), self._message(_CLOSE))
+        self._close_connection()
+        self._inbox.release()
+
+    def forget_words(self) -> None:
+        """Have no last words but those that come from now on."""
+        self._inbox.words.clear()
+
+    def why_closed(self) -> str:
+        """Say what is known of the end, and what the agent said last; see ``Link``."""
+        return self.how_ended() + quoted_lines(self.last_words(), 1)
+
+    def how_ended(self) -> str:
+        """Say what is known of the end."""
+        self._why = self._why or self._known(self._channel.status_event.wait)
+        return self._why
+
+    def _known(self, wait: Callable[[float], object]) -> str:
+        if not self._inbox.ended:
+            return "the link was closed here"
+        if self._transport.is_active():
+            patience.spend(wait)  # the status comes right after the end of stdout
+        status = self._channel.exit_status
+        if status >= 0:
+            return f"it ended with status {status}"
+        if self._transport.is_active() and not self._channel.event_ready:
+            return "the server has refused to run a command"
+        error = self._transport.get_exception()
+        if said := self._wire.why_closed():
+            return said
+        if error is None or isinstance(error, EOFError):
+            return "the connection was closed by the peer"
+        return f"the connection has failed: {printable(str(error) or type(error).__name__)}"

@@ -1,0 +1,168 @@
+"""Connections to jump hosts (ProxyJump), shared by all nodes that are behind the same one.
+
+A bastion drops logins that come too many at once (MaxStartups); channels through one connection it does not count.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import printable, quoted
+from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.ssh.client import Connection
+from distlaunch.transport.ssh.config import Asked, HostSettings, read_settings
+from distlaunch.transport.ssh.wires import JumpWire
+
+_MOST_HOPS = 8
+_FORWARD_S = 15.0
+
+Reach = Callable[[HostSettings, tuple[str, ...], float], Connection]
+"""Connects to a host; the strings are the jump hosts that this is for already."""
+
+
+class _Gateway:
+    """One jump host, and who uses it."""
+
+    def __init__(self) -> None:
+        self.connecting = threading.Lock()
+        """Held, as long as the network takes, by whoever connects to it for all; what is below is ``Jumps``' lock's."""
+        self.connection: Connection | None = None
+        self.users = 0
+        self.failed: tuple[float, Trouble] | None = None
+
+    def can_write(self) -> bool:
+        connection = self.connection
+        if connection is None or not connection.transport.clear_to_send.is_set():
+            return False
+        packets: Any = connection.transport.packetizer
+        return not packets.writing.locked() and connection.wire.can_write()
+
+
+class Jumps:
+    """Gives channels through jump hosts; a jump host is connected to while it has users."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        self._lock = threading.Lock()
+        self._gateways: dict[str, _Gateway] = {}
+
+    def wire(
+        self,
+        settings: HostSettings,
+        before: tuple[str, ...],
+        until: float,
+        *,
+        asked: Asked,
+        environ: Mapping[str, str],
+    ) -> JumpWire:
+        """Open a way to a host through the jump hosts that its settings name. Raises Trouble."""
+        hops = (settings.jumps or "").replace(" ", "")
+        if hops in before or len(before) >= _MOST_HOPS:
+            raise Trouble("connect", f"ProxyJump {quoted(hops)} leads round in a circle", passing=False)
+        with self._lock:
+            gateway = self._gateways.setdefault(hops, _Gateway())
+        first, _, last = hops.rpartition(",")
+        try:
+            connection = self._joined(
+                gateway,
+                lambda: self._connected(gateway, first, last, (*before, hops), until, asked, environ),
+                until=until,
+            )
+        except Trouble as trouble:
+            text = f"jump host {printable(last)}: {trouble.text}"
+            raise Trouble(trouble.step, text, hint=trouble.hint, passing=trouble.passing) from trouble
+        try:
+            channel = _channel(connection, settings, last, until)
+        except BaseException:
+            self._leave(gateway)
+            raise
+        return JumpWire(channel, gateway.can_write, lambda: self._leave(gateway))
+
+    def _joined(self, gateway: _Gateway, connect: Callable[[], Connection], *, until: float) -> Connection:
+        came = time.monotonic()
+        if not gateway.connecting.acquire(timeout=max(0.0, until - came)):
+            raise Trouble("connect", "it has not been reached in time")
+        try:
+            if gateway.failed is not None and gateway.failed[0] >= came:
+                raise gateway.failed[1]  # while we waited: it would be the same for us
+            with self._lock:
+                connection = gateway.connection
+                if connection is not None and connection.transport.is_active():
+                    gateway.users += 1
+                    return connection
+                gateway.connection = None
+            if connection is not None:
+                connection.close()  # it had broken
+            connection = connect()
+            with self._lock:
+                gateway.connection = connection
+                gateway.users += 1
+            return connection
+        finally:
+            gateway.connecting.release()
+
+    def _connected(
+        self,
+        gateway: _Gateway,
+        first: str,
+        last: str,
+        before: tuple[str, ...],
+        until: float,
+        asked: Asked,
+        environ: Mapping[str, str],
+    ) -> Connection:
+        try:
+            user, host, port = hop_of(last)
+            # As with OpenSSH, what the command line says of user, port and key is meant for the nodes.
+            settings = read_settings(host, user=user, port=port, asked=Asked(config=asked.config), environ=environ)
+            if first:
+                settings = replace(settings, jumps=first, command=None)
+            return self._reach(settings, before, until)
+        except Trouble as trouble:
+            gateway.failed = (time.monotonic(), trouble)
+            raise
+
+    def _leave(self, gateway: _Gateway) -> None:
+        """Have a user less. Does not wait: a main loop closes its links."""
+        with self._lock:
+            gateway.users -= 1
+            left = None if gateway.users else gateway.connection
+            if left is not None:
+                gateway.connection = None
+        if left is not None:
+            left.close_soon()
+
+
+def _channel(connection: Connection, settings: HostSettings, last: str, until: float) -> Any:
+    import paramiko
+
+    try:
+        return connection.transport.open_channel(
+            "direct-tcpip",
+            (settings.hostname, settings.port),
+            ("127.0.0.1", 0),
+            timeout=max(0.1, min(_FORWARD_S, until - time.monotonic())),
+        )
+    except paramiko.ChannelException as exc:
+        said = printable(exc.text or "").lower()
+        raise Trouble("connect", f"jump host {printable(last)} does not connect to it: {said}") from exc
+    except (paramiko.SSHException, EOFError, OSError) as exc:
+        raise Trouble("connect", f"jump host {printable(last)} does not connect to it: {exc}") from exc
+
+
+def hop_of(text: str) -> tuple[str | None, str, int | None]:
+    """Read ``user@host:port``, also as ``ssh://…`` and with ``[address]``. Raises Trouble."""
+    user, _, place = text.removeprefix("ssh://").rstrip("/").rpartition("@")
+    host, port = place, ""
+    if place.startswith("["):
+        host, _, rest = place[1:].partition("]")
+        port = rest.removeprefix(":")
+    elif place.count(":") == 1:
+        host, _, port = place.partition(":")
+    if not host or (port and not (port.isascii() and port.isdigit())):
+        raise Trouble("resolve", f"ProxyJump {quoted(text)} is not [user@]host[:port]", passing=False)
+    return user or None, host, int(port) if port else None

@@ -1,0 +1,166 @@
+"""Logging in by keys, of the agent and of files; nobody is ever asked anything."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from distlaunch.core.model.text import printable
+from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.ssh.config import HostSettings
+from distlaunch.transport.ssh.keyfiles import LOCKED, KeyFile, KeyRing
+from distlaunch.transport.ssh.knownhosts import SSH_PORT
+
+if TYPE_CHECKING:
+    import paramiko
+
+LOGIN_S = 20.0
+_AGENT_S = 5.0
+_TOO_MANY = "as a rule a server takes 6 attempts: IdentitiesOnly yes, with IdentityFile, in ~/.ssh/config tries one key"
+_OTHER_WAYS = {"hostbased", "gssapi-with-mic", "gssapi-keyex"}
+
+
+def log_in(transport: paramiko.Transport, settings: HostSettings, ring: KeyRing, *, until: float) -> None:
+    """Try the keys as OpenSSH does: those of the agent that the settings name, its others, files. Raises Trouble."""
+    import paramiko
+
+    files = ring.files(settings.key_files)
+    tried = 0
+    agent = _Agent(settings.agent, until)
+    try:
+        if settings.named_key is not None:
+            _insist(ring.files((settings.named_key,))[0], agent)
+        for key in _in_order(agent.keys, files, only_files=settings.only_key_files):
+            transport.auth_timeout = max(0.1, until - time.monotonic())
+            tried += 1
+            try:
+                further = transport.auth_publickey(settings.user, key)
+            except paramiko.BadAuthenticationType as exc:
+                raise _refused(settings, files, agent, tried - 1, exc.allowed_types) from exc
+            except (paramiko.SSHException, EOFError, OSError) as exc:
+                if not transport.is_active():
+                    raise _cut(tried) from exc
+                if time.monotonic() > until:
+                    raise Trouble("login", "the server has not answered in time") from exc
+                continue
+            if further:
+                raise _wants_more(further)
+            return
+        raise _refused(settings, files, agent, tried, _ways(transport, settings.user, until))
+    finally:
+        agent.close()
+
+
+def _insist(named: KeyFile, agent: _Agent) -> None:
+    """Refuse to go on without the key that the command line names."""
+    if named.problem is None or named.public in agent.held:
+        return
+    locked = named.problem == LOCKED
+    raise Trouble(
+        "login",
+        f"{printable(named.path)} (--ssh-key) {named.problem}",
+        hint=_unlock(named, agent) if locked else None,
+        passing=False,
+    )
+
+
+def _unlock(file: KeyFile, agent: _Agent) -> str:
+    return f"ssh-add {printable(file.path)}" + ("" if agent.there else ", in an ssh-agent: eval $(ssh-agent)")
+
+
+def _in_order(held: list[Any], files: list[KeyFile], *, only_files: bool) -> Iterator[Any]:
+    named = {file.public for file in files if file.public is not None}
+    yield from (key for key in held if key.asbytes() in named)
+    if not only_files:
+        yield from (key for key in held if key.asbytes() not in named)
+    in_agent = {key.asbytes() for key in held}
+    yield from (file.key for file in files if file.key is not None and file.public not in in_agent)
+
+
+def _ways(transport: paramiko.Transport, user: str, until: float) -> list[str]:
+    """Ask what the server takes; some take no proof at all, which is fine as well."""
+    import paramiko
+
+    transport.auth_timeout = max(0.1, until - time.monotonic())
+    try:
+        transport.auth_none(user)
+    except paramiko.BadAuthenticationType as exc:
+        return list(exc.allowed_types)
+    except (paramiko.SSHException, EOFError, OSError):
+        return []
+    return []
+
+
+def _cut(tried: int) -> Trouble:
+    return Trouble(
+        "login",
+        f"the server closed the connection after {tried} key{'s' if tried > 1 else ''}",
+        hint=_TOO_MANY if tried > 1 else None,
+    )
+
+
+def _wants_more(further: list[str]) -> Trouble:
+    return Trouble(
+        "login",
+        f"the key is taken, but the server wants more: {printable(', '.join(further))}",
+        hint="nobody is asked for a password here; a login by key alone has to be allowed for this",
+        passing=False,
+    )
+
+
+def _refused(settings: HostSettings, files: list[KeyFile], agent: _Agent, tried: int, ways: list[str]) -> Trouble:
+    text = f"no key was taken ({tried} tried)" if tried else "there is no key to log in with"
+    if ways and "publickey" not in ways:
+        text = f"the server takes no keys, only {printable(', '.join(ways))}"
+    locked = [file for file in files if file.problem == LOCKED and file.public not in agent.held]
+    others = sorted(set(ways) & _OTHER_WAYS)
+    if locked:
+        text += f"; {printable(locked[0].path)} has a passphrase"
+        hint = _unlock(locked[0], agent)
+    elif others and ("publickey" not in ways or tried == 0):
+        hint = f"--ssh-command ssh connects by OpenSSH, which can log in by {', '.join(others)}"
+    else:
+        port = "" if settings.port == SSH_PORT else f"-p {settings.port} "
+        hint = f"is {printable(settings.user)} the user there (--ssh-user)? else: ssh-copy-id "
+        hint += f"{port}{printable(settings.user)}@{printable(settings.hostname)}"
+    if tried == 0 and not locked and len(files) == 1 and files[0].problem:
+        text += f"; {printable(files[0].path)} {files[0].problem}"
+    if agent.problem:
+        text += f"; {agent.problem}"
+    return Trouble("login", text, hint=hint, passing=False)
+
+
+class _Agent:
+    """A connection to an ssh-agent, bounded in time; without one it has no keys."""
+
+    def __init__(self, path: str | None, until: float) -> None:
+        self.there = path is not None
+        self.keys: list[Any] = []
+        self.problem: str | None = None
+        self._client: Any = None
+        if path is None:
+            return
+        from paramiko.agent import AgentSSH
+
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(max(0.1, min(_AGENT_S, until - time.monotonic())))
+        try:
+            sock.connect(path)
+            self._client = AgentSSH()
+            self._client._connect(sock)  # noqa: SLF001 - paramiko's own Agent knows SSH_AUTH_SOCK only
+            self.keys = list(self._client.get_keys())
+            sock.settimeout(LOGIN_S)  # a key may have to be touched
+        except Exception as exc:  # noqa: BLE001 - a broken agent is no reason to leave the files untried
+            self._client = None
+            sock.close()
+            self.problem = f"the ssh-agent does not answer ({printable(str(exc))})"
+
+    @property
+    def held(self) -> set[bytes]:
+        return {key.asbytes() for key in self.keys}
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client._close()  # noqa: SLF001 - see above

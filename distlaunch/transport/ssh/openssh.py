@@ -1,0 +1,143 @@
+"""Nodes by a program of the user's (``--ssh-command ssh``), for what paramiko lacks.
+
+It costs 110 ms of CPU a node, and knows certificates, GSSAPI, host-based logins and security keys.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.text import printable, quoted
+from distlaunch.planning.train_options import HostKeys
+from distlaunch.transport.bootstrap import remote_command, start_agent
+from distlaunch.transport.child_process import Leash
+from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.connection import Link, Target, Unconnected
+from distlaunch.transport.failures import Step
+from distlaunch.transport.process_link import ProcessLink
+from distlaunch.transport.ssh.config import Asked
+from distlaunch.transport.ssh.keyhints import changed, scan, unknown
+from distlaunch.transport.ssh.knownhosts import SSH_PORT
+
+_CONNECT_S = 15
+_OWN_FAILURE = 255
+"""How ssh ends if it is not the command's own status."""
+_LONGEST = 300
+_CHECKS = {"strict": "yes", "accept-new": "accept-new", "off": "no"}
+
+# What ssh says, by step, and whether it may be otherwise in a moment. The first that is found counts.
+_SAID: tuple[tuple[str, Step, bool], ...] = (
+    (r"Could not resolve hostname", "resolve", False),
+    (r"Temporary failure in name resolution", "resolve", True),
+    (r"IDENTIFICATION HAS CHANGED", "host key", False),
+    (r"host key is known|Host key verification failed|REVOKED HOST KEY", "host key", False),
+    (r"Permission denied \(|Too many authentication failures|Disconnected from authenticating", "login", False),
+    (r"Unable to negotiate|no matching", "connect", False),
+    (r"Bad (configuration|owner)|[Uu]nsupported option|terminating, \d+ bad configuration", "connect", False),
+)
+_NOISE = re.compile(r"^(Warning: Permanently added|@+$|debug\d:)")
+_NAMED = re.compile(r"(?:host key is known for|[Hh]ost key for) (\S+)")
+_OFFENDING = re.compile(r"Offending .*key.* in (.+:\d+)")
+
+
+class OpenSsh:
+    """Opens links by a command that takes the words of OpenSSH's ``ssh``."""
+
+    def __init__(
+        self,
+        command: str,
+        *,
+        asked: Asked,
+        host_keys: HostKeys | None,
+        code: bytes,
+        pythons: Sequence[str],
+        environ: Mapping[str, str],
+        leash: Leash | None = None,
+    ) -> None:
+        """Raise ConfigError where the command cannot be split into words. What is started hangs on the leash."""
+        try:
+            self._words = shlex.split(command)
+        except ValueError as exc:
+            raise ConfigError(f"--ssh-command {quoted(command)}: {exc}") from exc
+        if not self._words:
+            raise ConfigError("--ssh-command names no program")
+        self._asked = asked
+        self._host_keys = host_keys
+        self._code = code
+        self._pythons = tuple(pythons)
+        self._environ = environ
+        self._leash = leash or Leash()
+
+    def open(self, target: Target, within_s: float) -> Link:
+        """Start the command, and the agent through it; see ``Open``."""
+        until = time.monotonic() + within_s
+        word = os.urandom(16).hex()
+        command = remote_command(count=len(self._code), word=word, pythons=self._pythons)
+        argv = [*self._words, *self.options(target), "--", target.host, command]
+        user = target.user or self._asked.user or ""
+        try:
+            try:
+                link = ProcessLink(argv, environ={**self._environ, "SSH_ASKPASS_REQUIRE": "never"}, leash=self._leash)
+            except OSError as exc:
+                raise Trouble(
+                    "connect", f"{printable(argv[0])} cannot be run: {exc.strerror or exc}", passing=False
+                ) from exc
+            try:
+                start_agent(link, self._code, word, until=until, where=target.host)
+            except Trouble as trouble:
+                if link.returncode() != _OWN_FAILURE:
+                    raise
+                raise understood(link.last_words(), host=target.host) from trouble
+        except Trouble as trouble:
+            raise Unconnected(trouble.failure(target.host, user=user)) from trouble
+        link.is_polled = True
+        return link
+
+    def options(self, target: Target) -> list[str]:
+        """Give the options for one host: nobody is asked anything, nothing is forwarded, no terminal, no master."""
+        asked = self._asked
+        words = ["-T", "-a", "-x"]
+        settings = [
+            "BatchMode=yes", "ClearAllForwardings=yes", "ControlMaster=no", "ControlPath=none", "RemoteCommand=none",
+            "PermitLocalCommand=no", f"ConnectTimeout={_CONNECT_S}",
+        ]  # fmt: skip
+        if self._host_keys is not None:
+            settings.append(f"StrictHostKeyChecking={_CHECKS[self._host_keys]}")
+        if self._host_keys == "off":
+            settings.append("UserKnownHostsFile=/dev/null")
+        words += [word for setting in settings for word in ("-o", setting)]
+        port, user = target.port or asked.port, target.user or asked.user
+        for flag, value in (("-F", asked.config), ("-p", port), ("-l", user), ("-i", asked.key)):
+            words += [flag, str(value)] if value is not None else []
+        return words
+
+
+def understood(said: bytes, *, host: str) -> Trouble:
+    """Find the step that failed in what ssh wrote about a host; pure."""
+    text = said.decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not _NOISE.match(line.strip())]
+    shown = printable(lines[-1])[:_LONGEST] if lines else "ssh has failed without a word"
+    step: Step
+    step, passing = next(((of, may) for pattern, of, may in _SAID if re.search(pattern, text)), ("connect", True))
+    hint = None
+    if step == "login":
+        hint = "ssh-add the key, or ssh-copy-id it to the host: nobody is asked for a password here"
+    elif step == "host key":
+        named = _NAMED.search(text)
+        name = named[1] if named else host
+        if offending := _OFFENDING.search(text):
+            return changed(f"{printable(offending[1])} has another one", name, _scan(name))
+        shown = next((printable(line)[:_LONGEST] for line in lines if _NAMED.search(line)), shown)
+        return unknown(shown, _scan(name))
+    return Trouble(step, shown, hint=hint, passing=passing)
+
+
+def _scan(name: str) -> str:
+    """Write the command that adds the keys of ``host`` or ``[host]:port``."""
+    host, _, port = name.removeprefix("[").partition("]:")
+    return scan(host, int(port) if port.isascii() and port.isdigit() else SSH_PORT)

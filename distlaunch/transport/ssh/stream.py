@@ -1,0 +1,152 @@
+"""From a host's name to a connected socket, with all of its addresses tried."""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import socket
+import time
+from contextlib import suppress
+from typing import Any
+
+from distlaunch.core.agent.tcp import tune
+from distlaunch.core.model.record import Record
+from distlaunch.core.model.text import printable
+from distlaunch.core.probe.lookup import addresses, look_up
+from distlaunch.core.probe.process_limits import explain_refusal
+from distlaunch.transport.connect_errors import Trouble
+
+RESOLVE_S = 10.0
+CONNECT_S = 10.0
+_STAGGER_S = 0.25
+"""After so long the next address is tried beside the one that has not answered (RFC 8305)."""
+
+
+class Address(Record):
+    """One address of a host."""
+
+    family: int
+    sockaddr: tuple[Any, ...]
+
+    @property
+    def text(self) -> str:
+        """Give it as messages have it: ``10.0.0.7:22``, ``[fd00::7]:22``."""
+        host, port = self.sockaddr[:2]
+        return f"[{host}]:{port}" if self.family == socket.AF_INET6 else f"{host}:{port}"
+
+
+def resolve(name: str, port: int, *, family: int, until: float) -> list[Address]:
+    """Look a name up, bounded. Raises Trouble."""
+    try:
+        return _known(addresses(name, port, family=family, numeric=True))
+    except (OSError, UnicodeError):
+        pass  # a name, as a rule
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    try:
+        look_up(name, port, found.put, family=family)
+    except RuntimeError as exc:
+        raise Trouble("resolve", f"no thread can be started for it here: {explain_refusal()}") from exc
+    within_s = max(0.0, min(RESOLVE_S, until - time.monotonic()))
+    try:
+        result = found.get(timeout=within_s)
+    except queue.Empty:
+        raise Trouble("resolve", f"the name has not been resolved within {within_s:.0f} s") from None
+    if isinstance(result, socket.gaierror):
+        raise Trouble(
+            "resolve",
+            f"the name cannot be resolved: {result.strerror}",
+            hint="HostName in ~/.ssh/config, or a line in /etc/hosts, gives a host its address",
+            passing=result.errno == socket.EAI_AGAIN,
+        )
+    if isinstance(result, Exception):
+        raise Trouble("resolve", f"the name cannot be resolved: {printable(str(result))}", passing=False)
+    return _known(result)
+
+
+def _known(found: list[tuple[int, tuple[object, ...]]]) -> list[Address]:
+    return [Address(family=family, sockaddr=sockaddr) for family, sockaddr in found]
+
+
+def dial(
+    addresses: list[Address], *, until: float, within_s: float | None, bind: str | None
+) -> tuple[socket.socket, Address]:
+    """Connect to the first of the addresses that answers; a slow one does not hold up the others. Raises Trouble."""
+    attempts = _Attempts(bind)
+    each_s = CONNECT_S if within_s is None else within_s
+    until = min(until, time.monotonic() + each_s + _STAGGER_S * (len(addresses) - 1))
+    try:
+        for address in addresses:
+            attempts.begin(address)
+            if connected := attempts.wait(min(until, time.monotonic() + _STAGGER_S)):
+                return connected
+        if connected := attempts.wait(until):
+            return connected
+    finally:
+        attempts.close()
+    why = attempts.why_not()
+    refused = "is an SSH server running there, and on this port? --ssh-port names another" if "refused" in why else None
+    raise Trouble("connect", why, hint=refused)
+
+
+class _Attempts:
+    """Connects that are under way."""
+
+    def __init__(self, bind: str | None) -> None:
+        self._bind = bind
+        self._open: dict[int, tuple[socket.socket, Address]] = {}
+        self._poll = select.poll()
+        self._failures: list[tuple[Address, str]] = []
+
+    def begin(self, address: Address) -> None:
+        try:
+            sock = socket.socket(address.family, socket.SOCK_STREAM)
+        except OSError as exc:
+            self._failures.append((address, _why(exc.errno)))
+            return
+        sock.settimeout(0.0)
+        try:
+            if self._bind is not None:
+                sock.bind((self._bind, 0))
+            sock.connect(address.sockaddr)
+        except BlockingIOError:
+            pass
+        except OSError as exc:
+            sock.close()
+            self._failures.append((address, _why(exc.errno)))
+            return
+        self._open[sock.fileno()] = (sock, address)
+        self._poll.register(sock, select.POLLOUT)
+
+    def wait(self, until: float) -> tuple[socket.socket, Address] | None:
+        """Give the first that is connected; None if all have failed or it takes longer."""
+        while self._open and (left_s := until - time.monotonic()) > 0:
+            for descriptor, _ in self._poll.poll(left_s * 1000 + 1):
+                self._poll.unregister(descriptor)
+                sock, address = self._open.pop(descriptor)
+                error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if not error:
+                    with suppress(OSError):  # it has been reset already
+                        tune(sock)
+                    return sock, address
+                sock.close()
+                self._failures.append((address, _why(error)))
+        return None
+
+    def why_not(self) -> str:
+        failures = self._failures + [(address, "no answer") for _, address in self._open_before]
+        whys = {why for _, why in failures}
+        if len(whys) == 1:
+            return whys.pop()
+        return "; ".join(f"{address.text}: {why}" for address, why in failures)
+
+    def close(self) -> None:
+        self._open_before = list(self._open.values())
+        for sock, _ in self._open_before:
+            sock.close()
+        self._open.clear()
+
+
+def _why(error: int | None) -> str:
+    text = os.strerror(error or 0)
+    return text[:1].lower() + text[1:]

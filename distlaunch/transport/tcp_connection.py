@@ -1,0 +1,72 @@
+"""A link over a TCP connection: the other end has called us."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+from distlaunch.core.agent.tcp import tune
+
+_CHUNK = 1 << 18
+_MOST_DRAINED = 1 << 20
+
+
+class TcpLink:
+    """Takes over a connected socket. ``address`` is the peer's, as messages have it."""
+
+    def __init__(self, connection: socket.socket, address: str) -> None:
+        connection.setblocking(True)  # noqa: FBT003 - the standard library's signature
+        try:
+            tune(connection)
+        except OSError:  # it has been reset already
+            pass
+        self.address = address
+        self._socket = connection
+        self._ended = ""
+        """Why there is nothing more to come; empty as long as there may be."""
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def fileno(self) -> int:
+        """Give the descriptor to poll; see ``Link``."""
+        return self._socket.fileno()
+
+    def receive(self) -> bytes | None:
+        """Give what has come; see ``Link``."""
+        if self._closed or self._ended:
+            return None
+        try:
+            data = self._socket.recv(_CHUNK, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return b""
+        except OSError as exc:
+            self._ended = f"the connection was lost: {os.strerror(exc.errno or 0).lower()}"
+            return None
+        if not data:
+            self._ended = "the connection was closed by the peer"
+            return None
+        return data
+
+    def send(self, data: bytes) -> None:
+        """Send all of it; see ``Link``."""
+        self._socket.sendall(data, socket.MSG_NOSIGNAL)
+
+    def close(self) -> None:
+        """Close the connection; see ``Link``. What has been sent still goes out, unless the peer goes on sending."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a sender
+            for _ in range(_MOST_DRAINED // _CHUNK):  # closed with bytes unread, it would drop what is on its way out
+                if not self._socket.recv(_CHUNK, socket.MSG_DONTWAIT):
+                    break
+        except OSError:
+            pass  # it had ended
+        self._socket.close()
+
+    def why_closed(self) -> str:
+        """Say how it ended; see ``Link``."""
+        return self._ended or "the connection was closed"

@@ -1,0 +1,275 @@
+"""The rendezvous port: launchers and agents call, and so may anybody else.
+
+Until a caller has shown that it belongs to the job it costs one of a bounded number of connections, a few kilobytes and
+a few seconds. Where there are too many the one goes that was idle for longest, of those that are as far as most are:
+real callers say at once what is to be said, and so do not stand where a crowd does.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.text import printable
+from distlaunch.core.protocol.handshake import NONCE_BYTES, ListenerSide, Party, Stranger
+from distlaunch.core.protocol.launcher_messages import Call, Turned, Welcome
+from distlaunch.core.protocol.token_keys import TOKEN_HINT, ListenerSecret
+from distlaunch.transport import open_files
+from distlaunch.transport.open_port import open_port
+from distlaunch.transport.tcp_connection import TcpLink
+from distlaunch.transport.troubles import Troubles
+
+MOST_PENDING = 512
+"""Connections at once whose callers are not known yet."""
+HANDSHAKE_S = 5.0
+ACCEPTED_PER_S = 2500
+"""What we accept in the long run, so that a flood does not take the CPU: the rest waits in the kernel."""
+
+_BURST = 4096
+_STEP = 64
+_MOST_EVENTS = 128
+_CHUNK = 4096
+_FEWEST_PENDING = 16
+_PAUSE_S = 0.5
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_SILENT, _SPEAKING, _CALLED = 0, 1, 2
+
+Admit = Callable[[Call], Welcome | Turned]
+
+
+class Listener:
+    """Listens, and gives those whom ``admit`` welcomes, each with its link. All is the main loop's; nothing waits.
+
+    ``admit`` hears only of callers of the right release and job that know the token, and must not raise. ``log`` gets
+    lines for the user. ``members`` is how many are expected. Raises PortTakenError if another
+    process has the port; ConfigError if no port can be used for another reason, or if munge fails.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        ports: Sequence[int],
+        *,
+        party: Party,
+        owner: str,
+        admit: Admit,
+        log: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        members: int = 0,
+    ) -> None:
+        try:
+            self._secret = ListenerSecret(party.token, party.munge)
+        except OSError as exc:
+            raise ConfigError(f"munge cannot be used: {exc}", hint=TOKEN_HINT) from exc
+        self._listening = {one.fileno(): one for one in open_port(host, ports, owner=owner)}
+        self.port: int = next(iter(self._listening.values())).getsockname()[1]
+        self._party = party
+        self._admit = admit
+        self._clock = clock
+        self._troubles = Troubles(log, clock)
+        self._epoll = select.epoll()
+        self._pending: dict[int, _Pending] = {}
+        """By descriptor, the oldest first."""
+        self._stages: tuple[dict[int, _Pending], ...] = ({}, {}, {})
+        """The same by how far they are, each with the one first that was idle for longest."""
+        self._admitted: list[tuple[Call, TcpLink]] = []
+        self._most = _room(members)
+        self._allowed = float(_BURST)
+        self._allowed_at = clock()
+        self._resume_at: float | None = None
+        self._resume()
+
+    @property
+    def is_reachable(self) -> bool:
+        """Return whether other machines can call: not on loopback."""
+        hosts = [str(one.getsockname()[0]) for one in self._listening.values()]
+        return not all(host == "::1" or host.startswith("127.") for host in hosts)
+
+    def descriptors(self) -> dict[int, int]:
+        """Give what to poll."""
+        return {self._epoll.fileno(): select.POLLIN}
+
+    def deadline(self) -> float | None:
+        """Give when ``ready`` is due even if nothing is ready."""
+        first = next(iter(self._pending.values()), None)
+        times = (None if first is None else first.until, self._resume_at, self._troubles.deadline())
+        return min((one for one in times if one is not None), default=None)
+
+    def ready(self) -> list[tuple[Call, TcpLink]]:
+        """Do what can be done now; give the callers that have been sent their ``Welcome`` since."""
+        if self._resume_at is not None and self._clock() >= self._resume_at:
+            self._resume()
+        called: list[socket.socket] = []
+        for number, _ in self._epoll.poll(0, _MOST_EVENTS):
+            if (pending := self._pending.get(number)) is not None:
+                self._read(pending)
+            elif (listening := self._listening.get(number)) is not None:
+                called.append(listening)
+        for listening in called:  # those that are here already come first
+            self._accept(listening)
+        now = self._clock()
+        while self._pending and (oldest := next(iter(self._pending.values()))).until <= now:
+            kind, text = ("silent", "it said nothing") if not oldest.stage else ("slow", "it did not finish its call")
+            self._refuse(oldest, kind, f"{text} within {HANDSHAKE_S:.0f} s")
+        self._troubles.tick()
+        admitted, self._admitted = self._admitted, []
+        return admitted
+
+    def close(self) -> None:
+        """Listen no more; links that were given away stay open."""
+        for pending in list(self._pending.values()):
+            self._drop(pending)
+        for _, link in self._admitted:
+            link.close()
+        self._epoll.close()
+        for listening in self._listening.values():
+            listening.close()
+        self._listening.clear()
+
+    # --- new connections
+
+    def _accept(self, listening: socket.socket) -> None:
+        now = self._clock()
+        self._allowed = min(float(_BURST), self._allowed + max(0.0, now - self._allowed_at) * ACCEPTED_PER_S)
+        self._allowed_at = now
+        for _ in range(_STEP):
+            if self._allowed < 1:
+                self._suspend(_STEP / ACCEPTED_PER_S)
+                return
+            try:
+                connection, address = listening.accept()
+            except BlockingIOError:
+                return
+            except OSError as exc:
+                if exc.errno in _NO_DESCRIPTOR and not self._make_room(exc.errno):
+                    return
+                continue  # the caller has left already
+            self._allowed -= 1
+            if len(self._pending) >= self._most:
+                self._refuse(self._idlest(), "crowd", "too many are open whose callers are not known yet")
+            connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
+            nonce = os.urandom(NONCE_BYTES).hex()
+            side = ListenerSide(self._party, secret=self._secret, nonce=nonce, admit=self._admit)
+            pending = _Pending(connection, _text(address), side, until=now + HANDSHAKE_S)
+            number = connection.fileno()
+            self._pending[number] = self._stages[_SILENT][number] = pending
+            self._epoll.register(number, select.EPOLLIN)
+            self._read(pending)  # a caller of ours has spoken already
+
+    def _make_room(self, number: int | None) -> bool:
+        """Find a descriptor for the next caller: allow more, else drop another; else wait, and give False."""
+        if number == errno.EMFILE and open_files.allow(2 * resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
+            return True
+        if self._pending:
+            self._refuse(self._idlest(), "descriptors", f"no more files can be open here ({os.strerror(number or 0)})")
+            return True
+        self._suspend(_PAUSE_S)
+        return False
+
+    def _suspend(self, pause_s: float) -> None:
+        if self._resume_at is None:
+            self._resume_at = self._clock() + pause_s
+            for number in self._listening:
+                self._epoll.unregister(number)
+
+    def _resume(self) -> None:
+        self._resume_at = None
+        for number in self._listening:
+            self._epoll.register(number, select.EPOLLIN)
+
+    # --- those that are not known yet
+
+    def _read(self, pending: _Pending) -> None:
+        try:
+            data = pending.connection.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            # Whoever only looks whether the port is open does no harm; whoever has called for our job calls again, or
+            # has done so by another of our addresses.
+            if pending.stage in (_SILENT, _CALLED):
+                self._drop(pending)
+            else:
+                self._refuse(pending, "left", "its caller left in the middle of the call")
+            return
+        side = pending.side
+        try:
+            answer = side.feed(data)
+            sent = not answer or pending.connection.send(answer, socket.MSG_NOSIGNAL) == len(answer)
+        except Stranger as exc:
+            self._refuse(pending, exc.kind, exc.text)
+            return
+        except OSError:
+            sent = False
+        match side.outcome:
+            case Welcome() if side.call is not None:
+                # Even if it has just left: it was admitted, and its link will tell.
+                self._forget(pending)
+                self._admitted.append((side.call, TcpLink(pending.connection, pending.address)))
+            case Turned():
+                if side.turned_for:
+                    host = f" ({printable(side.call.host[:80])})" if side.call is not None else ""
+                    self._note(side.turned_for, f"{pending.address}{host}", side.why_turned)
+                self._drop(pending)
+            case _ if not sent:
+                self._refuse(pending, "left", "its caller left in the middle of the call")
+            case _:
+                self._stages[pending.stage].pop(pending.number)
+                pending.stage = _SPEAKING if side.call is None else _CALLED
+                self._stages[pending.stage][pending.number] = pending
+
+    def _idlest(self) -> _Pending:
+        return next(iter(max(self._stages, key=len).values()))
+
+    def _refuse(self, pending: _Pending, kind: str, text: str) -> None:
+        self._drop(pending)
+        self._note(kind, pending.address, text)
+
+    def _note(self, kind: str, address: str, text: str) -> None:
+        self._troubles.note(kind, f"a connection from {address} to port {self.port} was closed: {text}")
+
+    def _drop(self, pending: _Pending) -> None:
+        self._forget(pending)
+        pending.connection.close()
+
+    def _forget(self, pending: _Pending) -> None:
+        del self._pending[pending.number]
+        del self._stages[pending.stage][pending.number]
+        self._epoll.unregister(pending.number)  # closing alone does not, while a forked child has it
+
+
+class _Pending:
+    """A connection whose caller is not known yet."""
+
+    __slots__ = ("address", "connection", "number", "side", "stage", "until")
+
+    def __init__(self, connection: socket.socket, address: str, side: ListenerSide, *, until: float) -> None:
+        self.connection = connection
+        self.number = connection.fileno()
+        self.address = address
+        self.side = side
+        self.stage = _SILENT
+        self.until = until
+
+
+def _text(address: Sequence[object]) -> str:
+    host, port = str(address[0]).removeprefix("::ffff:"), address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _room(members: int) -> int:
+    """Allow ourselves enough open files; give how many callers may be unknown at once."""
+    used = len(os.listdir("/proc/self/fd")) + members
+    open_files.allow(used + 2 * MOST_PENDING)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MOST_PENDING
+    return max(_FEWEST_PENDING, min(MOST_PENDING, (soft - used) // 2))

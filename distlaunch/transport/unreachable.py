@@ -1,0 +1,106 @@
+"""Why hosts cannot take part, as one table for people; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from distlaunch.core.model.host_list import name_hosts
+from distlaunch.core.model.record import Record
+from distlaunch.transport.failures import ConnectFailure
+from distlaunch.transport.ssh.keyhints import scan_all
+
+_MOST_ROWS = 20
+_WIDEST = 40
+_SHA256 = re.compile(r"SHA256:\S+")
+
+
+class _Group(Record):
+    """Hosts that fail alike."""
+
+    rows: tuple[ConnectFailure, ...]
+
+    @property
+    def first(self) -> ConnectFailure:
+        return self.rows[0]
+
+
+def render(failures: Sequence[ConnectFailure]) -> str:
+    """Write a row for each host (host, address, user, step, what went wrong), then the hints, each once.
+
+    Of many hosts that fail alike the first ones have rows, and a line names the others; the largest groups come first.
+    """
+    groups = _grouped(failures)
+    shown = _shares([len(group.rows) for group in groups])
+    rows: list[ConnectFailure | str] = []
+    for group, share in zip(groups, shown, strict=True):
+        if share == 0:
+            continue
+        rows += group.rows[:share]
+        if rest := group.rows[share:]:
+            rows.append(f"and {len(rest):,} more like {group.first.host}: {name_hosts(row.host for row in rest)}")
+    if left := [row for group, share in zip(groups, shown, strict=True) if share == 0 for row in group.rows]:
+        rows.append(f"and {len(left):,} more: {name_hosts(row.host for row in left)}")
+    return "\n".join([*_lines(rows), *_hints(groups)])
+
+
+def _grouped(failures: Sequence[ConnectFailure]) -> list[_Group]:
+    groups: dict[tuple[str, str, str], list[ConnectFailure]] = {}
+    for row in failures:
+        groups.setdefault((row.step, row.user, _general(row.text, row)), []).append(row)
+    return sorted((_Group(rows=tuple(rows)) for rows in groups.values()), key=lambda group: -len(group.rows))
+
+
+def _general(text: str, row: ConnectFailure) -> str:
+    """Give a text without what is this host's alone."""
+    place = row.address.rpartition(":")[0].strip("[]")
+    for own in (row.address, row.host, place):
+        if own:
+            text = re.sub(rf"(?<![\w.-]){re.escape(own)}(?![\w-])", "HOST", text)
+    return _SHA256.sub("KEY", text)
+
+
+def _shares(sizes: list[int]) -> list[int]:
+    """Deal the rows out: one to each group as far as they go, then as many as the larger ones want."""
+    shares = [1 if number < _MOST_ROWS else 0 for number in range(len(sizes))]
+    free = _MOST_ROWS - sum(shares)
+    for number, size in enumerate(sizes):
+        more = min(free, size - shares[number]) if shares[number] else 0
+        shares[number] += more
+        free -= more
+    return shares
+
+
+def _lines(rows: Sequence[ConnectFailure | str]) -> list[str]:
+    cells = [(row.host, row.address, row.user, row.step) for row in rows if isinstance(row, ConnectFailure)]
+    heads = ("HOST", "ADDRESS", "USER", "STEP")
+    kept = [column for column in range(len(heads)) if any(cell[column] for cell in cells)]
+    widths = {column: max(len(heads[column]), *(min(len(cell[column]), _WIDEST) for cell in cells)) for column in kept}
+
+    def line(values: tuple[str, ...], text: str) -> str:
+        return "  " + "  ".join([*(values[column].ljust(widths[column]) for column in kept), text])
+
+    lines = [line(heads, "WHAT")] if cells else []
+    for row in rows:
+        if isinstance(row, str):
+            lines.append("  " + row)
+        else:
+            lines.append(line((row.host, row.address, row.user, row.step), row.text))
+    return lines
+
+
+def _hints(groups: Sequence[_Group]) -> list[str]:
+    """Give each hint once; those that say the same of different hosts as one, ssh-keyscan with all of them."""
+    found: dict[str, list[ConnectFailure]] = {}
+    for group in groups:
+        for row in group.rows:
+            if row.hint is not None:
+                found.setdefault(_general(row.hint, row), []).append(row)
+    lines = []
+    for rows in found.values():
+        hints = list(dict.fromkeys(row.hint for row in rows if row.hint is not None))
+        hint = hints[0]
+        if len(hints) > 1:
+            hint = scan_all(hints) or f"{hint} (for {rows[0].host}; likewise for {len(rows) - 1:,} more)"
+        lines.append(f"  hint: {hint}")
+    return lines

@@ -1,1 +1,0 @@
-"""What the user sees: options, command line, console."""

@@ -1,1 +1,0 @@
-"""Layer ui: the command ``distlaunch accelerate launch``, which takes the words of Accelerate's launcher."""

@@ -1,1 +1,0 @@
-"""Layer ui: the command ``distlaunch deepspeed``, which takes the words of DeepSpeed's launcher."""

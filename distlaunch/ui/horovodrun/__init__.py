@@ -1,1 +1,0 @@
-"""Layer ui: the command ``distlaunch horovodrun``, which takes horovodrun's words."""

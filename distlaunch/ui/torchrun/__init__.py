@@ -1,1 +1,0 @@
-"""Layer ui: the command ``distlaunch torchrun``, which takes torchrun's words."""
