@@ -8,8 +8,8 @@ from distlaunch.backends.accelerate import Accelerate
 from distlaunch.backends.deepspeed import DeepSpeed
 from distlaunch.backends.fsdp import Fsdp
 from distlaunch.backends.tensorflow import TensorFlow
-from distlaunch.core.probe import nvidia
 from distlaunch.cli import app
+from distlaunch.core.probe import nvidia
 
 _ = (
     # called by the interpreter

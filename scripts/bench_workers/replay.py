@@ -13,16 +13,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
-from distlaunch.launch import remote
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.policy.composition import Compose, Composition
+from distlaunch.coordinator.policy.job import JobPolicy
+from distlaunch.coordinator.policy.job_settings import PolicySettings
 from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import replace
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import remote as r
-from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.policy.composition import Compose, Composition
-from distlaunch.coordinator.policy.job import JobPolicy
-from distlaunch.coordinator.policy.job_settings import PolicySettings
+from distlaunch.launch import remote
 from distlaunch.launch.make_plan import make_plan
 from distlaunch.planning.train_options import TrainOptions
 

@@ -1,0 +1,195 @@
+"""An assembly of launchers with everything around it made up: who calls, what they are told, what the policy hears."""
+
+from __future__ import annotations
+
+import select
+import time
+
+import pytest
+
+from distlaunch.coordinator.joined.launchers import Assembly
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import Decoder, encode
+from tests.unit.coordinator.fleets import WITHIN_S, PairLink
+
+APPLY = {
+    "num_nodes": (3, 3),
+    "slots": 1,
+    "command": "",
+    "backend": "",
+    "choices": "",
+    "clock": 7.0,
+    "wall": 0.0,
+    "attempt": -1,
+    "restarts": 0,
+}
+
+
+class Own:
+    """This machine's own node."""
+
+    has_unsent = False
+
+    def __init__(self) -> None:
+        self.handled, self.says, self.closed = [], [], False
+
+    def start(self):
+        pass
+
+    def handle(self, message):
+        self.handled.append(message)
+
+    def descriptors(self):
+        return {}
+
+    def deadline(self):
+        return None
+
+    def receive(self):
+        says, self.says = self.says, []
+        return says
+
+    def close(self, hurried):
+        self.closed = True
+
+
+class Port:
+    """The rendezvous port: whoever was let in comes at the next look."""
+
+    def __init__(self) -> None:
+        self.waiting = []
+
+    def descriptors(self):
+        return {}
+
+    def deadline(self):
+        return None
+
+    def ready(self):
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+    def close(self):
+        for _, link in self.waiting:
+            link.close()
+
+
+class Rules:
+    """Launchers whose command is ``other`` contradict us."""
+
+    bounds = (3, 3)
+    max_restarts = 3
+
+    def conflict(self, number, host, told):
+        return f"{host} differs" if told.command == "other" else None
+
+    def clock_note(self, number, host, told, *, wall):
+        return f"the clock of {host} is off" if told.wall < 0 else None
+
+
+class Peer:
+    """A launcher's end."""
+
+    def __init__(self, link: PairLink) -> None:
+        self.link = link
+        self._decoder = Decoder(p.TO_PEER, r.REMOTE_PARTS)
+        self.heard = []
+
+    def say(self, *messages):
+        for message in messages:
+            self.link.theirs.sendall(encode(message))
+
+    def hears(self, kind):
+        """Read what has come, and give the messages of this kind."""
+        while select.select([self.link.theirs], [], [], 0.02)[0]:
+            data = self.link.theirs.recv(1 << 16)
+            if not data:
+                break
+            self.heard += self._decoder.feed(data)
+        return [message for message in self.heard if isinstance(message, kind)]
+
+
+class Meeting:
+    """A coordinator, and whoever calls it."""
+
+    def __init__(self, size: int) -> None:
+        self.now = 100.0
+        self.own, self.port, self.said, self.events, self.links = Own(), Port(), [], [], []
+        self.assembly = Assembly(
+            own=self.own, host="n0", size=size, what="node rank", job_id="j", folder="j-2", rules=Rules(),
+            say=self.said.append, clock=lambda: self.now,
+        )  # fmt: skip
+        self.assembly.listen(self.port)
+        self.assembly.start()
+
+    def calls(self, rank, host, *, instance=None, ending=None, first=b"", **told):
+        """Call, and say what it was ``told``, that it is ``ending``, or the bytes of ``first``; give the launcher's end if it is let in, else the answer."""
+        call = p.Call(
+            version=1, release="1", job_key="", rank=rank, host=host, instance=instance or host, nonce="ab" * 16
+        )  # fmt: skip
+        answer = self.assembly.admit(call)
+        if isinstance(answer, p.Turned):
+            return answer
+        assert (answer.job_id, answer.folder) == ("j", "j-2")
+        link = PairLink()
+        self.links.append(link)
+        self.port.waiting.append((call, link))
+        peer = Peer(link)
+        peer.rank = answer.rank
+        if ending is not None:
+            peer.say(r.Ending(why=ending))
+            self.pump(lambda: self.assembly._seats[answer.rank].instance and not self.port.waiting)
+            return peer
+        if first:
+            link.theirs.sendall(first)
+            return peer
+        peer.say(p.Apply(**{**APPLY, **told}))
+        self.pump(lambda: answer.rank in self.assembly._peers and self.assembly._peers[answer.rank].greeted)
+        return peer
+
+    def pump(self, condition) -> None:
+        end = time.monotonic() + WITHIN_S
+        while not condition():
+            assert time.monotonic() < end, (self.events, self.said)
+            poll = select.poll()
+            for descriptor, wanted in self.assembly.descriptors().items():
+                poll.register(descriptor, wanted)
+            poll.poll(10)
+            self.events += self.assembly.receive()
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def hears(self, peer, kind):
+        """Wait until a launcher hears a message of this kind."""
+        self.pump(lambda: peer.hears(kind))
+        return peer.hears(kind)[-1]
+
+    def close(self) -> None:
+        for node in list(self.assembly._peers):
+            self.assembly.disconnect(node)
+        self.assembly.close()
+        for link in self.links:
+            link.close()
+            link.theirs.close()
+
+
+def answers(meet, peer, rank) -> None:
+    """Have a launcher say something, a little later than all that was before."""
+    meet.now += 0.5
+    peer.say(r.Pong(serial=99, clock=7.0))
+    meet.pump(lambda: meet.assembly._peers[rank].heard == meet.now)
+
+
+@pytest.fixture
+def meeting():
+    made = []
+
+    def make(size: int = 3) -> Meeting:
+        made.append(Meeting(size))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

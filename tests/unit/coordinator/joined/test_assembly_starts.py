@@ -1,0 +1,206 @@
+"""An attempt of launchers that have met: started, heard, lost, ended."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.runtime.start_bound import START_S
+from distlaunch.core.model.record import replace
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import encode
+from tests.unit.coordinator.fleets import GONE, WITHIN_S, exited
+from tests.unit.coordinator.joined.assembling import APPLY, Peer, answers
+
+
+def commenced(meet, workers: int = 2) -> Peer:
+    """Have a member that is told to start so many workers."""
+    meet.assembly.connect(1, 0.0)
+    peer = meet.calls(1, "n1")
+    meet.pump(lambda: meet.of(a.Joined))
+    start = p.Commence(
+        attempt=0, restarts=0, node_rank=0, local_ranks=tuple(range(workers)), hosts=("n1",), slots=(workers,),
+        master_addr="n0", master_port=5, interface="",
+    )  # fmt: skip
+    meet.assembly.send(1, start)
+    meet.hears(peer, p.Commence)
+    return peer
+
+
+def says(meet, peer, *messages) -> None:
+    """Have a launcher say this, and the policy hear it."""
+    before = len(meet.of(a.FromNode))
+    peer.say(*messages)
+    meet.pump(lambda: len(meet.of(a.FromNode)) == before + len(messages))
+
+
+def test_a_launcher_whose_workers_never_start_is_lost_though_it_answers(meeting):
+    meet = meeting()
+    meet.assembly.silence_s = 1e9
+    peer = commenced(meet)
+    says(meet, peer, m.Started(attempt=0, pids={0: 5}))
+    assert meet.assembly.deadline() <= meet.now + START_S
+    meet.now += START_S - 1.0
+    answers(meet, peer, 1)
+    assert not meet.of(a.Lost)
+    meet.now += 0.5
+    meet.pump(lambda: meet.of(a.Lost))
+    assert meet.of(a.Lost) == [a.Lost(node=1, why="its workers have not started within 60 s")]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [[m.Started(attempt=0, pids={0: 5}), m.Started(attempt=0, pids={1: 6})], [exited(6.0, rank=1)], [GONE]],
+    ids=["all have started", "one has ended", "all are gone"],
+)
+def test_a_launcher_whose_workers_have_started_or_ended_is_not_late(meeting, last):
+    meet = meeting()
+    meet.assembly.silence_s = 1e9
+    peer = commenced(meet)
+    says(meet, peer, *last)
+    meet.now += 10 * START_S
+    answers(meet, peer, 1)
+    assert not meet.of(a.Lost)
+
+
+def test_a_launcher_that_says_what_takes_long_has_more_time(meeting):
+    meet = meeting()
+    meet.assembly.silence_s = 1e9
+    peer = commenced(meet)
+    began = meet.now
+    for elapsed_s in (15.0, 30.0, 60.0, 120.0, 240.0):
+        meet.now = began + elapsed_s
+        says(meet, peer, m.Remark(text="still importing torch", warning=True))
+    meet.now = began + 240.0 + 240.0 + START_S - 1.0
+    answers(meet, peer, 1)
+    assert not meet.of(a.Lost)
+    meet.now += 1.0
+    meet.pump(lambda: meet.of(a.Lost))
+
+
+def test_restarts_that_a_launcher_knows_of_are_no_more_than_the_job_may_have(meeting):
+    meet = meeting()
+    meet.assembly.connect(1, 0.0)
+    meet.calls(1, "n1", attempt=1 << 19, restarts=1 << 19)
+    meet.pump(lambda: meet.of(a.Joined))
+    assert meet.of(a.Known) == [a.Known(attempt=1 << 19, restarts=3)]
+
+
+def test_attempts_that_a_launcher_knows_of_are_told_before_it_has_joined(meeting):
+    meet = meeting()
+    meet.assembly.connect(1, 0.0)
+    meet.calls(1, "n1", attempt=4, restarts=2, wall=-1.0)
+    meet.pump(lambda: meet.of(a.Joined))
+    assert [type(event) for event in meet.events if isinstance(event, (a.Known, a.Joined))] == [a.Known, a.Joined]
+    assert meet.of(a.Known) == [a.Known(attempt=4, restarts=2)]
+    assert meet.said == ["the clock of n1 is off"]
+
+
+def test_only_those_that_take_part_are_heard_and_times_are_in_our_clock(meeting):
+    meet = meeting()
+    meet.assembly.connect(1, 0.0)
+    first, second = meet.calls(1, "n1"), meet.calls(2, "n2")
+    start = p.Commence(
+        attempt=0, restarts=0, node_rank=1, local_ranks=(0,), hosts=("n0", "n1"), slots=(1, 1), master_addr="n0",
+        master_port=5, interface="",
+    )  # fmt: skip
+    meet.assembly.send(1, start)
+    second.say(GONE, p.Told(signum=signal.SIGTERM), p.Told(signum=signal.SIGKILL))
+    first.say(exited(6.0, rank=1))
+    meet.pump(lambda: meet.of(a.FromNode) and meet.of(a.Signalled))
+    [event] = meet.of(a.FromNode)
+    assert (event.node, event.message) == (1, replace(exited(6.0, rank=1), ended=99.0))
+    assert meet.of(a.Signalled) == [a.Signalled(signum=signal.SIGTERM, node=2)]
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (m.Started(attempt=0, pids={2: 5}), "it tells of rank 2, which it does not run"),
+        (exited(1.0, rank=2), "it tells of rank 2, which it does not run"),
+        (exited(1.0, returncode=300), "no process ends with 300"),
+    ],
+)
+def test_a_launcher_that_says_of_the_attempt_what_cannot_be_is_lost(meeting, message, why):
+    meet = meeting()
+    commenced(meet, 1).say(message, exited(2.0), GONE)
+    meet.pump(lambda: meet.of(a.Lost))
+    assert meet.of(a.Lost) == [a.Lost(node=1, why=why)]
+    assert not meet.of(a.FromNode)
+
+
+@pytest.mark.parametrize("attempt", [-2, 3, 5])
+def test_words_of_another_coordinators_attempt_do_no_harm(meeting, attempt):
+    meet = meeting()
+    commenced(meet, 1).say(exited(2.0, rank=7, attempt=attempt), m.Gone(attempt=attempt, left=()), GONE)
+    meet.pump(lambda: meet.of(a.FromNode))
+    assert [event.message for event in meet.of(a.FromNode)] == [GONE]
+    assert not meet.of(a.Lost)
+
+
+def test_commands_never_leave_the_coordinator(meeting):
+    meet = meeting()
+    meet.assembly.connect(1, 0.0)
+    peer = meet.calls(1, "n1")
+    survey = r.Survey(
+        serial=5, workdir="/", pythons=("p",), script="s", program="", run_dir="/r", gpus=False, topology=False
+    )  # fmt: skip
+    for node in (0, 1):
+        meet.assembly.send(node, survey)
+    assert meet.own.handled == [survey]
+    assert meet.hears(peer, p.Ask) == p.Ask(serial=5)
+
+
+def test_a_launcher_that_is_gone_is_lost_and_one_that_talks_nonsense_too(meeting):
+    meet = meeting()
+    for node in (1, 2):
+        meet.assembly.connect(node, 0.0)
+    first, second = meet.calls(1, "n1"), meet.calls(2, "n2")
+    meet.pump(lambda: len(meet.of(a.Joined)) == 2)
+    first.link.theirs.close()
+    second.link.theirs.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+    meet.pump(lambda: len(meet.of(a.Lost)) == 2)
+    assert {event.node for event in meet.of(a.Lost)} == {1, 2}
+
+
+def test_why_a_launcher_that_has_called_was_dropped_is_told_to_whoever_waits_for_it(meeting):
+    meet = meeting()
+    meet.assembly.connect(1, 0.0)
+    meet.calls(1, "n1", first=encode(p.Apply(**APPLY)).replace(b'"attempt":-1', b'"attempt":-7'))
+    meet.pump(lambda: meet.of(a.Unreachable))
+    [unreachable] = meet.of(a.Unreachable)
+    failure = unreachable.failure
+    assert (unreachable.node, failure.host, failure.step, failure.passing) == (1, "node rank 1 (n1)", "call", True)
+    assert failure.text.startswith("it sends what no agent of ours does: it tells of ")
+    meet.assembly.connect(1, 0.0)
+    meet.calls(1, "n1")
+    meet.pump(lambda: meet.of(a.Joined))
+
+
+def test_at_the_end_all_hear_the_verdict_and_are_waited_for(meeting):
+    meet = meeting()
+    peers = [meet.calls(rank, f"n{rank}") for rank in (1, 2)]
+    meet.assembly.verdict = p.Verdict(exit_code=7, text="why")
+    heard = []
+
+    def leave(peer) -> None:
+        while not peer.hears(p.Verdict):
+            pass
+        heard.append((peer.rank, peer.hears(p.Verdict)))
+        peer.link.theirs.close()
+
+    leaving = [threading.Thread(target=leave, args=(peer,)) for peer in peers]
+    for thread in leaving:
+        thread.start()
+    meet.assembly.close()
+    for thread in leaving:
+        thread.join(WITHIN_S)
+    assert meet.own.closed
+    assert sorted(heard, key=str) == [(rank, [p.Verdict(exit_code=7, text="why")]) for rank in (1, 2)]
+    assert not meet.assembly._peers
+    meet.assembly.close = lambda: None

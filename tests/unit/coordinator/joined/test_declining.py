@@ -1,0 +1,67 @@
+"""A launcher that cannot take part, and tells node 0 why."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from distlaunch.coordinator.joined.declining import decline
+from distlaunch.core.model.record import replace
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import Decoder
+from distlaunch.core.protocol.handshake import Party
+from distlaunch.planning.rendezvous import Rendezvous
+from distlaunch.transport.tcp_listener import Listener
+from tests.unit.coordinator.fleets import WITHIN_S
+
+PARTY = Party(release="1", job_key="j", token=b"secret")
+PLACE = Rendezvous(host="127.0.0.1", ports=(0,), of_source=False, job_key="j", rank=2, leads="no")
+
+
+@pytest.fixture
+def listener():
+    made = Listener(
+        "127.0.0.1", (0,), party=PARTY, owner="j", admit=lambda call: p.Welcome(job_id="j", rank=call.rank), log=print
+    )
+    yield made
+    made.close()
+
+
+def declines(place: Rendezvous) -> threading.Thread:
+    words = {"host": "n2", "why": "train.py: there is no such file"}
+    thread = threading.Thread(target=decline, args=(place, PARTY), kwargs=words)
+    thread.start()
+    return thread
+
+
+def test_node_0_hears_who_cannot_take_part_and_why(listener):
+    thread = declines(replace(PLACE, ports=(listener.port,)))
+    end = time.monotonic() + WITHIN_S
+    while not (admitted := listener.ready()):
+        assert time.monotonic() < end
+    [(call, link)] = admitted
+    assert (call.rank, call.host) == (2, "n2")
+    decoder = Decoder(p.FROM_PEER, r.REMOTE_PARTS)
+    heard: list = []
+    while not heard:
+        assert time.monotonic() < end
+        heard += decoder.feed(link.receive() or b"")
+    assert heard == [r.Ending(why="train.py: there is no such file")]
+    link.close()
+    thread.join()
+
+
+@pytest.mark.parametrize("rank", [0, None])
+def test_node_0_itself_and_who_has_no_number_call_nobody(listener, rank):
+    declines(replace(PLACE, ports=(listener.port,), rank=rank)).join()
+    assert not listener.ready()
+
+
+def test_where_node_0_is_not_there_nothing_is_told():
+    with socket.socket() as taken:  # bound, and deaf
+        taken.bind(("127.0.0.1", 0))
+        declines(replace(PLACE, ports=(taken.getsockname()[1],))).join()

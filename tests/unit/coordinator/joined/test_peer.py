@@ -1,0 +1,313 @@
+"""A launcher that has joined a job: what it does as the coordinator says, and without one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from distlaunch.core.errors import ConfigError, NodesError
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol import remote as r
+from tests.unit.coordinator.fleets import GONE, exited
+from tests.unit.coordinator.joined.peering import CLOSED, VERDICT, commence, prepare, reach, stop
+
+
+def test_a_peer_does_its_part_of_an_attempt_and_leaves_with_the_verdict(peering):
+    peer = peering(
+        r.Ping(serial=4),
+        p.Ask(serial=1),
+        prepare(),
+        reach(),
+        commence(),
+        lambda: peer.own.say(m.Started(attempt=0, pids={2: 10, 3: 11})),
+        m.Forward(signum=signal.SIGUSR1),
+        m.CollectStacks(attempt=0, serial=1),
+        lambda: peer.own.say(exited(1.0, rank=2)),
+        lambda: peer.own.say(GONE),
+        p.Notice(text="a warning", level="warning"),
+        p.Verdict(exit_code=7, text="rank 2 failed\nat last"),
+    )
+    assert peer.run() == 7
+    assert [type(each) for each in peer.own.handled] == [
+        r.Survey, m.Prepare, r.Reach, m.Start, m.Forward, m.CollectStacks,
+    ]  # fmt: skip
+    said = [type(each) for each in peer.link.said]
+    assert said == [p.Apply, r.Pong, m.Started, m.WorkerExited, m.Gone]
+    assert (peer.said(p.Apply)[0].attempt, peer.said(p.Apply)[0].slots) == (-1, 2)
+    assert (peer.files.attempts, peer.first_rank) == ([(0, [2, 3])], 2)
+    assert [kind for kind, _ in peer.told.events] == ["attempt_started", "worker_exited", "job_ended"]
+    assert ("warning", "a warning") in peer.told.lines
+    assert ("error", "rank 2 failed\nat last") in peer.told.lines
+    assert peer.own.closed
+    assert peer.link.closed
+
+
+def test_what_is_started_comes_of_the_launchers_own_command_line(peering):
+    peer = peering(commence(), VERDICT)
+    peer.run()
+    [start] = peer.handled(m.Start)
+    assert start.argv[1:] == ("-m", "train")
+    assert [spec.rank for spec in start.workers] == [2, 3]
+    assert (start.env["WORLD_SIZE"], start.env["MASTER_PORT"]) == ("6", "5555")
+
+
+@pytest.mark.parametrize(("told", "code"), [(0, 0), (143, 143), (255, 255), (256, 69), (-5, 69), (1 << 40, 69)])
+def test_a_verdict_is_an_exit_code_whatever_it_says(peering, told, code):
+    peer = peering(p.Verdict(exit_code=told, text=""))
+    assert peer.run() == code
+    assert peer.told.of("job_ended") == [{"exit_code": code}]
+    assert ("which is no exit code" in peer.told.text) == (told != code)
+
+
+def test_the_job_has_not_ended_well_while_workers_run_here(peering):
+    peer = peering(commence(), p.Verdict(exit_code=0, text="all is well"))
+    assert peer.run() == 69
+    assert [stop.attempt for stop in peer.handled(m.Stop)] == [0]
+    assert "it ends the job with 0 while workers run here; stopping the workers of this node" in peer.told.text
+    assert "all is well" not in peer.told.text
+
+
+def test_nothing_counts_after_the_verdict(peering):
+    peer = peering(p.Verdict(exit_code=0, text=""), commence())
+    assert peer.run() == 0
+    assert not peer.own.handled
+
+
+def test_a_fault_of_the_own_node_ends_the_launcher(peering):
+    peer = peering(commence(), lambda: peer.own.say(m.Fault(text="the spawner has vanished")))
+    assert peer.run() == 70
+    assert peer.said(m.Fault)
+    assert "internal error: the spawner has vanished" in peer.told.text
+
+
+# --- attempts
+
+
+def test_a_second_attempt_is_filed_and_told_as_such(peering):
+    peer = peering(commence(), lambda: peer.own.say(GONE), commence(1, restarts=1), VERDICT)
+    assert peer.run() == 7
+    assert peer.files.attempts == [(0, [2, 3]), (1, [2, 3])]
+    assert [start.attempt for start in peer.handled(m.Start)] == [0, 1]
+
+
+def test_an_attempt_that_is_started_while_one_runs_is_no_word_of_a_coordinator(peering):
+    peer = peering(commence(), commence(1), VERDICT, max_restarts=3)
+    assert peer.run() == 69
+    assert [start.attempt for start in peer.handled(m.Start)] == [0]
+    assert [each.attempt for each in peer.handled(m.Stop)] == [0]
+    assert "node 0 (h:5) does not speak as it should: it starts attempt 1 while 0 runs" in peer.told.text
+    assert "makes no sense" in peer.said(r.Ending)[0].why
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_an_attempt_that_a_launcher_has_had_is_not_begun_again(peering, attempt):
+    again = [VERDICT]
+    peer = peering(
+        commence(1, restarts=1), lambda: peer.own.say(m.Gone(attempt=1, left=())), commence(attempt), VERDICT,
+        again=[again], max_restarts=2,
+    )  # fmt: skip
+    assert peer.run() == 7
+    assert [start.attempt for start in peer.handled(m.Start)] == [1]
+    assert f"is lost: it starts attempt {attempt}, which this launcher has had" in peer.told.text
+    assert (peer.said(p.Apply, 1)[0].attempt, peer.said(p.Apply, 1)[0].restarts) == (1, 1)
+
+
+def test_a_start_that_cannot_be_planned_is_told_to_the_coordinator(peering, tmp_path, monkeypatch):
+    peer = peering(commence(), VERDICT)
+
+    def refuse(told, interfaces):
+        raise ConfigError("no such thing here")
+
+    monkeypatch.setattr(peer.runner._planner, "commenced", refuse)
+    assert peer.run() == 2
+    assert [ending.why for ending in peer.said(r.Ending)] == ["no such thing here"]
+
+
+# --- words that make no sense
+
+
+MAKES_NO_SENSE = {
+    "an attempt of many digits": commence(1 << 62),
+    "an attempt below none": commence(-1),
+    "restarts of many digits": commence(restarts=1 << 62),
+    "more restarts than attempts": commence(restarts=1),
+    "restarts below none": commence(1, restarts=-1),
+    "a node rank beyond": commence(node_rank=3),
+    "a node rank below": commence(node_rank=-1),
+    "too few nodes": commence(hosts=("n0", "n1"), slots=(2, 2)),
+    "more slots than nodes": commence(slots=(2, 2, 2, 2)),
+    "other slots than ours": commence(slots=(2, 3, 2)),
+    "a world of many digits": commence(slots=(1 << 62, 2, 2)),
+    "local ranks of another": commence(local_ranks=(0, 2)),
+    "a local rank of many digits": commence(local_ranks=(0, 1 << 62)),
+    "no local ranks": commence(local_ranks=()),
+    "a port beyond": commence(master_port=65536),
+    "a port below": commence(master_port=-1),
+    "an address that is none": commence(master_addr="a\0b"),
+    "no address": commence(master_addr=""),
+    "a port to hold": prepare(port=80),
+    "a port to hold beyond": prepare(port=1 << 40),
+    "more ports to hold than there are": prepare(ports=1 << 40),
+    "fewer ports to hold than none": prepare(ports=-1),
+    "an attempt to prepare of many digits": prepare(1 << 62),
+    "an attempt to prepare beyond": prepare(p.MOST_ATTEMPTS + 1),
+    "an attempt to prepare below": prepare(-1),
+    "a way to a port beyond": reach(port=65536),
+    "a way to no port": reach(port=0),
+    "a way for another attempt": reach(1),
+    "a way that nobody waits for": reach(bound_s=1e300),
+    "a way in no time": reach(bound_s=-1.0),
+    "a word that is none": reach(token="\ud800"),
+    "an address to reach that is none": reach(addresses=("10.0.0.1", "\ud800")),
+    "a signal that is none": stop(signum=1 << 40),
+    "a signal that stops nobody": stop(signum=signal.SIGSTOP),
+    "a grace below": stop(grace_s=-1.0),
+    "a grace without an end": stop(grace_s=1e300),
+    "a signal to pass on that kills": m.Forward(signum=signal.SIGKILL),
+    "a silence that is none": r.Ping(serial=1, silence_s=0.0),
+    "a silence below": r.Ping(serial=1, silence_s=-5.0),
+    "a silence between two pings": r.Ping(serial=1, silence_s=1e-9),
+    "a silence without an end": r.Ping(serial=1, silence_s=1e300),
+    "a welcome to whom it has let in": p.Welcome(job_id="x", rank=1),
+    "a refusal of whom it has let in": p.Turned(text="", hint=None, exit_code=2, again=False),
+}
+
+
+@pytest.mark.parametrize("message", MAKES_NO_SENSE.values(), ids=MAKES_NO_SENSE)
+def test_numbers_that_make_no_sense_end_the_launcher_and_are_said(peering, message):
+    first = [prepare()] if isinstance(message, r.Reach) else []
+    peer = peering(*first, message, commence(), VERDICT, max_restarts=3, flexible=True)
+    assert peer.run() == 69
+    assert peer.own.handled == first
+    assert "node 0 (h:5) does not speak as it should: it " in peer.told.text
+    assert peer.told.lines[-1][0] == "error"
+    assert len(peer.said(r.Ending)) == 1
+
+
+def test_an_attempt_is_prepared_once_and_its_way_is_its_own(peering):
+    again = peering(prepare(3), prepare(3), VERDICT)
+    assert again.run() == 69
+    older = peering(prepare(3), reach(2), VERDICT)
+    assert older.run() == 69
+    newer = peering(prepare(3), reach(3), prepare(4), reach(4), commence(4), VERDICT)
+    assert newer.run() == 7
+
+
+def test_bytes_that_are_no_message_end_the_launcher(peering):
+    peer = peering(b"GET / HTTP/1.1\r\n\r\n", VERDICT)
+    assert peer.run() == 69
+    assert "does not speak as it should" in peer.told.text
+
+
+@pytest.mark.parametrize("lost_after_s", [60.0, 3.6e6, 1e9])
+def test_no_time_is_too_long_to_wait_for(peering, lost_after_s):
+    peer = peering(
+        r.Ping(serial=1, silence_s=lost_after_s), commence(), stop(grace_s=1e9), VERDICT, lost_after_s=lost_after_s
+    )
+    peer.own.due_s = 1e9
+    assert peer.run() == 7
+
+
+# --- the coordinator is lost
+
+
+def test_a_coordinator_that_leaves_ends_the_job_where_no_restart_is_left(peering):
+    peer = peering(commence(), CLOSED)
+    assert peer.run() == 69
+    assert [(each.signum, each.grace_s) for each in peer.handled(m.Stop)] == [(signal.SIGTERM, 5.0)]
+    assert "is lost: the connection was closed by the peer; stopping the workers of this node" in peer.told.text
+    assert ("error", "the job has failed: there is no restart left") in peer.told.lines
+    assert [kind for kind, _ in peer.told.events] == ["attempt_started", "coordinator_lost", "job_ended"]
+
+
+def test_a_coordinator_that_comes_back_hears_how_far_the_job_was(peering):
+    peer = peering(
+        commence(2, restarts=1), CLOSED, max_restarts=2, again=[[prepare(3), commence(3, restarts=2), VERDICT]]
+    )
+    assert peer.run() == 7
+    assert [(each.attempt, each.restarts) for each in peer.said(p.Apply, 1)] == [(2, 1)]
+    assert [start.attempt for start in peer.handled(m.Start)] == [2, 3]
+
+
+def test_the_name_of_a_job_that_goes_on_under_another_is_its_new_workers_and_noted(peering):
+    peer = peering(commence(), CLOSED, max_restarts=1, again=[[commence(1), VERDICT]], names=["j-2"])
+    assert peer.run() == 7
+    before, after = peer.handled(m.Start)
+    names = ("DISTLAUNCH_JOB_ID", "TORCHELASTIC_RUN_ID")
+    assert [before.env[name] for name in names] == ["j", "j"]
+    assert [after.env[name] for name in names] == ["j-2", "j-2"]
+    assert before.env["DISTLAUNCH_RUN_DIR"] == after.env["DISTLAUNCH_RUN_DIR"]
+    assert peer.told.of("rejoined") == [{"job_id": "j-2"}]
+    assert "the job is called j-2 now" in peer.told.text
+
+
+def test_a_coordinator_that_does_not_come_back_is_an_error_of_whoever_calls(peering, monkeypatch):
+    peer = peering(CLOSED)
+
+    def call():
+        raise NodesError("node 0 has not answered")
+
+    monkeypatch.setattr(peer.runner, "_call", call)
+    with pytest.raises(NodesError):
+        peer.run()
+    assert peer.own.closed
+
+
+def test_a_silent_coordinator_is_lost(peering):
+    peer = peering(commence(), lost_after_s=0.05)
+    assert peer.run() == 69
+    assert "is lost: no word from it for" in peer.told.text
+
+
+def test_a_coordinator_says_itself_how_long_it_may_be_silent(peering):
+    peer = peering(r.Ping(serial=1, silence_s=2.0), lambda: None, lost_after_s=60.0, again=[[VERDICT]])
+    assert peer.run() == 7
+    assert "no word from it for 2 s" in peer.told.text
+
+
+def test_silence_does_not_count_while_the_job_is_paused(peering):
+    peer = peering(commence(), m.Pause(paused=True), lost_after_s=0.05)
+    later = threading.Timer(0.3, lambda: peer.link.feed(m.Pause(paused=False), VERDICT))
+    later.start()
+    assert peer.run() == 7
+    later.join()
+    assert [each.paused for each in peer.handled(m.Pause)] == [True, False]
+
+
+def test_ctrl_z_is_said_to_be_the_coordinators(peering):
+    peer = peering(lambda: peer.signals.come(signal.SIGTSTP), lambda: None, VERDICT)
+    assert peer.run() == 7
+    assert "Ctrl-Z: only node 0 (h:5) can stop the job" in peer.told.text
+
+
+def test_paused_workers_go_on_before_they_are_told_to_end(peering):
+    peer = peering(commence(), m.Pause(paused=True), CLOSED)
+    assert peer.run() == 69
+    assert [type(each) for each in peer.own.handled] == [m.Start, m.Pause, m.Pause, m.Stop]
+    assert not peer.handled(m.Pause)[1].paused
+
+
+# --- limits
+
+
+def test_no_thread_for_the_link_is_an_error_that_says_so(peering, monkeypatch):
+    peer = peering(VERDICT)
+
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(ConfigError, match="no thread can be started"):
+        peer.run()
+    assert peer.link.closed
+
+
+def test_a_launcher_that_cannot_start_its_node_tells_the_coordinator_why(peering):
+    peer = peering(VERDICT)
+    peer.own.refuses = ConfigError("no thread can be started")
+    with pytest.raises(ConfigError):
+        peer.run()
+    assert [type(each) for each in peer.link.said] == [r.Ending]

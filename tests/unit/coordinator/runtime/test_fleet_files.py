@@ -1,0 +1,98 @@
+"""Where the fleet's output is filed when nodes come and go."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.runtime.filters import LineFilter
+from distlaunch.coordinator.runtime.records import OutputFiles
+from distlaunch.core.model.run_files import TRAIN
+from distlaunch.core.protocol import remote as r
+from tests.unit.coordinator.fleets import Kept, Nodes
+
+
+@pytest.fixture
+def filed(tmp_path):
+    """Give a fleet of two nodes whose output is filed, and what its console was told."""
+    shown = Kept()
+    picked = {1: LineFilter([b"attempt"], {0: b"[0] ", 1: b"[1] "})}
+    for attempt in (0, 1):
+        (tmp_path / f"attempt-{attempt}").mkdir()
+    files = OutputFiles(str(tmp_path), shown, pytest.fail, filters=picked)
+    fleet = Nodes(2, kept=files)
+    yield fleet, shown, tmp_path
+    fleet.close()
+    files.close()
+
+
+def text(path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def test_what_comes_after_a_lost_node_is_filed_in_its_own_attempt(filed):
+    fleet, shown, folder = filed
+    for node in (0, 1):
+        fleet.join(node)
+        fleet.give(node, node)
+    fleet.fleet.begin_attempt(0)
+    fleet.give(0, 0)
+    fleet.give(1, 1)
+    fleet.say("n1", r.Output(rank=1, stream=1, data=b"of attempt 0, cut o"))
+    fleet.pump(lambda: text(folder / "attempt-0/rank-1.log"))
+    fleet.links["n1"].theirs.close()
+    fleet.pump(lambda: fleet.of(a.Lost))
+    fleet.pump(lambda: (1, "ended") in shown.said)  # at once, not when another attempt begins
+    fleet.fleet.begin_attempt(1)
+    fleet.give(0, 0, 1, attempt=1)
+    fleet.say("n0", r.Output(rank=1, stream=1, data=b"of attempt 1\n"), r.RankEnded(rank=1))
+    fleet.pump(lambda: shown.said[-1] == (1, "ended") and len(shown.said) == 4)
+    assert text(folder / "attempt-0/rank-1.log") == "of attempt 0, cut o"
+    assert text(folder / "attempt-1/rank-1.log") == "of attempt 1\n"
+    assert [text(Path(TRAIN.filtered_path(str(folder), attempt, 1))) for attempt in (0, 1)] == [
+        "[1] of attempt 0, cut o\n",
+        "[1] of attempt 1\n",
+    ]
+
+
+def test_whoever_has_not_ended_has_when_another_attempt_begins(tmp_path):
+    shown = Kept()
+    for attempt in (0, 1):
+        (tmp_path / f"attempt-{attempt}").mkdir()
+    files = OutputFiles(str(tmp_path), shown, pytest.fail)
+    files.begin_attempt(0)
+    files.output(3, 1, b"zero", 0.0)
+    files.begin_attempt(1)
+    files.output(3, 1, b"one", 0.0)
+    files.rank_ended(3, 0.0)
+    assert shown.said == [(3, 1, b"zero"), (3, "ended"), (3, 1, b"one"), (3, "ended")]
+    assert text(tmp_path / "attempt-0/rank-3.log") == "zero"
+    assert text(tmp_path / "attempt-1/rank-3.log") == "one"
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_more_ranks_than_files_may_be_open_all_have_their_logs(tmp_path, monkeypatch, room):
+    """``room``: the limit is as low as that; else others hold what there is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    (tmp_path / "attempt-0").mkdir()
+    files = OutputFiles(str(tmp_path), Kept(), pytest.fail)
+    files.begin_attempt(0)
+    most = len(os.listdir("/proc/self/fd")) + 24
+    if not room:
+        monkeypatch.setattr("distlaunch.core.agent.workers.log_files._most_open", lambda: 10**6)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        for turn in range(2):
+            for rank in range(200):
+                files.output(rank, 1, b"%d\n" % turn, 0.0)
+        taken = len(os.listdir("/proc/self/fd"))
+        for rank in range(200):
+            files.rank_ended(rank, 0.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert {text(tmp_path / f"attempt-0/rank-{rank}.log") for rank in range(200)} == {"0\n1\n"}
+    assert taken <= most

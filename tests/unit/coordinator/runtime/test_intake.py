@@ -1,0 +1,118 @@
+"""The thread that files what nodes send, and does what else may wait for a disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import pytest
+
+from distlaunch.coordinator.policy import events_and_actions as a
+from distlaunch.coordinator.runtime.desk import Desk
+from distlaunch.coordinator.runtime.records import EventLog
+from distlaunch.coordinator.runtime.remote_output import Intake
+from distlaunch.coordinator.runtime.reports import Reporter
+from distlaunch.coordinator.runtime.run_directory import make_run_dir
+from distlaunch.core.model.run_files import MARKER, TRAIN
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import remote as r
+from tests.unit.coordinator.fleets import WITHIN_S, Kept
+
+
+class Stuck(Kept):
+    """A place for output on a disk that stands still."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moves = threading.Event()
+        self.reached = threading.Event()
+
+    def output(self, rank, stream, data, now):
+        self.reached.set()
+        assert self.moves.wait(WITHIN_S)
+        super().output(rank, stream, data, now)
+
+
+class Shown(Kept):
+    """A console that only remembers."""
+
+    def say(self, text, *, level="info"):
+        self.said.append((level, text))
+
+    def event(self, record):
+        self.said.append(("event", record["type"]))
+
+
+@pytest.fixture
+def stuck():
+    files = Stuck()
+    intake = Intake(files, nodes=1, grant=lambda node, size: None)
+    intake.start()
+    intake.take(0, r.Output(rank=0, stream=1, data=b"x"))
+    assert files.reached.wait(WITHIN_S)
+    yield files, intake
+    files.moves.set()
+    assert intake.finish(bound_s=WITHIN_S)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    made = make_run_dir(str(tmp_path), "job", {})
+    yield made
+    made.close()
+
+
+def reporter(run_dir, desk: Desk, sink: Shown) -> Reporter:
+
+    class Plan:
+        layout = TRAIN
+        run_dir = ""
+
+    Plan.run_dir = run_dir.path
+    os.mkdir(os.path.join(run_dir.path, "attempt-0"))
+    events = EventLog(run_dir.events, sink, desk=desk)
+    return Reporter(Plan, max_restarts=0, run_dir=run_dir, sink=sink, events=events, desk=desk, started_s=0.0)  # type: ignore[arg-type]
+
+
+def test_a_disk_that_stands_still_does_not_hold_up_whoever_writes_events_and_reports(stuck, run_dir):
+    files, intake = stuck
+    shown = Shown()
+    told = reporter(run_dir, intake, shown)
+    EventLog(run_dir.events, shown, desk=intake).write("first", {})
+    EventLog(run_dir.events, shown, desk=intake).write("second", {})
+    told.refused("no node is there")
+    stack = m.Stack(rank=0, pid=1, state="S", text="here")
+    told.keep(a.KeepStacks(attempt=0, stacks=(stack,)))
+    exited = m.WorkerExited(
+        attempt=0, rank=0, pid=5, returncode=1, uptime_s=1.0, ended=1.0, told_to_stop=False, oom_kills=0,
+        error_file="{}", tail=b"",
+    )  # fmt: skip
+    told.keep_error(exited)
+    assert intake.ask(lambda: True) is None
+    assert sorted(os.listdir(run_dir.path)) == [MARKER, "attempt-0", "events.jsonl"]
+    assert os.listdir(os.path.join(run_dir.path, "attempt-0")) == []
+    assert shown.said == [("event", "first"), ("event", "second")]
+    files.moves.set()
+    assert intake.finish(bound_s=WITHIN_S)
+    with open(os.path.join(run_dir.path, "events.jsonl")) as lines:
+        assert [json.loads(line)["type"] for line in lines] == ["first", "second"]
+    with open(os.path.join(run_dir.path, "report.txt")) as report:
+        assert report.read() == "distlaunch: no node is there\n"
+    assert len(os.listdir(os.path.join(run_dir.path, "attempt-0"))) == 2
+
+
+def test_what_is_to_be_done_after_the_end_is_done_at_once():
+    intake = Intake(Kept(), nodes=1, grant=lambda node, size: None)
+    intake.start()
+    assert intake.finish(bound_s=WITHIN_S)
+    done: list[int] = []
+    intake.do(lambda: done.append(1))
+    assert done == [1]
+    assert intake.ask(lambda: 7) == 7
+
+
+def test_what_a_node_tells_is_no_escape_sequence_in_the_report(run_dir):
+    reporter(run_dir, Desk(), Shown()).refused("n1: \x1b[2Jhint\x07\n  caf\xe9: \u4e16\r")
+    with open(os.path.join(run_dir.path, "report.txt"), "rb") as report:
+        assert report.read().decode() == "distlaunch: n1: \\x1b[2Jhint\\x07\n  caf\xe9: \u4e16\n"

@@ -1,0 +1,68 @@
+"""What a node, or another launcher, may say of the attempts of a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.coordinator.runtime.message_checks import Part
+from distlaunch.core.errors import ProtocolError
+from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
+from tests.unit.coordinator.fleets import exited
+
+
+def commence(**fields) -> p.Commence:
+    values = {
+        "attempt": 0, "restarts": 0, "node_rank": 1, "local_ranks": (0, 1), "hosts": ("a", "b", "c"), "slots": (3, 2, 1),
+        "master_addr": "a", "master_port": 1, "interface": "", "nccl_interface": "",
+    }  # fmt: skip
+    return p.Commence(**{**values, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "ranks"),
+    [({}, {3, 4}), ({"node_rank": 0, "local_ranks": (0, 1, 2)}, {0, 1, 2}), ({"local_ranks": (1,)}, {4})],
+)
+def test_another_launcher_tells_of_its_own_ranks_only(fields, ranks):
+    part = Part(0)
+    part.told(commence(**fields))
+    for rank in range(-1, 7):
+        if rank in ranks:
+            assert part.check(exited(1.0, rank=rank))
+        else:
+            with pytest.raises(ProtocolError):
+                part.check(exited(1.0, rank=rank))
+
+
+def test_what_is_told_of_an_earlier_attempt_does_not_count():
+    part = Part(0)
+    part.told(commence())
+    part.told(commence(attempt=1, node_rank=2, local_ranks=(0,)))
+    assert not part.check(exited(1.0, rank=3, attempt=0))
+    assert not part.check(m.Gone(attempt=0, left=()))
+    assert part.check(m.Gone(attempt=1, left=()))
+
+
+def test_a_node_that_was_told_nothing_has_nothing_to_tell():
+    for message in (m.Gone(attempt=0, left=()), exited(1.0), m.WorkerHalted(rank=0)):
+        with pytest.raises(ProtocolError):
+            Part(0).check(message)
+    assert Part(0).check(m.Remark(text="", warning=False))
+
+
+def prepared(*ports: int, attempt: int = 0, problem: str | None = None) -> m.Prepared:
+    return m.Prepared(attempt=attempt, port=None, problem=problem, hint=None, warning=None, ports=ports)
+
+
+@pytest.mark.parametrize("ports", [(), (5,), (5, 5), (5, 6, 7), (0, 5), (5, 70000), (-1, 5)], ids=str)
+def test_a_node_holds_as_many_ports_as_it_was_to_hold(ports):
+    part = Part(0)
+    part.told(m.Prepare(attempt=0, port=None, ports=2))
+    with pytest.raises(ProtocolError):
+        part.check(prepared(*ports))
+    assert part.check(prepared(5, 65535))
+    assert part.check(prepared(problem="there is none"))
+    part.told(m.Prepare(attempt=1, port=None))
+    assert part.check(prepared(7, 8)), "late, of the attempt before"
+    with pytest.raises(ProtocolError):
+        part.check(prepared(7, attempt=1))

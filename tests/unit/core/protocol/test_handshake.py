@@ -1,0 +1,193 @@
+"""Who gets in on the rendezvous port, and what those hear who do not."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+from distlaunch.core.model.record import plain, replace
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol.codec import encode
+from distlaunch.core.protocol.handshake import Stranger
+from tests.unit.core.protocol.handshaking import (
+    CALL,
+    OPEN,
+    SECRET,
+    WEAK,
+    WELCOME,
+    WRONG_TOKEN,
+    Meeting,
+    answered,
+    caller,
+    listener,
+    messages,
+)
+
+
+@pytest.mark.parametrize("party", [OPEN, SECRET, WEAK], ids=["without a token", "128 bits", "a phrase"])
+@pytest.mark.parametrize("size", [1, 2, 7, 9, 100, 1 << 20])
+def test_both_sides_of_one_job_come_together_however_the_bytes_arrive(party, size):
+    meeting = Meeting(party, party).run(size)
+    assert meeting.caller.outcome == meeting.listener.outcome == WELCOME
+    assert meeting.caller.is_final
+    [call] = meeting.admitted
+    assert (call.rank, call.host, call.instance, call.job_key) == (3, "n3", "i", "77")
+
+
+@pytest.mark.parametrize("party", [SECRET, WEAK])
+def test_the_token_itself_is_never_sent(party):
+    meeting = Meeting(party, party).run()
+    assert party.token not in b"".join(meeting.sent + meeting.said)
+
+
+def test_the_caller_reads_no_byte_that_follows_its_welcome():
+    meeting = Meeting(OPEN, OPEN)
+    challenge = meeting.listener.feed(meeting.caller.begin())
+    stream = bytearray(meeting.listener.feed(answered(meeting.caller, challenge)) + b"what comes next")
+    while meeting.caller.outcome is None:
+        taken = meeting.caller.missing
+        assert taken > 0
+        meeting.caller.feed(bytes(stream[:taken]))
+        del stream[:taken]
+    assert stream == b"what comes next"
+
+
+@pytest.mark.parametrize(
+    ("caller", "listener"),
+    [
+        (SECRET, replace(OPEN, token=b"fedcba9876543210" * 2)),
+        (WEAK, replace(OPEN, token=b"another phrase")),
+        (SECRET, WEAK),
+        (WEAK, SECRET),
+        (SECRET, OPEN),
+        (OPEN, SECRET),
+    ],
+    ids=["another token", "another phrase", "a phrase", "no phrase", "only the caller", "only the listener"],
+)
+def test_a_wrong_token_is_told_to_both_and_nothing_more(caller, listener):
+    meeting = Meeting(caller, listener).run()
+    for turned in (meeting.caller.outcome, meeting.listener.outcome):
+        assert isinstance(turned, p.Turned)
+        assert turned.text == WRONG_TOKEN
+    assert not meeting.caller.is_final
+    assert meeting.listener.turned_for == "token"
+    assert not meeting.admitted
+
+
+def test_the_listener_proves_nothing_to_whoever_has_not_proved_itself():
+    side = listener(SECRET)
+    [challenge] = messages(side.feed(encode(CALL)))
+    assert plain(challenge).keys() == {"nonce", "way", "salt"}
+    [turned] = messages(side.feed(encode(p.Proof(proof="0" * 64))))
+    assert (turned.text, turned.proof) == (WRONG_TOKEN, "")
+
+
+@pytest.mark.parametrize("party", [OPEN, SECRET])
+@pytest.mark.parametrize("change", [{"release": "1.2.4"}, {"job_key": "78"}, {"job_key": ""}])
+def test_another_release_or_job_is_turned_away_and_may_call_again(party, change):
+    meeting = Meeting(replace(party, **change), party).run()
+    assert isinstance(meeting.caller.outcome, p.Turned)
+    assert meeting.caller.outcome.hint
+    assert not meeting.caller.is_final
+    assert meeting.listener.turned_for in ("release", "job")
+    assert not meeting.admitted
+
+
+def test_without_a_secret_both_jobs_are_named():
+    meeting = Meeting(replace(OPEN, job_key="78"), OPEN).run()
+    words = "the port belongs to another job: it is of job '77', and n3 called for job '78'"
+    assert meeting.caller.outcome.text == meeting.listener.why_turned == words
+
+
+def test_with_a_secret_the_job_is_named_to_its_own_user_alone():
+    meeting = Meeting(replace(SECRET, job_key="78"), SECRET).run()
+    assert meeting.caller.outcome.text == "the port belongs to another job than job '78'"
+    assert "it is of job '77', and n3 called for job '78'" in meeting.listener.why_turned
+    assert b"77" not in b"".join(meeting.said)
+
+
+def test_both_releases_are_named():
+    meeting = Meeting(replace(OPEN, release="1.2.4"), OPEN).run()
+    assert meeting.caller.outcome.text == "the launcher that was called is distlaunch 1.2.3, n3 is distlaunch 1.2.4"
+
+
+def test_another_version_of_the_words_is_another_release():
+    side = listener()
+    side.feed(encode(replace(CALL, version=9, release="9.0")))
+    assert side.outcome.text == "the launcher that was called is distlaunch 1.2.3, n3 is distlaunch 9.0"
+
+
+def test_a_call_with_fields_that_we_do_not_know_is_another_release():
+    body = json.dumps({"t": "Call", "release": "9.0\x1b[2J", "colour": "green"}).encode()
+    side = listener()
+    [turned] = messages(side.feed(struct.pack(">BII", 1, len(body), 0) + body))
+    assert turned.text == r"the launcher that was called is distlaunch 1.2.3, the caller is distlaunch 9.0\x1b[2J"
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["in our words", "in words that we do not know"])
+def test_another_release_of_another_job_is_another_job_first(known):
+    other = replace(CALL, version=9, release="9.0", job_key="78")
+    body = json.dumps({"t": "Call", **plain(other), **({} if known else {"colour": "green"})}).encode()
+    side = listener()
+    [turned] = messages(side.feed(struct.pack(">BII", 1, len(body), 0) + body))
+    assert turned.text.startswith("the port belongs to another job: it is of job '77', and ")
+    assert side.turned_for == "job"
+
+
+@pytest.mark.parametrize("key", ["k" * 300, "k" * 100_000, "é" * 300, "\udc80" * 5000, "7" * 128, ""])
+def test_a_job_of_any_key_comes_together_and_another_that_begins_alike_does_not(key):
+    ours = replace(OPEN, job_key=key)
+    assert Meeting(ours, ours).run().caller.outcome == WELCOME
+    other = Meeting(replace(OPEN, job_key=key + "x"), ours).run()
+    assert other.listener.turned_for == "job"
+
+
+def test_other_frames_are_another_release_on_both_sides():
+    for side in (listener(), caller()):
+        side.feed(b"\x02whatever")
+        assert "another release of distlaunch" in side.outcome.text
+
+
+@pytest.mark.parametrize("party", [OPEN, SECRET, WEAK])
+def test_what_the_job_says_to_a_caller_is_passed_on_and_believed(party):
+    turned = p.Turned(text="node 3 is here already", hint=None, exit_code=2, again=True)
+    meeting = Meeting(party, party, answer=turned).run()
+    assert meeting.caller.outcome == turned
+    assert meeting.caller.is_final
+    assert meeting.listener.turned_for == ""
+
+
+def test_what_a_listener_says_is_made_fit_for_a_terminal_and_an_exit_code():
+    side = caller()
+    side_says = p.Turned(text="\x1b]0;x\x07" + "y" * 9000, hint="a\nb", exit_code=0, again=False)
+    answered(side, encode(side_says))
+    assert side.outcome.text.startswith(r"\x1b]0;x\x07y")
+    assert len(side.outcome.text) < 5000
+    assert (side.outcome.hint, side.outcome.exit_code) == ("a\nb", 2)
+
+
+def test_a_token_is_never_shown_and_never_empty():
+    assert SECRET.token.decode() not in repr(SECRET)
+    with pytest.raises(ValueError):
+        replace(OPEN, token=b"")
+
+
+@pytest.mark.parametrize(
+    "welcome",
+    [
+        {"folder": "../../evil"}, {"folder": "/tmp/evil"}, {"folder": ".."}, {"folder": "a\0b"}, {"folder": "x" * 300},
+        {"folder": "a\ud800"}, {"folder": "a\x1b[2J"}, {"job_id": "a\ud800", "folder": "y"}, {"job_id": "a\x9b", "folder": "y"},
+        {"job_id": "../evil"}, {"job_id": "."}, {"job_id": "x" * 5000, "folder": "y"}, {"rank": -1}, {"rank": 1 << 40},
+        {"job_id": ""}, {"job_id": "latest"}, {"folder": "latest"}, {"folder": ".ssh"}, {"folder": "-x"}, {"job_id": "-x"},
+    ],
+)  # fmt: skip
+def test_a_listener_cannot_name_a_path_or_a_rank_that_cannot_be(welcome):
+    with pytest.raises(Stranger):
+        Meeting(OPEN, OPEN, answer=replace(WELCOME, **welcome)).run()
+
+
+def test_a_job_of_any_id_may_have_a_folder_of_its_own_name():
+    answer = replace(WELCOME, job_id="run/7 of é\u00a0\udcff", folder="run-7_ab12")
+    assert Meeting(OPEN, OPEN, answer=answer).run().caller.outcome == answer

@@ -1,0 +1,231 @@
+"""Who cannot get in on the rendezvous port, nor be taken for its listener: attackers, strangers, whatever they send."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.core.model.record import replace
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol.codec import encode
+from distlaunch.core.protocol.handshake import MOST_FROM_CALLER, Stranger
+from tests.unit.core.protocol.handshaking import (
+    CALL,
+    OPEN,
+    SECRET,
+    WELCOME,
+    WRONG_TOKEN,
+    Meeting,
+    answered,
+    caller,
+    listener,
+    messages,
+)
+
+# --- attacks
+
+
+def test_a_replayed_call_and_proof_are_worth_nothing():
+    recorded = Meeting(SECRET, SECRET).run()
+    admitted = []
+    side = listener(SECRET, nonce="2" * 64, admitted=admitted)
+    for data in recorded.sent:
+        side.feed(data)
+    assert side.outcome.text == WRONG_TOKEN
+    assert not admitted
+
+
+def test_a_replayed_challenge_and_welcome_are_worth_nothing():
+    recorded = Meeting(SECRET, SECRET).run()
+    side = caller(SECRET, nonce="d" * 64)
+    asked, welcome = recorded.said
+    answered_until_outcome(side, asked)
+    with pytest.raises(Stranger, match="does not know the secret"):
+        answered_until_outcome(side, welcome)
+    assert side.outcome is None
+
+
+def answered_until_outcome(side, data: bytes) -> bytes:
+    out = b""
+    while data and side.outcome is None:
+        taken = side.missing
+        out += side.feed(data[:taken])
+        data = data[taken:]
+    return out
+
+
+def test_a_listener_is_no_oracle_for_another_one():
+    first = listener(SECRET, nonce="1" * 64)
+    [asked] = messages(first.feed(encode(CALL)))
+    second = listener(SECRET, nonce=CALL.nonce)  # as bad as it can get: even its nonce is what the attacker wants
+    second.feed(encode(replace(CALL, nonce=asked.nonce)))
+    [turned] = messages(second.feed(encode(p.Proof(proof="0" * 64))))
+    first.feed(encode(p.Proof(proof=turned.proof)))
+    assert first.outcome.text == WRONG_TOKEN
+
+
+def test_a_callers_own_proof_sent_back_to_it_is_no_proof():
+    side = caller(SECRET)
+    [proof] = messages(answered_until_outcome(side, encode(challenge())))
+    with pytest.raises(Stranger, match="does not know the secret"):
+        answered(side, encode(replace(WELCOME, proof=proof.proof)))
+
+
+def test_a_caller_proves_nothing_about_a_nonce_of_its_own():
+    side = caller(SECRET)
+    with pytest.raises(Stranger):
+        answered(side, encode(challenge(nonce="c" * 64)))
+
+
+def test_a_welcome_without_a_challenge_is_not_believed():
+    with pytest.raises(Stranger):
+        answered(caller(SECRET), encode(WELCOME))
+
+
+def test_a_listener_that_wants_no_proof_gets_none():
+    side = caller(SECRET)
+    [proof] = messages(answered_until_outcome(side, encode(challenge(way="none"))))
+    assert proof == p.Proof(proof="unproven")
+    assert (side.outcome.text, side.is_final) == (WRONG_TOKEN, False)
+
+
+@pytest.mark.parametrize("party", [OPEN, SECRET])
+def test_a_refusal_before_any_proof_is_not_final(party):
+    side = caller(party)
+    answered(side, encode(TURNED))
+    assert not side.is_final
+
+
+def test_a_refusal_without_a_proof_is_not_final():
+    side = caller(SECRET)
+    answered_until_outcome(side, encode(challenge()))
+    answered(side, encode(TURNED))
+    assert not side.is_final
+
+
+TURNED = p.Turned(text="no", hint=None, exit_code=2, again=False)
+
+
+def challenge(*, nonce="1" * 64, way="key", salt=""):
+    return p.Challenge(nonce=nonce, way=way, salt=salt)
+
+
+# --- strangers
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "http"),
+        (b"P", "http"),
+        (b"\x16\x03\x01\x02\x00", "tls"),
+        (b"SSH-2.0-OpenSSH_9\r\n", "ssh"),
+        (b"\0" * 40, "garbage"),
+        (b"\xff" * 9000, "long"),
+        (b"\x01\xff\xff\xff\xff\0\0\0\0", "garbage"),
+        (b"\x01\0\0\0\x02\0\0\0\x01{}x", "garbage"),
+        (b"\x01\0\0\0\x02\0\0\0\0{}", "garbage"),
+        (b"\x01\0\0\0\x00\0\0\0\0", "garbage"),
+        (encode(p.Proof(proof="")), "garbage"),
+        (encode(CALL) + encode(p.Proof(proof="")), "garbage"),
+        (encode(replace(CALL, nonce="")), "garbage"),
+        (encode(replace(CALL, nonce="AB" * 32)), "garbage"),
+        (encode(replace(CALL, nonce="ab " * 20)), "garbage"),
+        (encode(replace(CALL, rank=-1)), "garbage"),
+        (encode(replace(CALL, rank=10**9)), "garbage"),
+        (encode(replace(CALL, host="n" * 301)), "garbage"),
+        (encode(replace(CALL, version=10**6)), "garbage"),
+        (encode(replace(CALL, host="n" * MOST_FROM_CALLER)), "long"),
+    ],
+)
+def test_what_is_no_call_is_recognised_and_gets_no_answer(data, kind):
+    admitted = []
+    side = listener(admitted=admitted)
+    with pytest.raises(Stranger) as found:
+        side.feed(data)
+    assert found.value.kind == kind
+    assert found.value.text.startswith("it ")
+    assert not admitted
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(b"HTTP/1.1 400 Bad Request\r\n", "it speaks HTTP"), (b"SSH-2.0-x", "it speaks SSH"), (b"\x15\x03\x01", "TLS")],
+)
+def test_a_caller_names_what_listens_instead(data, words):
+    side = caller()
+    with pytest.raises(Stranger, match=words):
+        side.feed(data[: side.missing])
+
+
+def test_a_call_cut_short_anywhere_is_waited_for():
+    whole = encode(CALL)
+    for end in range(len(whole)):
+        side = listener()
+        assert side.feed(whole[:end]) == b""
+        assert side.outcome is None
+        assert side.call is None
+
+
+def test_drops_of_bytes_are_held_up_to_a_bound():
+    side = listener()
+    frame = struct.pack(">BII", 1, MOST_FROM_CALLER - 9, 0) + b"{" * MOST_FROM_CALLER
+    for at in range(MOST_FROM_CALLER - 1):
+        side.feed(frame[at : at + 1])
+    with pytest.raises(Stranger):
+        side.feed(b"{")
+
+
+FRAMES = st.sampled_from(
+    [
+        encode(CALL),
+        encode(replace(CALL, nonce="cd" * 16)),
+        encode(p.Proof(proof="")),
+        encode(p.Proof(proof="unproven")),
+        encode(p.Proof(proof="0" * 64)),
+        encode(p.Proof(proof="\udc80")),
+        encode(challenge()),
+        encode(challenge(way="none")),
+        encode(challenge(way="scrypt", salt="ab" * 16)),
+        encode(WELCOME),
+        encode(p.Turned(text="no", hint=None, exit_code=2, again=False)),
+    ]
+)
+
+
+@given(st.lists(st.one_of(FRAMES, st.binary(max_size=40)), max_size=6))
+def test_nobody_without_the_token_is_admitted_whatever_they_send(parts):
+    admitted = []
+    side = listener(SECRET, admitted=admitted)
+    try:
+        for part in parts:
+            side.feed(part)
+    except Stranger:
+        pass
+    assert not admitted
+    assert not isinstance(side.outcome, p.Welcome)
+
+
+@given(st.lists(st.one_of(FRAMES, st.binary(max_size=40)), max_size=6))
+def test_no_listener_without_the_token_is_believed_whatever_it_sends(parts):
+    side = caller(SECRET)
+    try:
+        for part in parts:
+            answered_until_outcome(side, part)
+    except Stranger:
+        pass
+    assert not isinstance(side.outcome, p.Welcome)
+
+
+@given(st.binary(max_size=200), st.integers(0, 200))
+def test_any_bytes_in_the_middle_of_a_call_do_no_harm(noise, at):
+    whole = encode(CALL)
+    side = listener(SECRET)
+    try:
+        side.feed(whole[:at] + noise + whole[at:])
+    except Stranger:
+        pass
+    assert not isinstance(side.outcome, p.Welcome)

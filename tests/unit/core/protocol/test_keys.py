@@ -1,0 +1,142 @@
+"""The keys of the proofs: which tokens need one derived, and how often."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from distlaunch.core.protocol import token_keys
+from distlaunch.core.protocol.token_keys import CallerSecret, ListenerSecret, NoKeyError, is_strong
+from tests.unit.core.protocol.handshaking import WEAK, WELCOME, Meeting, messages
+
+PHRASE = b"correct horse battery"
+RANDOM = b"8f14e45fceea167a5a36dedd4bea2543"
+
+
+@pytest.fixture
+def derived(monkeypatch):
+    """Count derivations."""
+    done = []
+    token_keys.has_scrypt()  # computes scrypt once per process
+    real = hashlib.scrypt
+    monkeypatch.setattr(hashlib, "scrypt", lambda *args, **kwargs: done.append(kwargs) or real(*args, **kwargs))
+    return done
+
+
+@pytest.mark.parametrize(
+    ("token", "strong"),
+    [(RANDOM, True), (RANDOM.upper(), True), (RANDOM * 2, True), (RANDOM[:-1], False), (PHRASE, False),
+     (b"0" * 32, False), (b"x" * 64, False)],
+)  # fmt: skip
+def test_a_token_of_128_bits_is_known_by_its_digits(token, strong):
+    assert is_strong(token) is strong
+
+
+def test_a_listener_derives_its_key_once_for_all_callers(derived):
+    secret = ListenerSecret(PHRASE, None)
+    for _ in range(5):
+        way, salt = secret.offer(scrypt=True)
+        assert secret.key(way) == secret.key(way)
+    assert (way, len(derived)) == ("scrypt", 1)
+    assert len(salt) == 32
+
+
+def test_a_caller_derives_its_key_once_for_each_listener(derived):
+    way, salt = ListenerSecret(PHRASE, None).offer(scrypt=True)
+    secret = CallerSecret(PHRASE, None)
+    assert secret.key(way, salt) == secret.key(way, salt)
+    assert len(derived) == 1
+    assert secret.key(way, "ab" * 16) != secret.key(way, salt)
+
+
+def test_a_token_of_128_bits_is_never_derived(derived):
+    secret = ListenerSecret(RANDOM, None)
+    assert secret.offer(scrypt=True) == ("key", "")
+    assert secret.key("key") == CallerSecret(RANDOM, None).key("key", "") == RANDOM
+    assert derived == []
+
+
+@pytest.mark.parametrize("lacks", ["the caller", "the listener"])
+def test_without_scrypt_on_one_side_both_use_pbkdf2(monkeypatch, lacks):
+    listener = ListenerSecret(PHRASE, None)
+    if lacks == "the listener":
+        monkeypatch.setattr(token_keys, "has_scrypt", lambda: False)
+    way, salt = listener.offer(scrypt=lacks == "the listener")
+    assert way == "pbkdf2"
+    assert listener.key(way) == CallerSecret(PHRASE, None).key(way, salt)
+
+
+@pytest.fixture
+def fips(monkeypatch):
+    """Have hashlib refuse scrypt when it is called, as OpenSSL does in FIPS mode."""
+
+    def refuse(*args, **kwargs):
+        raise ValueError("[digital envelope routines] unsupported")
+
+    monkeypatch.setattr(hashlib, "scrypt", refuse)
+    cached = token_keys.has_scrypt
+    cached.cache_clear()
+    yield
+    cached.cache_clear()
+
+
+def test_where_openssl_refuses_scrypt_both_sides_use_pbkdf2(fips):
+    meeting = Meeting(WEAK, WEAK).run()
+    assert messages(meeting.said[0])[0].way == "pbkdf2"
+    assert meeting.caller.outcome == WELCOME
+    assert ListenerSecret(PHRASE, None).offer(scrypt=True)[0] == "pbkdf2"
+
+
+def test_a_caller_that_cannot_compute_its_key_says_which_function_is_missing(fips, monkeypatch):
+    monkeypatch.setattr(token_keys, "has_scrypt", lambda: True)
+    with pytest.raises(NoKeyError, match=r"this Python cannot compute scrypt: .*unsupported"):
+        CallerSecret(PHRASE, None).key("scrypt", "ab" * 16)
+
+
+@pytest.mark.parametrize(
+    ("token", "way", "salt"),
+    [(PHRASE, "key", ""), (PHRASE, "none", ""), (PHRASE, "scrypt", ""), (PHRASE, "scrypt", "xyz"), (PHRASE, "munge", "m"),
+     (RANDOM, "scrypt", "ab" * 16), (RANDOM, "none", ""), (None, "key", ""), (None, "munge", "x"), (None, "other", "")],
+)  # fmt: skip
+def test_a_listener_cannot_talk_a_caller_out_of_its_own_way(token, way, salt):
+    with pytest.raises(NoKeyError):
+        CallerSecret(token, None).key(way, salt)
+
+
+class Munge:
+    """A munge of one user."""
+
+    def __init__(self) -> None:
+        self.sealed = {}
+
+    def seal(self, key):
+        self.sealed[f"MUNGE:{len(self.sealed)}:"] = key
+        return [*self.sealed][-1]
+
+    def open(self, credential):
+        if credential not in self.sealed:
+            raise OSError("Invalid credential")
+        return self.sealed[credential]
+
+
+def test_munge_carries_a_random_key():
+    munge = Munge()
+    first, second = ListenerSecret(None, munge), ListenerSecret(None, munge)
+    way, credential = first.offer(scrypt=True)
+    assert way == "munge"
+    key = CallerSecret(None, munge).key(way, credential)
+    assert key == first.key("munge") != second.key("munge")
+    assert len(key) == 64
+    with pytest.raises(NoKeyError, match="Invalid credential"):
+        CallerSecret(None, munge).key("munge", "forged")
+
+
+def test_a_caller_with_munge_joins_no_listener_without():
+    with pytest.raises(NoKeyError, match="does not prove itself by munge"):
+        CallerSecret(None, Munge()).key("none", "")
+
+
+def test_a_token_is_used_instead_of_munge():
+    secret = ListenerSecret(RANDOM, Munge())
+    assert secret.offer(scrypt=True) == ("key", "")

@@ -1,0 +1,114 @@
+"""What a launcher plans of its own workers as the coordinator tells it, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.core.errors import ProtocolError
+from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.planning.joined_plan import interfaces_of
+from tests.unit.planning.joiners import Plain, tasks
+
+
+def commence(**more) -> p.Commence:
+    values = {
+        "attempt": 1, "restarts": 1, "node_rank": 1, "local_ranks": (0, 1), "hosts": ("n0", "n1", "n2"),
+        "slots": (1, 2, 4), "master_addr": "10.0.0.1", "master_port": 5555, "interface": "eth0",
+        "nccl_interface": "",
+    }  # fmt: skip
+    return p.Commence(**{**values, **more})
+
+
+def test_a_peer_plans_its_own_workers_only(by_hand):
+    plan = by_hand("n1", rendezvous="h:5", node_rank=1).commenced(commence(), ["lo", "eth0"])
+    assert [(worker.rank, worker.local_rank, worker.node_rank) for worker in plan.workers] == [(1, 0, 1), (2, 1, 1)]
+    assert {name: plan.env[name] for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")} == {
+        "WORLD_SIZE": "7", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5555", "TORCHELASTIC_RESTART_COUNT": "1",
+    }  # fmt: skip
+    assert plan.workers[0].env["TORCHELASTIC_ERROR_FILE"] == "/jobs/j/attempt-1/rank-1.error.json"
+    assert interfaces_of(plan, 1) == ("eth0", "")
+
+
+def test_a_peer_takes_no_interface_that_it_has_not(by_hand):
+    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
+    told_of = commence(interface="eth0; rm", nccl_interface="eth9")
+    assert interfaces_of(joiner.commenced(told_of, ["lo", "eth0"]), 1) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"node_rank": 3}, {"node_rank": -1}, {"hosts": ()}, {"slots": (1, 2)}, {"slots": (1, 3, 4)}, {"slots": (0, 2, 4)},
+        {"local_ranks": (0,)}, {"local_ranks": (0, 1, 2)}, {"master_port": 0}, {"master_port": 70000}, {"attempt": -1},
+        {"master_addr": "a b"}, {"master_addr": "x" * 300}, {"master_addr": "$(id)"}, {"slots": (1, 2, 1 << 40)},
+        {"master_addr": ""}, {"master_addr": "-h"}, {"attempt": 1 << 40}, {"attempt": 1 << 40, "restarts": 1 << 40},
+        {"restarts": -1}, {"restarts": 2}, {"hosts": ("n0", "n1"), "slots": (1, 2)}, {"hosts": ("n0", "n1", "n\x1b2")},
+        {"hosts": ("n0", "n1", "n" * 300)}, {"local_ranks": ()}, {"local_ranks": (-1, 0)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_peer_refuses_a_start_that_makes_no_sense(by_hand, more):
+    with pytest.raises(ProtocolError):
+        by_hand("n1", rendezvous="h:5", node_rank=1).commenced(commence(**more), ["eth0"])
+
+
+def test_a_launcher_of_one_worker_starts_that_one(from_source):
+    told_of = commence(hosts=("a", "b"), slots=(2, 3), node_rank=1, local_ranks=(2,))
+    plan = from_source(tasks(1, 2)).commenced(told_of, ["eth0"])
+    assert [(worker.rank, worker.env["LOCAL_RANK"]) for worker in plan.workers] == [(4, "2")]
+
+
+@pytest.mark.parametrize("local_ranks", [(), (1,), (0, 2), (3,)], ids=str)
+def test_a_launcher_of_one_worker_starts_no_other(from_source, local_ranks):
+    told_of = commence(hosts=("a", "b"), slots=(2, 3), node_rank=1, local_ranks=local_ranks)
+    with pytest.raises(ProtocolError):
+        from_source(tasks(1, 2)).commenced(told_of, ["eth0"])
+
+
+def test_what_a_coordinator_that_came_back_calls_the_job_is_what_new_workers_hear(by_hand):
+    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
+    joiner.renamed("j-2")
+    plan = joiner.commenced(commence(), [])
+    assert (plan.env["DISTLAUNCH_JOB_ID"], plan.env["TORCHELASTIC_RUN_ID"]) == ("j-2", "j-2")
+    assert plan.env["DISTLAUNCH_RUN_DIR"] == "/jobs/j"
+
+
+# --- where workers listen
+
+
+class Listening(Plain):
+    """A backend whose workers have a port each."""
+
+    worker_ports = 1
+
+    def cluster_variables(self, cluster):
+        return {"CLUSTER": " ".join(cluster)}
+
+    def task_variables(self, workers, rank):
+        return {"CLUSTER": f" {rank} of {workers}"}
+
+
+CLUSTER = (*(f"10.0.0.{rank}:{rank + 1}" for rank in range(6)), "[fd00::1]:65535")
+
+
+def test_a_peers_workers_are_told_where_all_listen(by_hand):
+    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
+    joiner._backend = Listening({}, {})
+    plan = joiner.commenced(commence(cluster=CLUSTER), ["eth0"])
+    assert plan.env_starts == {"CLUSTER": " ".join(CLUSTER)}
+    assert [worker.env["CLUSTER"] for worker in plan.workers] == [" 1 of 7", " 2 of 7"]
+
+
+@pytest.mark.parametrize("cluster", [
+    CLUSTER[1:], (*CLUSTER, "a:1"), (), *((*CLUSTER[1:], odd) for odd in ("a", ":1", "a:0", "a:65536", "a b:1", "[a:1")),
+], ids=str)  # fmt: skip
+def test_a_cluster_that_makes_no_sense_is_refused(by_hand, cluster):
+    joiner = by_hand("n1", rendezvous="h:5", node_rank=1)
+    joiner._backend = Listening({}, {})
+    with pytest.raises(ProtocolError):
+        joiner.commenced(commence(cluster=cluster), ["eth0"])
+
+
+def test_a_peer_whose_backend_knows_of_no_ports_refuses_them(by_hand):
+    with pytest.raises(ProtocolError, match="7 ports of workers, which --backend plain has no use for"):
+        by_hand("n1", rendezvous="h:5", node_rank=1).commenced(commence(cluster=CLUSTER), ["eth0"])
