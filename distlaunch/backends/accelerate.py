@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from distlaunch.backends import accelerate_config as c
-from distlaunch.backends import accelerate_names as n
 from distlaunch.backends.base import BackendOption, Requirement, Value
 from distlaunch.backends.config_file import Document, read_document
 from distlaunch.backends.deepspeed import DeepSpeed, read_config
@@ -66,12 +65,12 @@ class Accelerate(TorchBackend):
                 metavar="JSON",
             ),
             BackendOption(
-                name="mixed-precision", about="what forward computes in", kind="choice", choices=n.PRECISIONS
+                name="mixed-precision", about="what forward computes in", kind="choice", choices=c.PRECISIONS
             ),
             BackendOption(
-                name="dynamo-backend", about="compile with this backend", kind="choice", choices=n.DYNAMO_BACKENDS
+                name="dynamo-backend", about="compile with this backend", kind="choice", choices=c.DYNAMO_BACKENDS
             ),
-            BackendOption(name="dynamo-mode", about="how to compile", kind="choice", choices=n.DYNAMO_MODES),
+            BackendOption(name="dynamo-mode", about="how to compile", kind="choice", choices=c.DYNAMO_MODES),
             BackendOption(
                 name="gradient-accumulation-steps", about="batches between two steps of the optimizer", kind="count"
             ),
@@ -82,7 +81,7 @@ class Accelerate(TorchBackend):
     def check_files(self, variables: Mapping[str, str], read: Callable[[str, str], str | None]) -> None:
         """Look at the file of DeepSpeed that the configuration names, unless a user's variable names another."""
         path = None if self._config is None else self._config.deepspeed_file
-        if self._config is None or path is None or variables.get(n.DEEPSPEED_FILE) != path:
+        if self._config is None or path is None or variables.get(c.DEEPSPEED_FILE) != path:
             return
         where = self._config.document.where("deepspeed_config", "deepspeed_config_file")
         named = f"{where}: deepspeed_config_file: {printable(path)}"
@@ -106,7 +105,7 @@ class Accelerate(TorchBackend):
 
     def unwanted(self) -> Sequence[str]:
         """Name what a configuration decides: it is all there is then, and the environment without one."""
-        return () if self._config is None else n.DECIDED
+        return () if self._config is None else c.DECIDED
 
     def job_variables(self, topology: Topology) -> Mapping[str, str]:
         """Give what ``Accelerator()`` reads. Raises ConfigError."""
@@ -160,7 +159,7 @@ def _contradictions(config: c.Config, topology: Topology) -> Iterator[str]:
     if port and port != topology.master_port:
         where = config.document.where("main_process_port")
         yield f"{where}: main_process_port: {port} is not used: a free port is taken, or --master-port"
-    for section, key in (("mpirun_config", "mpirun_hostfile"), *(("deepspeed_config", k) for k in n.NODE_LISTS)):
+    for section, key in (("mpirun_config", "mpirun_hostfile"), *(("deepspeed_config", k) for k in c.NODE_LISTS)):
         if config.section(section).get(key) is not None:
             where = config.document.where(section, key)
             yield f"{where}: {key} is not used: --hostfile, --include and --exclude name nodes"
@@ -169,7 +168,7 @@ def _contradictions(config: c.Config, topology: Topology) -> Iterator[str]:
         yield f"{where}: enable_cpu_affinity does nothing in a file, under accelerate launch too: --bind numa does it"
     if config.uses_cpu and topology.device == "cuda":
         yield f"{path} is for CPUs: these workers' GPUs are idle (--num-procs starts workers on CPUs)"
-    if topology.device == "cpu" and config.kind in n.ON_GPUS:
+    if topology.device == "cpu" and config.kind in c.ON_GPUS:
         yield f"{path} is for GPUs (distributed_type: {config.kind}); these workers run on CPUs"
     if topology.device == "cpu" and config.kind in _SHARDED:
         yield f"{path}: Accelerate does {config.kind} on GPUs alone; these workers, on CPUs, train with DDP"

@@ -1,16 +1,23 @@
-"""What ``accelerate launch`` would set for a configuration file, and for what ranks above it."""
+"""What ``accelerate launch`` would set for a configuration file, and for what ranks above it.
+
+The names of Accelerate 1.15: keys of its configuration files, and the variables that they become.
+
+Releases that know less read less. Left out is what is the launcher's here (``MASTER_*``, ``OMP_NUM_THREADS``, device
+masks) and Intel's ``KMP_AFFINITY``, which would put all workers of a node on the same cores.
+
+Which values Accelerate 1.15 takes from its variables, so that a slip is told of before the start.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from base64 import urlsafe_b64decode
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
-from distlaunch.backends import accelerate_names as n
-from distlaunch.backends.accelerate_values import check_value
 from distlaunch.backends.config_file import Document
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
@@ -73,16 +80,16 @@ class Config(Record):
                 *self.of_deepspeed,
                 *(["mixed_precision"] if not precision and self.precision else []),
             ]
-            variables.update(self._of("deepspeed_config", n.DEEPSPEED, "deepspeed_"))
+            variables.update(self._of("deepspeed_config", DEEPSPEED, "deepspeed_"))
             variables["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(fields).lower()
             variables["ACCELERATE_USE_DEEPSPEED"] = "true"
         else:
-            variables.update(self._of("dynamo_config", n.DYNAMO, "dynamo_"))
+            variables.update(self._of("dynamo_config", DYNAMO, "dynamo_"))
             variables["ACCELERATE_DYNAMO_BACKEND"] = self._dynamo_backend(variables["ACCELERATE_DYNAMO_BACKEND"])
         if self.kind == "FSDP":
             variables.update(self._fsdp())
         if self.kind == "MEGATRON_LM":
-            variables.update(self._of("megatron_lm_config", n.MEGATRON, "megatron_lm_"))
+            variables.update(self._of("megatron_lm_config", MEGATRON, "megatron_lm_"))
             variables["ACCELERATE_USE_MEGATRON_LM"] = "true"
         if self.section("parallelism_config") and self.kind not in ("NO", "MULTI_CPU"):
             variables.update(self._parallelism())
@@ -99,7 +106,7 @@ class Config(Record):
         """Give the names and values of a section; none where it is missing. Raises ConfigError."""
         return _mapping(self.document, name)
 
-    def _of(self, section: str, rows: Mapping[str, n.Row], prefix: str) -> dict[str, str]:
+    def _of(self, section: str, rows: Mapping[str, Row], prefix: str) -> dict[str, str]:
         """Turn a section into variables; its keys may have the prefix that launch's options have."""
         given = {
             (key if key in rows else key.removeprefix(prefix)): (key, value)
@@ -112,7 +119,7 @@ class Config(Record):
         return dict(_settings({name: value for name, (_, value) in given.items()}, rows))
 
     def _fsdp(self) -> dict[str, str]:
-        variables = {**self._of("fsdp_config", n.FSDP, "fsdp_"), "ACCELERATE_USE_FSDP": "true"}
+        variables = {**self._of("fsdp_config", FSDP, "fsdp_"), "ACCELERATE_USE_FSDP": "true"}
         if (variables["FSDP_CPU_RAM_EFFICIENT_LOADING"], variables["FSDP_SYNC_MODULE_STATES"]) == ("true", "false"):
             where = self.document.where("fsdp_config", "fsdp_sync_module_states")
             raise ConfigError(
@@ -122,7 +129,7 @@ class Config(Record):
         return variables
 
     def _parallelism(self) -> dict[str, str]:
-        variables = self._of("parallelism_config", n.PARALLELISM, "parallelism_config_")
+        variables = self._of("parallelism_config", PARALLELISM, "parallelism_config_")
         defaults = {}
         if variables["PARALLELISM_CONFIG_CP_SIZE"] != "1":
             defaults["CP_COMM_STRATEGY"] = "allgather"
@@ -132,21 +139,21 @@ class Config(Record):
         return {**named, **variables, "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
 
     def _fp8(self) -> dict[str, str]:
-        variables = self._of("fp8_config", n.FP8, "fp8_")
-        told = self.section("fp8_config").get("override_linear_precision") or (False,) * len(n.FP8_OVERRIDES)
+        variables = self._of("fp8_config", FP8, "fp8_")
+        told = self.section("fp8_config").get("override_linear_precision") or (False,) * len(FP8_OVERRIDES)
         values = told.split(",") if isinstance(told, str) else told
-        if not isinstance(values, list | tuple) or len(values) != len(n.FP8_OVERRIDES):
+        if not isinstance(values, list | tuple) or len(values) != len(FP8_OVERRIDES):
             where = self.document.where("fp8_config", "override_linear_precision")
             raise ConfigError(f"{where}: override_linear_precision takes three switches: forward, dgrad, wgrad")
-        overrides = zip(n.FP8_OVERRIDES, values, strict=True)
+        overrides = zip(FP8_OVERRIDES, values, strict=True)
         return {**variables, **{f"ACCELERATE_FP8_OVERRIDE_{name}": str(value).strip() for name, value in overrides}}
 
     def _dynamo_backend(self, text: str) -> str:
         # Without quotes a file's "no" is false.
         name = "no" if text == "False" else text.lower()
-        if name not in n.DYNAMO_BACKENDS:
+        if name not in DYNAMO_BACKENDS:
             where = self.document.where("dynamo_config", "dynamo_backend")
-            raise ConfigError(f"{where}: dynamo_backend {quoted(text)}", hint=_choices(text, n.DYNAMO_BACKENDS))
+            raise ConfigError(f"{where}: dynamo_backend {quoted(text)}", hint=_choices(text, DYNAMO_BACKENDS))
         return name.upper()
 
 
@@ -166,18 +173,18 @@ def read_config(document: Document, above: Mapping[str, Any] | None = None) -> C
             hint="compute_environment: LOCAL_MACHINE is for any machines that you can log in to",
         )
     if "distributed_type" not in values:
-        raise ConfigError(f"{document.where()}: distributed_type is missing", hint=", ".join(n.TYPES))
+        raise ConfigError(f"{document.where()}: distributed_type is missing", hint=", ".join(TYPES))
     kind = "NO" if values["distributed_type"] is False else str(values["distributed_type"])
     if kind in ("XLA", "TPU"):
         raise ConfigError(f"{document.where('distributed_type')}: TPUs are not started by distlaunch")
-    if kind not in n.TYPES:
-        raise ConfigError(f"{document.where('distributed_type')}: {quoted(kind)}", hint=_choices(kind, n.TYPES))
+    if kind not in TYPES:
+        raise ConfigError(f"{document.where('distributed_type')}: {quoted(kind)}", hint=_choices(kind, TYPES))
     precision = values.get("mixed_precision", "fp16" if values.get("fp16") else None)
     precision = "no" if precision is False else precision
-    if precision is not None and str(precision).lower() not in n.PRECISIONS:
+    if precision is not None and str(precision).lower() not in PRECISIONS:
         raise ConfigError(
             f"{document.where('mixed_precision')}: mixed_precision {quoted(str(precision))}",
-            hint=_choices(str(precision), n.PRECISIONS),
+            hint=_choices(str(precision), PRECISIONS),
         )
     if "dynamo_backend" in values and "dynamo_config" not in values:  # of Accelerate before 0.17
         document = Document(
@@ -198,7 +205,7 @@ def _overlaid(document: Document, above: Mapping[str, Any]) -> Document:
     """Give the document with other values in it, of a section by its keys; None takes a key out."""
     values, lines = dict(document.values), dict(document.lines)
     for name, value in above.items():
-        if name in n.SECTIONS and isinstance(value, Mapping):
+        if name in SECTIONS and isinstance(value, Mapping):
             kept = {key: each for key, each in _mapping(document, name).items() if key not in value}
             values[name] = {**kept, **value}  # of two names for one key the last one counts
             lines = {keys: line for keys, line in lines.items() if keys[:1] != (name,) or keys[-1] in kept}
@@ -217,7 +224,7 @@ def _is_inline(text: str) -> bool:
     return False
 
 
-def _settings(given: Mapping[str, Any], rows: Mapping[str, n.Row]) -> Iterator[tuple[str, str]]:
+def _settings(given: Mapping[str, Any], rows: Mapping[str, Row]) -> Iterator[tuple[str, str]]:
     for name, row in rows.items():
         value = str(given[name]) if name in given else row.default
         if value is not None:
@@ -236,9 +243,9 @@ def _mapping(document: Document, name: str) -> Mapping[str, Any]:
 def _unknown_keys(document: Document) -> Iterator[str]:
     """Refuse what looks like a slip of the pen, and tell of what a newer Accelerate may know."""
     unknown: list[tuple[tuple[str, ...], frozenset[str]]] = [
-        ((name,), n.TOP) for name in document.values if name not in n.TOP
+        ((name,), TOP) for name in document.values if name not in TOP
     ]
-    for name, section in n.SECTIONS.items():
+    for name, section in SECTIONS.items():
         known = {*section.rows, *(section.prefix + key for key in section.rows), *section.others}
         unknown += [((name, key), frozenset(known)) for key in _mapping(document, name) if key not in known]
     for at, (keys, there) in enumerate(unknown[:_MOST_COMPARED]):
@@ -257,3 +264,203 @@ def _unknown_keys(document: Document) -> Iterator[str]:
 def _choices(text: str, there: tuple[str, ...]) -> str:
     near = get_close_matches(text, there, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else f"there is {', '.join(there)}"
+
+
+PRECISIONS = ("no", "fp16", "bf16", "fp8")
+DYNAMO_MODES = ("default", "reduce-overhead", "max-autotune")
+DYNAMO_BACKENDS = (
+    "no", "eager", "aot_eager", "inductor", "aot_ts_nvfuser", "nvprims_nvfuser", "cudagraphs", "ofi", "fx2trt",
+    "onnxrt", "tensorrt", "aot_torchxla_trace_once", "torchxla_trace_once", "tvm", "hpu_backend", "neuron",
+)  # fmt: skip
+ON_GPUS = (
+    "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU", "MULTI_HPU", "MULTI_NEURON",
+)  # fmt: skip
+TYPES = ("NO", "MULTI_CPU", *ON_GPUS, "FSDP", "DEEPSPEED", "MEGATRON_LM")
+
+TOP = frozenset({
+    "compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug", "num_processes", "machine_rank",
+    "num_machines", "gpu_ids", "main_process_ip", "main_process_port", "rdzv_backend", "same_network",
+    "main_training_function", "enable_cpu_affinity", "fp8_config", "deepspeed_config", "fsdp_config",
+    "parallelism_config", "megatron_lm_config", "mpirun_config", "downcast_bf16", "tpu_name", "tpu_zone",
+    "tpu_use_cluster", "tpu_use_sudo", "command_file", "commands", "tpu_vm", "tpu_env", "dynamo_config", "fp16",
+    "dynamo_backend",
+})  # fmt: skip
+
+
+class Row(Record):
+    """One key of a section: which variable it becomes, what holds without it, and whether it is written in small."""
+
+    variable: str
+    default: str | None = None
+    small: bool = False
+
+
+def _rows(prefix: str, small: str = "", as_is: str = "", **defaults: str) -> dict[str, Row]:
+    """Make rows for keys whose variables are called alike; ``defaults`` are of any of them."""
+    names = {**dict.fromkeys(as_is.split(), False), **dict.fromkeys(small.split(), True)}
+    return {
+        name: Row(variable=prefix + name.upper(), default=defaults.get(name), small=is_small)
+        for name, is_small in names.items()
+    }
+
+
+FSDP = {
+    **_rows(
+        "FSDP_",
+        small="reshard_after_forward offload_params forward_prefetch use_orig_params cpu_ram_efficient_loading"
+        " sync_module_states activation_checkpointing activation_checkpointing_offload",
+        as_is="version sharding_strategy min_num_params auto_wrap_policy backward_prefetch state_dict_type"
+        " ignored_modules",
+        version="1", sharding_strategy="FULL_SHARD", reshard_after_forward="true", offload_params="false",
+        min_num_params="100000000", forward_prefetch="false", use_orig_params="true",
+        cpu_ram_efficient_loading="true", sync_module_states="true", activation_checkpointing="false",
+        activation_checkpointing_offload="false",
+    ),
+    "transformer_layer_cls_to_wrap": Row(variable="FSDP_TRANSFORMER_CLS_TO_WRAP"),
+}  # fmt: skip
+DEEPSPEED = {
+    **_rows(
+        "ACCELERATE_DEEPSPEED_",
+        small="offload_optimizer_device offload_param_device zero3_save_16bit_model",
+        as_is="zero_stage offload_optimizer_nvme_path offload_param_nvme_path",
+    ),
+    **_rows("ACCELERATE_", small="gradient_clipping", as_is="gradient_accumulation_steps deepspeed_config_file"),
+    "zero3_init_flag": Row(variable="ACCELERATE_DEEPSPEED_ZERO3_INIT", small=True),
+    "deepspeed_moe_layer_cls_names": Row(variable="ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"),
+}
+DEEPSPEED_FILE = DEEPSPEED["deepspeed_config_file"].variable
+NODE_LISTS = ("deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter")
+"""Keys of ``deepspeed_config`` that say which nodes take part."""
+DYNAMO = {
+    "backend": Row(variable="ACCELERATE_DYNAMO_BACKEND", default="NO"),
+    "mode": Row(variable="ACCELERATE_DYNAMO_MODE", default="default"),
+    **_rows(
+        "ACCELERATE_DYNAMO_",
+        as_is="use_fullgraph use_dynamic use_regional_compilation",
+        use_fullgraph="False", use_dynamic="False", use_regional_compilation="False",
+    ),
+}  # fmt: skip
+MEGATRON = _rows(
+    "MEGATRON_LM_",
+    as_is="tp_degree use_custom_fsdp no_load_optim eod_mask_loss no_save_optim optimizer_cpu_offload"
+    " use_precision_aware_optimizer overlap_cpu_optimizer_d2h_h2d decoder_last_pipeline_num_layers pp_degree"
+    " gradient_clipping num_micro_batches sequence_parallelism recompute_activations use_distributed_optimizer"
+    " recompute_granularity recompute_method recompute_num_layers attention_backend expert_model_parallel_size"
+    " context_parallel_size attention_dropout hidden_dropout attention_softmax_in_fp32 expert_tensor_parallel_size"
+    " calculate_per_token_loss use_rotary_position_embeddings",
+    tp_degree="1", use_custom_fsdp="False", no_load_optim="False", eod_mask_loss="False", no_save_optim="False",
+    optimizer_cpu_offload="False", use_precision_aware_optimizer="False", overlap_cpu_optimizer_d2h_h2d="False",
+    pp_degree="1", gradient_clipping="1.0",
+)  # fmt: skip
+PARALLELISM = _rows(
+    "PARALLELISM_CONFIG_",
+    as_is="dp_replicate_size dp_shard_size tp_size cp_size cp_backend sp_size sp_backend cp_comm_strategy"
+    " sp_seq_length sp_seq_length_is_variable sp_attn_implementation",
+    dp_replicate_size="1", dp_shard_size="1", tp_size="1", cp_size="1", cp_backend="torch", sp_size="1",
+    sp_backend="deepspeed",
+)  # fmt: skip
+FP8 = _rows(
+    "ACCELERATE_FP8_",
+    as_is="backend use_autocast_during_eval margin interval format amax_history_len amax_compute_algo opt_level"
+    " enable_fsdp_float8_all_gather pad_inner_dim amax_compute_algorithm amax_history_length optimization_level",
+    use_autocast_during_eval="False", margin="0", interval="1", format="HYBRID", amax_history_len="1024",
+    amax_compute_algo="most_recent", opt_level="O2", enable_fsdp_float8_all_gather="1", pad_inner_dim="1",
+)  # fmt: skip
+FP8_OVERRIDES = ("FPROP", "DGRAD", "WGRAD")
+
+DECIDED = (
+    *(f"ACCELERATE_USE_{way}" for way in ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG", "CPU")),
+    "ACCELERATE_CONFIG_DS_FIELDS",
+    *(
+        row.variable
+        for rows in (FSDP, DEEPSPEED, MEGATRON, PARALLELISM)
+        for row in rows.values()
+        if row.variable != "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"  # which any script may read
+    ),
+)
+"""Which way a job is spread out, and all that belongs to one of these ways: what a file leaves out holds by default."""
+
+
+class Section(Record):
+    """One of the file's sections: what launch's options put before its keys, and keys that are no variables' own."""
+
+    prefix: str
+    rows: Mapping[str, Row]
+    others: tuple[str, ...] = ()
+
+
+SECTIONS: Mapping[str, Section] = {
+    "fsdp_config": Section(prefix="fsdp_", rows=FSDP),
+    "deepspeed_config": Section(
+        prefix="deepspeed_", rows=DEEPSPEED, others=(*NODE_LISTS, "deepspeed_multinode_launcher")
+    ),
+    "dynamo_config": Section(prefix="dynamo_", rows=DYNAMO),
+    "megatron_lm_config": Section(prefix="megatron_lm_", rows=MEGATRON),
+    "parallelism_config": Section(prefix="parallelism_config_", rows=PARALLELISM),
+    "fp8_config": Section(prefix="fp8_", rows=FP8, others=("override_linear_precision",)),
+}
+
+
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+_NUMBERS_OF_STRATEGIES = tuple("12345")
+_DEVICES = ("none", "cpu", "nvme")
+_SWITCH = ("true", "false")
+_WHOLE, _WHOLE_OR_AUTO, _NUMBER_OR_AUTO = "a whole number", "a whole number or auto", "a number or auto"
+_SHAPES: Mapping[str, re.Pattern[str]] = {
+    _WHOLE: re.compile("[0-9]+"),
+    _WHOLE_OR_AUTO: re.compile("[0-9]+|auto"),
+    _NUMBER_OR_AUTO: re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|auto", re.IGNORECASE),
+}
+_TAKES: Mapping[str, str | tuple[str, ...]] = {
+    "FSDP_VERSION": ("1", "2"),
+    "FSDP_SHARDING_STRATEGY": _STRATEGIES,
+    "FSDP_RESHARD_AFTER_FORWARD": (*_SWITCH, *_STRATEGIES),  # of version 2, and of 1
+    "FSDP_AUTO_WRAP_POLICY": ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"),
+    "FSDP_BACKWARD_PREFETCH": ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"),
+    "FSDP_STATE_DICT_TYPE": ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"),
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": tuple("0123"),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": _DEVICES,
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": _DEVICES,
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": _WHOLE_OR_AUTO,
+    "ACCELERATE_GRADIENT_CLIPPING": _NUMBER_OR_AUTO,
+    **dict.fromkeys(
+        (
+            "FSDP_OFFLOAD_PARAMS", "FSDP_FORWARD_PREFETCH", "FSDP_USE_ORIG_PARAMS", "FSDP_CPU_RAM_EFFICIENT_LOADING",
+            "FSDP_SYNC_MODULE_STATES", "FSDP_ACTIVATION_CHECKPOINTING", "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
+            "ACCELERATE_DEEPSPEED_ZERO3_INIT", "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
+            "ACCELERATE_DYNAMO_USE_FULLGRAPH", "ACCELERATE_DYNAMO_USE_DYNAMIC",
+            "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION",
+        ),
+        _SWITCH,
+    ),
+    **dict.fromkeys(
+        (
+            "FSDP_MIN_NUM_PARAMS", "MEGATRON_LM_TP_DEGREE", "MEGATRON_LM_PP_DEGREE", "MEGATRON_LM_NUM_MICRO_BATCHES",
+            *(f"PARALLELISM_CONFIG_{name}_SIZE" for name in ("DP_REPLICATE", "DP_SHARD", "TP", "CP", "SP")),
+        ),
+        _WHOLE,
+    ),
+}  # fmt: skip
+"""What else than any text a variable takes: one of these in any letters, or what has this shape."""
+_SAME = {word: each for each, words in (("true", "y yes t on 1"), ("false", "n no f off 0")) for word in words.split()}
+
+
+def check_value(what: str, value: Any, variable: str) -> None:
+    """Raise ConfigError, begun by ``what``, for a value that Accelerate does not have (a traceback on every rank)."""
+    takes = _TAKES.get(variable, ())
+    if isinstance(value, Mapping | list):
+        found, hint = ("names and values", None) if isinstance(value, Mapping) else ("a list", "A,B for several")
+        raise ConfigError(f"{what} takes one value, not {found}", hint=hint)
+    text = str(value)
+    if isinstance(takes, str):
+        if not _SHAPES[takes].fullmatch(text):
+            raise ConfigError(f"{what} takes {takes}, not {quoted(text)}")
+        return
+    names = [each.lower() for each in takes]
+    small = text.lower()
+    small = _SAME.get(small, small) if "true" in names else small
+    is_number_of_one = _STRATEGIES[0] in takes and text in _NUMBERS_OF_STRATEGIES
+    if takes and small not in names and not is_number_of_one:
+        near = get_close_matches(small, names, n=1, cutoff=0.6)
+        hint = f"did you mean {takes[names.index(near[0])]}?" if near else None
+        raise ConfigError(f"{what} takes {', '.join(takes[:-1])} or {takes[-1]}, not {quoted(text)}", hint=hint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.ids import format_ranks, name_ranks
+from distlaunch.core.model.text import format_ranks, name_ranks
 
 RESET = b"\x1b[0m"
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)

@@ -10,8 +10,8 @@ import signal
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
-from distlaunch.core.model.ids import name_ranks
 from distlaunch.core.model.record import replace
+from distlaunch.core.model.text import name_ranks
 from distlaunch.diagnosis.clean_text import shorten
 from distlaunch.diagnosis.consequence import Standing
 from distlaunch.diagnosis.evidence import Evidence, read, was_stopped

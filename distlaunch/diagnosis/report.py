@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distlaunch.core.model.ids import name_ranks
-from distlaunch.core.model.text import printable
+from distlaunch.core.model.text import name_ranks, printable
 from distlaunch.diagnosis.clean_text import shorten
 from distlaunch.diagnosis.model import Cause, Diagnosis
 

@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-from distlaunch.core.agent.workers.kernel import become_subreaper, die_with_parent
-from distlaunch.core.agent.workers.process_setup import NO_WORKER, place
-from distlaunch.core.agent.workers.remains import Remains
+from distlaunch.core.agent.workers.process_setup import NO_WORKER, become_subreaper, die_with_parent, place
+from distlaunch.core.agent.workers.process_tree import Remains
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import quoted
 from distlaunch.core.model.unfollowed import fork_from_helper, fork_helper

@@ -13,32 +13,28 @@ from typing import TYPE_CHECKING
 
 from distlaunch.coordinator.joined.admission import Caller, Door
 from distlaunch.coordinator.joined.consoles import Herald, LocalRanks
-from distlaunch.coordinator.joined.declining import decline, leave
-from distlaunch.coordinator.joined.launcher import PeerRunner
+from distlaunch.coordinator.joined.launcher import PeerRunner, PeerSettings, decline, leave
 from distlaunch.coordinator.joined.launchers import Assembly
 from distlaunch.coordinator.joined.local_node import OwnNode
-from distlaunch.coordinator.joined.peer_settings import PeerSettings
-from distlaunch.coordinator.policy.composition import Composition
+from distlaunch.coordinator.policy.events_and_actions import Composition
 from distlaunch.coordinator.policy.job import JobPolicy
 from distlaunch.coordinator.policy.job_settings import Gathering
 from distlaunch.coordinator.runtime.error_file import ErrorFile
-from distlaunch.coordinator.runtime.filters import LineFilter
-from distlaunch.coordinator.runtime.records import EventLog, OutputFiles
+from distlaunch.coordinator.runtime.records import EventLog, LineFilter, OutputFiles
 from distlaunch.coordinator.runtime.run_directory import join_run_dir, make_run_dir, new_job_id
 from distlaunch.coordinator.runtime.runner import Clock, Runner
 from distlaunch.coordinator.runtime.signal_pipe import SignalPipe
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.agent import connect
 from distlaunch.core.agent.remote_agent import Clock as PausableClock
-from distlaunch.core.agent.workers.process_tree import children_of, kill_each_tree
-from distlaunch.core.agent.workers.remains import Remains
+from distlaunch.core.agent.workers.process_tree import Remains, children_of, kill_each_tree
 from distlaunch.core.errors import EXIT_SOFTWARE, ConfigError, LaunchError, NodesError
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, quoted
 from distlaunch.core.probe.files import read_bounded
 from distlaunch.core.protocol import launcher_messages as p
+from distlaunch.core.protocol.agent_messages import Surveyed
 from distlaunch.core.protocol.handshake import Party
-from distlaunch.core.protocol.remote import Surveyed
 from distlaunch.core.protocol.token_keys import TOKEN
 from distlaunch.launch import process
 from distlaunch.launch.make_plan import Planned, read_facts
@@ -46,7 +42,7 @@ from distlaunch.planning.joined_plan import Joiner
 from distlaunch.planning.node_source import Location, locate
 from distlaunch.planning.rendezvous import Rendezvous, settle_unplanned
 from distlaunch.planning.train_options import TorchrunOptions, TrainOptions
-from distlaunch.transport.open_port import PortTakenError
+from distlaunch.transport.tcp_listener import PortTakenError
 
 if TYPE_CHECKING:
     from distlaunch.launch.slurm import Site

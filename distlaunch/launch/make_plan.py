@@ -16,12 +16,11 @@ from distlaunch.backends.option_files import check_files, configured_backend, re
 from distlaunch.backends.registry import find_backend
 from distlaunch.coordinator.runtime.run_directory import LATEST, folder_name, log_base, new_job_id
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.gpus import GpuInventory
 from distlaunch.core.model.plan import LaunchPlan, Outer
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.run_files import STDOUT
 from distlaunch.core.model.text import counted, printable, quoted
-from distlaunch.core.model.topology import Topology
+from distlaunch.core.model.topology import GpuInventory, Topology
 from distlaunch.core.model.variables import RANKS
 from distlaunch.core.probe.cpus import probe_cpus
 from distlaunch.planning.build_plan import build_plan, script_places
@@ -29,8 +28,7 @@ from distlaunch.planning.clusters import select as systems
 from distlaunch.planning.devices import NotTheseGpusError
 from distlaunch.planning.environment import check_total
 from distlaunch.planning.facts import Facts, PathKind, Surroundings
-from distlaunch.planning.local_topology import local_topology
-from distlaunch.planning.torchrun import torchrun_topology
+from distlaunch.planning.local_topology import local_topology, torchrun_topology
 from distlaunch.planning.train_options import TorchrunOptions, TrainOptions
 
 if TYPE_CHECKING:
@@ -272,7 +270,7 @@ def make_plan(
     elif isinstance(options, TorchrunOptions):
         topology = torchrun_topology(options, facts)
         if location is not None:
-            from distlaunch.planning.torchrun import among_others
+            from distlaunch.planning.local_topology import among_others
 
             topology = among_others(topology, location.allocation, here=location.here or 0)
     else:
@@ -416,7 +414,7 @@ def _check_requirements(name: str, needed: Sequence[Requirement], plan: LaunchPl
 
     path, python, installed = _import_path(plan, options), plan.argv[0], None
     if options.python is not None and python != sys.executable:
-        from distlaunch.backends.elsewhere import installed_for
+        from distlaunch.backends.requirements import installed_for
 
         environ = {**plan.base_env, **plan.given_env}
         installed = installed_for(python, needed, path, environ=environ, cwd=plan.workdir)

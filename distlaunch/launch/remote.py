@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from distlaunch.coordinator.policy.composition import Composition
+from distlaunch.coordinator.policy.events_and_actions import Composition
 from distlaunch.coordinator.policy.job_settings import Gathering
-from distlaunch.coordinator.runtime.feeding import Feeder
-from distlaunch.coordinator.runtime.remote_agents import Fleet
+from distlaunch.coordinator.runtime.remote_agents import Feeder, Fleet
 from distlaunch.coordinator.runtime.remote_output import Files, Intake
 from distlaunch.core.model.topology import Node
 from distlaunch.launch.discovery import run_discover
@@ -21,7 +20,7 @@ from distlaunch.transport.open_files import allow_files
 from distlaunch.transport.route import opener
 
 if TYPE_CHECKING:
-    from distlaunch.core.protocol.remote import Surveyed
+    from distlaunch.core.protocol.agent_messages import Surveyed
     from distlaunch.launch.slurm import Site
     from distlaunch.planning.allocation import Allocation
     from distlaunch.planning.surveyed_nodes import Composer

@@ -9,12 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distlaunch.coordinator.policy.job import JobPolicy
-from distlaunch.coordinator.runtime.desk import Desk
 from distlaunch.coordinator.runtime.error_file import ErrorFile, error_file_path
-from distlaunch.coordinator.runtime.filters import LineFilter
 from distlaunch.coordinator.runtime.keyboard import Terminal
 from distlaunch.coordinator.runtime.local_agent import LocalTransport
-from distlaunch.coordinator.runtime.records import EventLog, OutputFiles
+from distlaunch.coordinator.runtime.records import Desk, EventLog, LineFilter, OutputFiles
 from distlaunch.coordinator.runtime.run_directory import make_run_dir
 from distlaunch.coordinator.runtime.runner import Clock, Files, Runner
 from distlaunch.coordinator.runtime.signal_pipe import SignalPipe

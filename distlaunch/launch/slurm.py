@@ -158,7 +158,7 @@ class Site:
 
     def srun(self, hosts: Sequence[str], allocation: Allocation, *, job_id: str) -> Srun:
         """Make what starts the agents. Raises ConfigError if there is no port for them to call."""
-        from distlaunch.transport.agentzip import agent_zip
+        from distlaunch.transport.bootstrap import agent_zip
         from distlaunch.transport.slurm.nodes import Srun
         from distlaunch.transport.slurm.step import Wanted
 

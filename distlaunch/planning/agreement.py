@@ -13,8 +13,8 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.host_list import name_hosts
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable, quoted
+from distlaunch.core.protocol.agent_messages import Surveyed
 from distlaunch.core.protocol.launcher_messages import Apply
-from distlaunch.core.protocol.remote import Surveyed
 from distlaunch.planning.backend import PlannedBackend
 from distlaunch.planning.train_options import TrainOptions
 

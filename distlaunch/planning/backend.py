@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from distlaunch.core.model.topology import Topology
-from distlaunch.core.protocol.remote import Surveyed
+from distlaunch.core.protocol.agent_messages import Surveyed
 
 Value = str | int | float | bool
 

@@ -1,4 +1,7 @@
-"""Topology -> LaunchPlan, and ``bind``, which fills in what the nodes report. Pure."""
+"""Topology -> LaunchPlan, and ``bind``, which fills in what the nodes report. Pure.
+
+The environment that every worker gets, whatever its backend (design, section 4).
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from distlaunch.core.errors import ConfigError, UsageError
-from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import printable, quoted
-from distlaunch.core.model.topology import Node, Topology
-from distlaunch.planning import variables as v
+from distlaunch.core.model.topology import CpuInventory, Node, Topology
+from distlaunch.core.model.variables import BACKEND_OPTIONS
 from distlaunch.planning.backend import PlannedBackend
 from distlaunch.planning.cpu_binding import bind_cpus, pinned_note, threads_per_worker
 from distlaunch.planning.environment import base_environment, check_length, given_environment, unless_set, who_gives
@@ -75,7 +77,7 @@ def build_plan(
     for name, value in given.items():
         check_length(name, value, who_gives(name, options))
     workdir = working_directory(options, facts, local=local)
-    job = v.job_variables(
+    job = job_variables(
         topology,
         job_id=job_id,
         run_id=dialect.run_id or job_id,
@@ -95,7 +97,7 @@ def build_plan(
     watched = options.hang_timeout is not None or hang_notice_s is not None
     wanted = bool(preload or watched) and not options.no_python
     bootstrap: Literal["", "direct", "setup"] = "" if not wanted else "setup" if options.setup else "direct"
-    columns = v.terminal_variables(topology, facts.columns, in_front=dialect.prefix_columns)
+    columns = terminal_variables(topology, facts.columns, in_front=dialect.prefix_columns)
     of_here = local and shares is None
     own_notes = (pinned_note(facts.cpus), interpreter_note(options, facts.environ, facts.python)) if of_here else ()
     of_backend = backend.job_variables(topology)
@@ -105,9 +107,9 @@ def build_plan(
         check_length(name, value, f"{name}, which --backend {backend.name} sets")
     left_out = (_left_out(unwanted, backend.name),) if unwanted else ()
     notes = [*topology.notes, *backend.notes, *backend.notes_on(topology), *left_out, *own_notes]
-    defaults = unless_set({**v.DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)
+    defaults = unless_set({**DEFAULTS, **columns, **backend.default_variables(topology)}, base, given)
     bars = (
-        v.bar_variables(topology, facts.columns, in_front=dialect.prefix_columns) if _shows_bars(options, facts) else {}
+        bar_variables(topology, facts.columns, in_front=dialect.prefix_columns) if _shows_bars(options, facts) else {}
     )
     bars = unless_set(bars, base, given)
     env = {**defaults, **job, **of_backend}
@@ -231,7 +233,7 @@ def bind(plan: LaunchPlan, *, attempt: int, master_port: int | None, meeting: Me
 
 
 def _settled(plan: LaunchPlan, workers: tuple[WorkerPlan, ...], *, attempt: int, master_port: int | None) -> LaunchPlan:
-    settled = v.attempt_variables(attempt=attempt, master_addr=plan.master_addr, master_port=master_port)
+    settled = attempt_variables(attempt=attempt, master_addr=plan.master_addr, master_port=master_port)
     if plan.outer is not None:
         mine = () if "DISTLAUNCH_ATTEMPT" in plan.base_env else ("DISTLAUNCH_ATTEMPT",)
         settled = {name: settled[name] for name in mine}
@@ -295,13 +297,13 @@ def _workers(
         if only is not None and node_rank != only:
             rank += node.slots
             continue
-        shared = {**v.node_variables(topology, node_rank), **backend.node_variables(topology, node_rank)}
+        shared = {**node_variables(topology, node_rank), **backend.node_variables(topology, node_rank)}
         share = shares.get(node_rank)
         key = share, node.slots, node.numa
         if key not in known:  # many nodes are alike
             known[key] = _bound(options, share, node, threads=threads)
         for local_rank, (cpus, more) in enumerate(known[key]):
-            own = v.worker_variables(node, local_rank, rank)
+            own = worker_variables(node, local_rank, rank)
             env = {**shared, **own, **backend.worker_variables(topology, node_rank, local_rank, rank), **more}
             if error_file is not None:
                 env[_ERROR_FILE] = error_file(rank)
@@ -434,3 +436,97 @@ def other_environment(environ: Mapping[str, str], python: str) -> str | None:
     """Return the folder of the active environment, if there is one and this interpreter is not in it."""
     prefix = next((environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)), None)
     return None if prefix is None or python.startswith(os.path.join(prefix, "")) else prefix
+
+
+_LEAST_COLUMNS = 20
+
+
+def job_variables(
+    topology: Topology,
+    *,
+    job_id: str,
+    run_id: str,
+    role: str,
+    max_restarts: int,
+    run_dir: str,
+    backend: PlannedBackend,
+) -> dict[str, str]:
+    """Give what is the same for all workers and all attempts; what is settled at the start is missing until then."""
+    world = topology.world_size
+    sizes = {} if world is None else {"WORLD_SIZE": str(world), "ROLE_WORLD_SIZE": str(world)}
+    ids = {"TORCHELASTIC_RUN_ID": run_id, "DISTLAUNCH_JOB_ID": job_id, "DISTLAUNCH_RUN_DIR": run_dir}
+    if backend.chosen:
+        import json
+
+        ids[BACKEND_OPTIONS] = json.dumps(dict(backend.chosen), separators=(",", ":"))
+    return {
+        **sizes,
+        "GROUP_WORLD_SIZE": str(len(topology.nodes)),
+        "ROLE_NAME": role,
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "DISTLAUNCH_BACKEND": backend.name,
+        **{name: value for name, value in ids.items() if value},
+    }
+
+
+DEFAULTS: Mapping[str, str] = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "PYTHONUNBUFFERED": "1",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+}
+"""Set only where nobody else does. PYTHONUNBUFFERED: else the lines before a crash are lost."""
+
+
+def terminal_variables(topology: Topology, columns: int | None, *, in_front: int | None = None) -> dict[str, str]:
+    """Tell workers, whose output is a pipe, how wide the terminal at its end is, less what stands in front.
+
+    ``in_front``: how wide that is; None for a rank in brackets.
+    """
+    if columns is None:
+        return {}
+    return {"COLUMNS": str(_room(topology, columns, in_front))}
+
+
+def bar_variables(topology: Topology, columns: int | None, *, in_front: int | None = None) -> dict[str, str]:
+    """Return the variables by which rank 0 draws progress bars as on a terminal; see ``terminal_variables``.
+
+    rich reads TTY_COMPATIBLE and TTY_INTERACTIVE, tqdm reads TQDM_NCOLS and would leave the last column free, too.
+    """
+    if columns is None:
+        return {}
+    room = _room(topology, columns, in_front)
+    return {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "TQDM_NCOLS": str(room - 1)}
+
+
+def _room(topology: Topology, columns: int, in_front: int | None) -> int:
+    if in_front is None:
+        in_front = len(f"[{(topology.world_size or 1) - 1}] ")
+    return max(_LEAST_COLUMNS, columns - in_front)
+
+
+def attempt_variables(*, attempt: int, master_addr: str | None, master_port: int | None) -> dict[str, str]:
+    """Give what changes from attempt to attempt; address and port are missing until they are settled."""
+    variables = {"TORCHELASTIC_RESTART_COUNT": str(attempt), "DISTLAUNCH_ATTEMPT": str(attempt)}
+    if master_addr is not None:
+        variables["MASTER_ADDR"] = master_addr
+    if master_port is not None:
+        variables["MASTER_PORT"] = str(master_port)
+    return variables
+
+
+def node_variables(topology: Topology, node_rank: int) -> dict[str, str]:
+    """Give what is the same for all workers of a node."""
+    node = topology.nodes[node_rank]
+    variables = {"LOCAL_WORLD_SIZE": str(node.slots), "NODE_RANK": str(node_rank), "GROUP_RANK": str(node_rank)}
+    variables.update(dict.fromkeys(node.hidden, "-1"))  # an empty one counts as unset in ROCm
+    return variables
+
+
+def worker_variables(node: Node, local_rank: int, rank: int) -> dict[str, str]:
+    """Give what only this worker has."""
+    number = str(rank)
+    variables = {"RANK": number, "ROLE_RANK": number, "LOCAL_RANK": "0" if node.isolated else str(local_rank)}
+    if node.mask_variable is not None:
+        variables[node.mask_variable] = ",".join(node.masks[local_rank])
+    return variables

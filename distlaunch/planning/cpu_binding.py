@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.topology import CpuInventory
 from distlaunch.planning.train_options import Bind
 
 Cores = list[tuple[int, ...]]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.gpus import Gpu, GpuInventory
-from distlaunch.core.model.ids import format_ranks
 from distlaunch.core.model.record import Record, replace
+from distlaunch.core.model.text import format_ranks
+from distlaunch.core.model.topology import Gpu, GpuInventory
 from distlaunch.planning.gpu_masks import Catalog, Device, catalog_of, is_amd, kind_of, through_mask, unknown_device
 from distlaunch.planning.train_options import use_cpus
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from distlaunch.core.model.gpus import GpuInventory
-from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.plan import Outer
 from distlaunch.core.model.record import Record
+from distlaunch.core.model.topology import CpuInventory, GpuInventory
 
 if TYPE_CHECKING:
     from distlaunch.planning.hosts.this_host import Identity

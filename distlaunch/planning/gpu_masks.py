@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import printable
+from distlaunch.core.model.topology import Gpu, GpuInventory
 
 if TYPE_CHECKING:
     from distlaunch.planning.allocation import Allocation

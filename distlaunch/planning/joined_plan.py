@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from distlaunch.core.errors import ConfigError, NodesError, ProtocolError
-from distlaunch.core.model.gpus import GpuInventory
-from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import Record, replace
 from distlaunch.core.model.text import counted, printable, quoted
-from distlaunch.core.model.topology import Node, Topology
+from distlaunch.core.model.topology import CpuInventory, GpuInventory, Node, Topology
+from distlaunch.core.model.variables import GLOO_INTERFACE, NCCL_INTERFACE, TENSORPIPE_INTERFACE
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol.remote import Reached, Survey, Surveyed
+from distlaunch.core.protocol.agent_messages import Reached, Survey, Surveyed
 from distlaunch.planning import master_address
 from distlaunch.planning.agreement import check_script, choices_digest, command_digest, contradiction
 from distlaunch.planning.backend import PlannedBackend
@@ -25,15 +24,14 @@ from distlaunch.planning.clusters.select import SYSTEMS
 from distlaunch.planning.cpu_binding import threads_per_worker
 from distlaunch.planning.facts import Facts
 from distlaunch.planning.hosts.this_host import is_loopback
+from distlaunch.planning.joined_checks import MOST_SLOTS, check_start
 from distlaunch.planning.node_source import Location
 from distlaunch.planning.rendezvous import Rendezvous, check_place, settle
-from distlaunch.planning.told import MOST_SLOTS, check_start
 from distlaunch.planning.train_options import TrainOptions, counts_processes
 from distlaunch.planning.worker_addresses import with_cluster
 
 CLOCKS_S = 300.0
 """Clocks that are further apart than this are told of: certificates, and files' times, go by them."""
-_GLOO, _TENSORPIPE, _NCCL = "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _SETTLED = "settled at the start: "
 _THREADS = "OMP_NUM_THREADS"
 _TELL_ALL = ("mpi", "batch", "slurm")
@@ -370,10 +368,14 @@ class Joiner:
         mine = set(told.local_ranks)
         plan = replace(plan, workers=tuple(worker for worker in plan.workers if worker.local_rank in mine))
         there = set(interfaces)
-        wanted = {_GLOO: told.interface, _TENSORPIPE: told.interface, _NCCL: told.nccl_interface}
+        wanted = {
+            GLOO_INTERFACE: told.interface,
+            TENSORPIPE_INTERFACE: told.interface,
+            NCCL_INTERFACE: told.nccl_interface,
+        }
         taken = {**plan.base_env, **plan.given_env}
         env = {
-            name: f"={value}" if name == _NCCL else value
+            name: f"={value}" if name == NCCL_INTERFACE else value
             for name, value in wanted.items()
             if value in there and name not in taken
         }
@@ -398,9 +400,3 @@ class Joiner:
         local_rank = self._location.allocation.local_rank
         one_of = range(self._own.slots or 0) if local_rank is None else (local_rank,)
         return len(told.local_ranks) == 1 and told.local_ranks[0] in one_of
-
-
-def interfaces_of(plan: LaunchPlan, node_rank: int) -> tuple[str, str]:
-    """Give by which interfaces a node's workers reach the others: for gloo, and for NCCL; empty where all is well."""
-    env = plan.nodes[node_rank].env
-    return env.get(_GLOO, ""), env.get(_NCCL, "").removeprefix("=")

@@ -13,7 +13,7 @@ from distlaunch.core.model.host_list import name_hosts
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.core.model.variables import SET_FOR_NODES
-from distlaunch.core.protocol.remote import Interface, Reached, Route, Surveyed
+from distlaunch.core.protocol.agent_messages import Interface, Reached, Route, Surveyed
 from distlaunch.planning.backend import PlannedBackend
 
 _GLOO, _TENSORPIPE, _NCCL = SET_FOR_NODES

@@ -14,7 +14,7 @@ from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted, printable
 from distlaunch.core.model.topology import Node, Topology
-from distlaunch.core.protocol.remote import Reached, Survey, Surveyed
+from distlaunch.core.protocol.agent_messages import Reached, Survey, Surveyed
 from distlaunch.planning import master_address
 from distlaunch.planning.agreement import ELSEWHERE, Interpreter, NodesDiffer, check_script, interpreter_of
 from distlaunch.planning.backend import PlannedBackend

@@ -10,7 +10,8 @@ import signal
 
 from distlaunch.core.errors import EXIT_HANG, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE
 from distlaunch.planning.rendezvous import DEFAULT_PORT
-from distlaunch.render import names, pod
+from distlaunch.render import pod
+from distlaunch.render import request as names
 from distlaunch.render.request import Request, duration_s
 from distlaunch.render.shape import Shape
 from distlaunch.render.yaml import Noted, Value, written

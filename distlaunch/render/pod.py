@@ -7,7 +7,7 @@ import posixpath
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import quoted
-from distlaunch.render import names
+from distlaunch.render import request as names
 from distlaunch.render.request import Request, Words, size_bytes
 from distlaunch.render.shape import Shape
 from distlaunch.render.yaml import Noted, Value

@@ -7,7 +7,8 @@ ended with 128 or more, and any other failure ends the job; it counts these pods
 from __future__ import annotations
 
 from distlaunch.core.errors import EXIT_HANG, EXIT_UNAVAILABLE, EXIT_USAGE
-from distlaunch.render import names, pod
+from distlaunch.render import pod
+from distlaunch.render import request as names
 from distlaunch.render.request import Request, duration_s
 from distlaunch.render.shape import Shape
 from distlaunch.render.yaml import Noted, Value, plain, written

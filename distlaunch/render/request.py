@@ -1,7 +1,12 @@
-"""What the user asked to be rendered, and the sizes in it; pure."""
+"""What the user asked to be rendered, and the sizes in it; pure.
+
+Names that Slurm and Kubernetes take; pure.
+"""
 
 from __future__ import annotations
 
+import os
+import posixpath
 import re
 from typing import Literal
 
@@ -88,3 +93,101 @@ def duration_s(text: str) -> int:
     if not 0 < value_s < 10**9:
         raise ConfigError(f"--time takes a time like 90m, 12h, 2d or 1-12:00:00, not {quoted(text)}")
     return value_s
+
+
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_RESOURCE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_SLURM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+@-]*")
+_PART = r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    r"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?/)?"  # the registry
+    rf"{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@sha(?:256:[0-9a-f]{{64}}|512:[0-9a-f]{{128}}))?"
+)
+LONGEST_LABEL = 63
+_LONGEST_NAME = 253
+
+
+def job_name(request: Request, *, longest: int) -> str:
+    """Give --name, else a name made of the script's. Raises ConfigError for one that is not taken there."""
+    given = request.more.name
+    slurm = request.target == "slurm"
+    if given is None:
+        return _made(request, longest)
+    if slurm:
+        return slurm_word(given, "--name")
+    if not _LABEL.fullmatch(given):
+        raise ConfigError(
+            f"--name {quoted(given)} is no name for Kubernetes",
+            hint="lower-case letters, digits and -, beginning with a letter and not ending in -",
+        )
+    if len(given) > longest:
+        raise ConfigError(
+            f"--name {quoted(given)} is too long: the pods' names add to it, and have {LONGEST_LABEL} characters",
+            hint=f"at most {longest} characters",
+        )
+    return given
+
+
+def _made(request: Request, longest: int) -> str:
+    script = request.train.script or ""
+    stem = script if request.train.module else os.path.basename(script).removesuffix(".py")
+    name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
+    name = name if name[:1].isalpha() else f"job-{name}".rstrip("-")
+    return name[:longest].rstrip("-")
+
+
+def slurm_word(text: str, option: str) -> str:
+    """Check a word that stands in an #SBATCH line, where quotes and # mean something. Raises ConfigError."""
+    if not _SLURM.fullmatch(text):
+        raise ConfigError(f"{option} takes letters, digits and _ . , + @ -, not {quoted(text)}")
+    return text
+
+
+def object_name(text: str, option: str, *, longest: int = _LONGEST_NAME) -> str:
+    """Check the name of an object that is there already. Raises ConfigError."""
+    if len(text) > longest or not _SUBDOMAIN.fullmatch(text):
+        raise ConfigError(
+            f"{option} {quoted(text)} is no name for Kubernetes",
+            hint=f"at most {longest} lower-case letters, digits, - and ., beginning and ending with a letter or digit",
+        )
+    return text
+
+
+def namespace(text: str) -> str:
+    """Check the name of a namespace. Raises ConfigError."""
+    if "." in text:
+        raise ConfigError(f"--namespace {quoted(text)} is no name for Kubernetes: it has a dot")
+    return object_name(text, "--namespace", longest=LONGEST_LABEL)
+
+
+def resource_name(text: str) -> str:
+    """Check the name of a kind of GPU. Raises ConfigError."""
+    if not _RESOURCE.fullmatch(text):
+        raise ConfigError(f"--gpus-resource takes a name like nvidia.com/gpu, not {quoted(text)}")
+    return text
+
+
+def image_name(text: str | None) -> str:
+    """Check that there is an image. Raises ConfigError."""
+    if text is None:
+        raise ConfigError(
+            "--image is missing: what the pods run", hint="--image NAME; it needs Python, distlaunch and the script"
+        )
+    if not _IMAGE.fullmatch(text):
+        raise ConfigError(
+            f"--image takes the name of a container image, not {quoted(text)}",
+            hint="REGISTRY/NAME:TAG or NAME@sha256:..., the name in lower-case letters",
+        )
+    return text
+
+
+def volume_claim(text: str) -> tuple[str, str]:
+    """Read NAME:PATH. Raises ConfigError."""
+    claim, _, path = text.partition(":")
+    if not path.startswith("/") or posixpath.normpath(path).strip("/") == "" or ":" in path or not path.isprintable():
+        raise ConfigError(
+            f"--pvc takes NAME:PATH, not {quoted(text)}",
+            hint="a PersistentVolumeClaim, and the folder where pods see it: --pvc data:/data",
+        )
+    return object_name(claim, "--pvc"), path

@@ -11,7 +11,7 @@ import shlex
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import quoted
-from distlaunch.render import names
+from distlaunch.render import request as names
 from distlaunch.render.request import Request, Words, duration_s, size_bytes
 from distlaunch.render.shape import Shape
 from distlaunch.render.yaml import comment

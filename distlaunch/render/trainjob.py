@@ -7,7 +7,8 @@ webhook (restartPolicy is OnFailure unless said, and pods' names have an end).
 from __future__ import annotations
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.render import names, pod
+from distlaunch.render import pod
+from distlaunch.render import request as names
 from distlaunch.render.request import Request, duration_s
 from distlaunch.render.shape import Shape
 from distlaunch.render.yaml import Noted, Value, written

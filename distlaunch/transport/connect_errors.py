@@ -1,8 +1,13 @@
-"""How a step of connecting fails, before host and address are added."""
+"""How a step of connecting fails, before host and address are added.
+
+Why a node could not be reached, as every transport says it. Pure data.
+"""
 
 from __future__ import annotations
 
-from distlaunch.transport.failures import ConnectFailure, Step
+from typing import Literal
+
+from distlaunch.core.model.record import Record
 
 
 class Trouble(Exception):  # noqa: N818 - it is an outcome: an opener turns it into Unconnected
@@ -20,3 +25,41 @@ class Trouble(Exception):  # noqa: N818 - it is an outcome: an opener turns it i
         return ConnectFailure(
             host=host, address=address, user=user, step=self.step, text=self.text, hint=self.hint, passing=self.passing
         )
+
+
+Step = Literal[
+    "resolve",
+    "connect",
+    "host key",
+    "login",
+    "srun",
+    "ray",
+    "call",
+    "python",
+    "agent",
+    "directory",
+    "script",
+    "devices",
+]
+
+
+STARTUP_HINT = (
+    "a start-up file of the login shell there (~/.profile, ~/.bashrc) may be waiting, for input or a file system"
+)
+"""Of a node that was logged in to, and whose agent does not start."""
+
+
+class ConnectFailure(Record):
+    """One node that cannot take part; a row of the table that the user sees."""
+
+    host: str
+    """As the user or the source wrote it."""
+    address: str = ""
+    """Where it was tried: ``10.0.0.7:22``; empty before that is known."""
+    user: str = ""
+    step: Step
+    text: str
+    """What went wrong, as a clause; printable."""
+    hint: str | None = None
+    passing: bool = True
+    """It may work in a moment: refused, no route, silent. A wrong key or a missing Python will not mend itself."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from distlaunch.core.model.record import Record
-from distlaunch.transport.failures import ConnectFailure
+from distlaunch.transport.connect_errors import ConnectFailure
 
 
 class Link(Protocol):

@@ -7,9 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 
 from distlaunch.planning.train_options import TrainOptions
-from distlaunch.transport.agentzip import agent_zip
-from distlaunch.transport.beside import open_beside
-from distlaunch.transport.child_process import Leash
+from distlaunch.transport.bootstrap import agent_zip
+from distlaunch.transport.child_process import Leash, open_beside
 from distlaunch.transport.connection import Link, Open, Target
 from distlaunch.transport.ssh.config import Asked
 from distlaunch.transport.ssh.host_keys import HostKeyCheck, Unchecked

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 
-from distlaunch.core.agent.tcp import tune
+from distlaunch.core.agent.connect import tune
 
 _CHUNK = 1 << 18
 _MOST_DRAINED = 1 << 20

@@ -3,6 +3,10 @@
 Until a caller has shown that it belongs to the job it costs one of a bounded number of connections, a few kilobytes and
 a few seconds. Where there are too many the one goes that was idle for longest, of those that are as far as most are:
 real callers say at once what is to be said, and so do not stand where a crowd does.
+
+A port to listen on, for callers from other machines.
+
+What others do wrong again and again, on an open port mostly: said once a kind, then counted.
 """
 
 from __future__ import annotations
@@ -15,15 +19,14 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
+from distlaunch.core.agent.node.ports import hold_port
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable
 from distlaunch.core.protocol.handshake import NONCE_BYTES, ListenerSide, Party, Stranger
 from distlaunch.core.protocol.launcher_messages import Call, Turned, Welcome
 from distlaunch.core.protocol.token_keys import TOKEN_HINT, ListenerSecret
 from distlaunch.transport import open_files
-from distlaunch.transport.open_port import open_port
 from distlaunch.transport.tcp_connection import TcpLink
-from distlaunch.transport.troubles import Troubles
 
 MOST_PENDING = 512
 """Connections at once whose callers are not known yet."""
@@ -273,3 +276,148 @@ def _room(members: int) -> int:
     if soft == resource.RLIM_INFINITY:
         return MOST_PENDING
     return max(_FEWEST_PENDING, min(MOST_PENDING, (soft - used) // 2))
+
+
+_BACKLOG = 4096
+_WILDCARD = ("::", "0.0.0.0")  # noqa: S104 - other nodes call, by addresses that we do not know
+_LOOPBACK = ("127.0.0.1", "::1")
+_TRIES = 8
+_NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
+
+
+class PortTakenError(ConfigError):
+    """Another process listens on the port."""
+
+
+def open_port(host: str, ports: Sequence[int], *, owner: str) -> list[socket.socket]:
+    """Listen on the first of the ports that is free; all sockets have the same one. Port 0 is any.
+
+    An address of this machine is taken at its word, ``localhost`` stands for both of the loopback's; for a name we
+    listen on all addresses, as it may stand for another one here than elsewhere.
+
+    Raises PortTakenError, with the process that has the port, if a port is in use; ConfigError if no port can be used
+    for another reason.
+    """
+    problems: list[ConfigError] = []
+    for port in ports:
+        try:
+            return _listen(host, port)
+        except OSError as exc:
+            problems.append(_refused(port, exc, owner))
+    if len(problems) == 1:
+        raise problems[0]
+    numbers = ", ".join(map(str, ports))
+    kind = PortTakenError if any(isinstance(one, PortTakenError) for one in problems) else ConfigError
+    raise kind(f"none of the ports {numbers} can be had: {'; '.join(one.message for one in problems[:4])}")
+
+
+def _listen(host: str, port: int) -> list[socket.socket]:
+    if host == "localhost":
+        return _on_loopback(port)
+    if _is_address(host) and host not in _WILDCARD:
+        try:
+            return [_socket(host, port)]
+        except OSError as exc:
+            if exc.errno not in _NO_SUCH_FAMILY:
+                raise  # else callers get to us by an address that is translated on the way
+    try:
+        return [_socket(_WILDCARD[0], port)]
+    except OSError as exc:
+        if exc.errno not in _NO_SUCH_FAMILY:
+            raise
+        return [_socket(_WILDCARD[1], port)]
+
+
+def _on_loopback(port: int) -> list[socket.socket]:
+    for tries in range(_TRIES):
+        first = _socket(_LOOPBACK[0], port)
+        try:
+            return [first, _socket(_LOOPBACK[1], first.getsockname()[1])]
+        except OSError as exc:
+            if exc.errno in _NO_SUCH_FAMILY:
+                return [first]
+            first.close()
+            if port or tries == _TRIES - 1:
+                raise
+    raise AssertionError
+
+
+def _socket(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        # What connections of an earlier launcher have left does not matter; beside another listener Linux lets nobody.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address != _WILDCARD[0]))
+        listening.bind((address, port))
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _is_address(host: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host)
+        except (OSError, ValueError):  # ValueError: no text for C
+            continue
+        return True
+    return False
+
+
+def _refused(port: int, exc: OSError, owner: str) -> ConfigError:
+    hint = "name another port: --rendezvous HOST:PORT, on all nodes"
+    if exc.errno in (errno.EADDRINUSE, errno.EACCES):
+        kind = PortTakenError if exc.errno == errno.EADDRINUSE else ConfigError
+        try:
+            hold_port(port, owner=owner).release()
+        except ConfigError as found:  # it knows who has it
+            return kind(found.message, hint=hint)
+        return kind(f"port {port} is in use", hint=hint)
+    return ConfigError(f"nobody can listen on port {port} here: {os.strerror(exc.errno or 0)}", hint=hint)
+
+
+EVERY_S = 60.0
+
+
+class Troubles:
+    """``log`` gets a line for the first of each kind, then one a minute with how many more there were."""
+
+    def __init__(self, log: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self._log = log
+        self._clock = clock
+        self._kinds: dict[str, _Kind] = {}
+
+    def note(self, kind: str, line: str) -> None:
+        """Take one in. ``kind`` is of a small set."""
+        known = self._kinds.get(kind)
+        if known is None:
+            self._kinds[kind] = _Kind(self._clock())
+            self._log(line)
+        else:
+            known.more += 1
+            known.last = line
+
+    def deadline(self) -> float | None:
+        """Give when ``tick`` has something to say."""
+        return min((kind.since + EVERY_S for kind in self._kinds.values() if kind.more), default=None)
+
+    def tick(self) -> None:
+        """Say what has been counted for long enough."""
+        now = self._clock()
+        for kind in self._kinds.values():
+            if kind.more and now >= kind.since + EVERY_S:
+                self._log(kind.last if kind.more == 1 else f"{kind.more:,} more like it, the last: {kind.last}")
+                kind.since, kind.more = now, 0
+
+
+class _Kind:
+    """One kind of trouble: how many since it was last said."""
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.more = 0
+        self.last = ""

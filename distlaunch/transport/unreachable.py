@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from distlaunch.core.model.host_list import name_hosts
 from distlaunch.core.model.record import Record
-from distlaunch.transport.failures import ConnectFailure
-from distlaunch.transport.ssh.keyhints import scan_all
+from distlaunch.transport.connect_errors import ConnectFailure
+from distlaunch.transport.ssh.host_keys import scan_all
 
 _MOST_ROWS = 20
 _WIDEST = 40

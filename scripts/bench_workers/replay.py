@@ -14,14 +14,12 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.policy.composition import Compose, Composition
+from distlaunch.coordinator.policy.events_and_actions import Compose, Composition
 from distlaunch.coordinator.policy.job import JobPolicy
 from distlaunch.coordinator.policy.job_settings import PolicySettings
-from distlaunch.core.model.gpus import GpuInventory
-from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import replace
+from distlaunch.core.model.topology import CpuInventory, GpuInventory
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 from distlaunch.launch import remote
 from distlaunch.launch.make_plan import make_plan
 from distlaunch.planning.train_options import TrainOptions
@@ -60,7 +58,7 @@ class Replay:
     def timed(self, compose: Compose) -> Compose:
         """Note how much of the time goes into plans."""
 
-        def composed(surveys: Mapping[int, r.Surveyed]) -> Composition:
+        def composed(surveys: Mapping[int, m.Surveyed]) -> Composition:
             began = time.perf_counter()
             try:
                 return compose(surveys)
@@ -87,7 +85,7 @@ class Replay:
         self.counts.update(map(type, actions))
         for action in actions:
             match action:
-                case a.ToNode(message=r.Survey() as question):
+                case a.ToNode(message=m.Survey() as question):
                     self.serial = question.serial
                 case a.ToNode(message=m.Stop()):
                     self.stops += 1
@@ -106,11 +104,11 @@ class Replay:
         """Have all nodes answer the survey."""
         cpus, gpus = CpuInventory(allowed=tuple(range(64)), online=64), GpuInventory()
 
-        def answer(node: int) -> r.Surveyed:
+        def answer(node: int) -> m.Surveyed:
             address = f"10.{node >> 16}.{node >> 8 & 255}.{node & 255}"
-            return r.Surveyed(
+            return m.Surveyed(
                 serial=self.serial, hostname=f"n{node + 1:05}", environ={}, named=(address,), gpus=gpus, cpus=cpus,
-                interfaces=(r.Interface(name="eth0", address=address, prefix=8),), granted_cpus=None,
+                interfaces=(m.Interface(name="eth0", address=address, prefix=8),), granted_cpus=None,
                 python="/usr/bin/python3", script_sha256="5c" * 32, problem=None, hint=None, shares_run_dir=True,
             )  # fmt: skip
 
@@ -121,9 +119,9 @@ class Replay:
         at, per_node = self.policy.attempt, self.per_node
         prepared = m.Prepared(attempt=at, port=29500, problem=None, hint=None, warning=None)
         self.say((node, replace(prepared, port=None) if node else prepared) for node in range(self.nodes))
-        route = r.Route(address="10.0.0.0", local="10.0.0.1", interface="eth0")
+        route = m.Route(address="10.0.0.0", local="10.0.0.1", interface="eth0")
         self.say(
-            (node, r.Reached(attempt=at, routes=(replace(route, local=f"10.0.0.{node}"),), problem=None))
+            (node, m.Reached(attempt=at, routes=(replace(route, local=f"10.0.0.{node}"),), problem=None))
             for node in range(1, self.nodes)
         )
         firsts = range(0, self.nodes * per_node, per_node)

@@ -35,7 +35,7 @@ def test_every_import_contract_is_kept():
 @pytest.mark.parametrize(
     ("module", "statement"),
     [
-        ("core/errors.py", "import distlaunch.core.model.ids"),
+        ("core/errors.py", "import distlaunch.core.model.text"),
         ("core/model/text.py", "import distlaunch.core.agent"),
         ("core/probe/__init__.py", "import distlaunch.core.protocol"),
         ("core/agent/__init__.py", "import distlaunch.coordinator"),
@@ -48,6 +48,15 @@ def test_every_import_contract_is_kept():
         ("toolkit/__init__.py", "import distlaunch.core.protocol"),
         ("toolkit/__init__.py", "import distlaunch.coordinator"),
         ("launch/run.py", "import distlaunch.toolkit"),
+        ("coordinator/policy/job.py", "import distlaunch.coordinator.runtime.runner"),
+        ("coordinator/runtime/runner.py", "import distlaunch.coordinator.joined.launcher"),
+        ("core/agent/workers/spawner.py", "import distlaunch.core.agent.node.ports"),
+        ("planning/facts.py", "import distlaunch.core.agent.frames"),
+        ("planning/hosts/hostfile.py", "import distlaunch.planning.build_plan"),
+        ("transport/ssh/client.py", "import distlaunch.transport.slurm.nodes"),
+        ("cli/compat/torchrun/command.py", "import distlaunch.cli.compat.accelerate.options"),
+        ("cli/commands/train.py", "import distlaunch.cli.compat.drop_in"),
+        ("console/console.py", "import distlaunch.launch.run"),
     ],
 )
 def test_an_upward_or_forbidden_import_breaks_a_contract(copy, module, statement):
@@ -56,6 +65,14 @@ def test_an_upward_or_forbidden_import_breaks_a_contract(copy, module, statement
     result = lint_imports(copy)
     assert result.returncode == 1, result.stdout + result.stderr
     assert "BROKEN" in result.stdout
+
+
+def test_an_import_cycle_breaks_a_contract(copy):
+    with (copy / "distlaunch/diagnosis/model.py").open("a") as file:
+        file.write("\n\ndef _late() -> None:\n    import distlaunch.diagnosis.report\n")
+    result = lint_imports(copy)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "No cycles are allowed in distlaunch.diagnosis" in result.stdout
 
 
 def test_a_package_outside_the_layers_is_refused(copy):

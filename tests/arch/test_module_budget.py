@@ -78,19 +78,19 @@ def test_a_local_train_loads_the_standard_library_alone_and_little_of_it(distlau
 
 def test_a_local_train_that_goes_well_loads_no_diagnosis_and_no_typer(distlaunch):
     ours = {name for name in modules_of(distlaunch, "train", *TRAINS["workers"]) if name.startswith("distlaunch.")}
-    assert unwanted(ours, {"distlaunch.cli.app", "distlaunch.cli.commands.plan_tables", "distlaunch.core.probe.gpus", "distlaunch.core.probe.smi"}) == set()  # fmt: skip
+    assert unwanted(ours, {"distlaunch.cli.app", "distlaunch.cli.commands.plan_tables", "distlaunch.core.probe.gpus", "distlaunch.core.probe.nvidia"}) == set()  # fmt: skip
     assert not {name for name in ours if name.startswith("distlaunch.diagnosis.")} - {"distlaunch.diagnosis.model"}
 
 
 def test_a_local_train_looks_for_no_other_node(distlaunch):
     modules = modules_of(distlaunch, "train", "--num-procs", "2", "--num-nodes", "1", "--no-python", "/bin/true")
-    around = {"surroundings", "core.probe.interfaces"} | {
-        f"resolve.{name}"
-        for name in ("location", "allocation", "identity", "hostlist", "hostfile", "filters", "explain")
+    around = {
+        *("launch.surroundings", "core.probe.network", "core.model.host_list"),
+        *("planning.node_source", "planning.allocation", "planning.explain", "planning.hosts"),
     }
     sources = {name for name in modules if name.startswith("distlaunch.planning.clusters.")}
     assert unwanted(modules, {f"distlaunch.{name}" for name in around}) == set()
-    assert sources <= {"distlaunch.planning.local_topology", "distlaunch.planning.torchrun"}
+    assert sources <= {"distlaunch.planning.clusters.select"}
 
 
 def test_a_failing_train_loads_nothing_heavy_to_explain_it(distlaunch):

@@ -15,7 +15,6 @@ MAY_LOAD = {
     "distlaunch.core.model.record",
     "distlaunch.core.model.text",
     "distlaunch.planning",
-    "distlaunch.planning.dialect",
     "distlaunch.planning.train_options",
     "distlaunch.cli",
     "distlaunch.cli.option",

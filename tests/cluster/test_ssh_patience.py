@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
-from distlaunch.core.protocol.remote import PING_S, SILENCE_S
+from distlaunch.core.protocol.agent_messages import PING_S, SILENCE_S
 from tests.cluster.hosts import faults
 from tests.cluster.test_ssh_jobs import SHORT, STAYS
 

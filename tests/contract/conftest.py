@@ -19,11 +19,10 @@ from distlaunch.coordinator.runtime.local_agent import LocalTransport
 from distlaunch.coordinator.runtime.remote_agents import Fleet
 from distlaunch.coordinator.runtime.remote_output import Intake
 from distlaunch.core.agent.workers.spawner import start_spawner
-from distlaunch.core.model.gpus import GpuInventory
-from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.topology import CpuInventory, GpuInventory
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.transport.agentzip import agent_zip
-from distlaunch.transport.beside import open_beside
+from distlaunch.transport.bootstrap import agent_zip
+from distlaunch.transport.child_process import open_beside
 from distlaunch.transport.connection import Target
 
 _SET_CHILD_SUBREAPER = 36

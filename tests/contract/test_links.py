@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.transport.beside import open_beside
-from distlaunch.transport.child_process import reap
+from distlaunch.transport.child_process import open_beside, reap
 from distlaunch.transport.connection import Target
 from distlaunch.transport.ssh.config import Asked
 from distlaunch.transport.ssh.host_keys import HostKeyCheck

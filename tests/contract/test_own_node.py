@@ -14,15 +14,13 @@ from pathlib import Path
 import pytest
 
 from distlaunch.coordinator.joined.local_node import _Looking
-from distlaunch.core.model.gpus import GpuInventory
-from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.topology import CpuInventory, GpuInventory
 from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 from tests.contract.conftest import OneNode
 
 CPUS = CpuInventory(allowed=(0,), online=1)
-SURVEY = r.Survey(
+SURVEY = m.Survey(
     serial=7, workdir="/", pythons=(sys.executable,), script="", program="", run_dir="", gpus=True, topology=True
 )  # fmt: skip
 BOUND_S = 60.0
@@ -37,7 +35,7 @@ def own(open_coordinator, monkeypatch):
 
 def test_a_survey_is_answered_with_the_devices_that_planning_has_found(own):
     own.send(SURVEY)
-    [found] = own.until(r.Surveyed)
+    [found] = own.until(m.Surveyed)
     assert (found.serial, found.python, found.problem) == (7, sys.executable, None)
     assert (found.cpus, found.gpus) == (CPUS, GpuInventory())
     assert found.hostname == socket.gethostname()
@@ -45,17 +43,17 @@ def test_a_survey_is_answered_with_the_devices_that_planning_has_found(own):
 
 def test_of_two_surveys_the_later_one_is_answered(own):
     own.send(SURVEY)
-    own.send(r.Survey(**{**{field: getattr(SURVEY, field) for field in SURVEY.__slots__}, "serial": 8}))
-    own.until(r.Surveyed)
+    own.send(m.Survey(**{**{field: getattr(SURVEY, field) for field in SURVEY.__slots__}, "serial": 8}))
+    own.until(m.Surveyed)
     assert own.prepare().problem is None
-    assert [found.serial for found in own.of(r.Surveyed)] == [8]
+    assert [found.serial for found in own.of(m.Surveyed)] == [8]
 
 
 def test_workers_start_and_end_while_a_survey_is_under_way(own):
     own.start("print('hello')")
     own.send(SURVEY)
     own.until(m.Gone)
-    own.until(r.Surveyed)
+    own.until(m.Surveyed)
 
 
 def test_addresses_are_tried_and_the_one_that_has_the_token_is_the_way(own):
@@ -69,8 +67,8 @@ def test_addresses_are_tried_and_the_one_that_has_the_token_is_the_way(own):
         speaker = threading.Thread(target=say)
         speaker.start()
         port = right.getsockname()[1]
-        own.send(r.Reach(attempt=0, addresses=("127.0.0.1",), port=port, token="secret", bound_s=10.0))
-        [reached] = own.until(r.Reached)
+        own.send(m.Reach(attempt=0, addresses=("127.0.0.1",), port=port, token="secret", bound_s=10.0))
+        [reached] = own.until(m.Reached)
         speaker.join(BOUND_S)
     assert [route.address for route in reached.routes] == ["127.0.0.1"]
 

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from distlaunch.core.agent import connect, trying
+from distlaunch.core.agent import connect
 from distlaunch.core.agent.connect import Stopped, TurnedAwayError
 from distlaunch.core.errors import NodesError
 from distlaunch.core.model.record import replace
@@ -201,7 +201,7 @@ def test_a_web_server_is_named():
 )
 def test_whoever_is_no_listener_of_ours_is_named(answer, words, monkeypatch):
     if words == "it says nothing":
-        monkeypatch.setattr(trying, "ANSWER_S", 0.5)
+        monkeypatch.setattr(connect, "ANSWER_S", 0.5)
     with server(answer) as port, stopping_at(words) as call_until:
         call_until("127.0.0.1", [port])
 
@@ -294,7 +294,7 @@ def test_whoever_watches_something_else_is_stopped_by_it(silent):
 
 
 def test_a_connection_with_itself_counts_as_refused():
-    place = trying.Place((socket.AF_INET, ("127.0.0.1", 1)), lambda: None)
+    place = connect.Place((socket.AF_INET, ("127.0.0.1", 1)), lambda: None)
     with socket.socket() as own:
         own.bind(("127.0.0.1", 0))
         own.connect(own.getsockname())

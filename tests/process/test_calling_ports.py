@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from distlaunch.core.agent import trying
+from distlaunch.core.agent import connect
 from distlaunch.core.errors import NodesError
 from distlaunch.core.model.record import replace
 from tests.process.reception import (
@@ -70,7 +70,7 @@ def test_listeners_that_say_nothing_hide_no_later_port():
         began = time.monotonic()
         connection, _ = call("127.0.0.1", [*ports, reception.port])
         connection.close()
-        assert time.monotonic() - began < trying.ANSWER_S
+        assert time.monotonic() - began < connect.ANSWER_S
         assert len(reception.calls) == 1
 
 
@@ -88,7 +88,7 @@ def test_listeners_that_say_nothing_do_not_keep_others_from_being_tried_again():
             began = time.monotonic()
             connection, _ = call("127.0.0.1", [*ports, port], progress=progress)
             connection.close()
-            assert time.monotonic() - began < trying.ANSWER_S
+            assert time.monotonic() - began < connect.ANSWER_S
     finally:
         for one in receptions:
             one.close()

@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 from distlaunch.backends.backend_options import shape
 from distlaunch.backends.base import Backend, Requirement
-from distlaunch.backends.elsewhere import installed_for
 from distlaunch.backends.registry import backend_names, find_backend, other_backends, package_of
-from distlaunch.backends.requirements import Found, Installed, install_words, look_for
+from distlaunch.backends.requirements import Found, Installed, install_words, installed_for, look_for
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable

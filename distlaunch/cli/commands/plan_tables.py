@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distlaunch.core.model.host_list import fold_hosts
-from distlaunch.core.model.ids import format_ranks, name_ranks
-from distlaunch.core.model.text import counted, printable
+from distlaunch.core.model.text import counted, format_ranks, name_ranks, printable
 from distlaunch.core.model.variables import DEVICE_MASKS
 
 if TYPE_CHECKING:

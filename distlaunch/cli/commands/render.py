@@ -1,4 +1,7 @@
-"""``render``: its options, and what becomes of the file."""
+"""``render``: its options, and what becomes of the file.
+
+Options as words again, as somebody would have typed them.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +157,6 @@ def _backend_names(backend: object) -> set[str]:
 
 def render_file(target: Target, options: TrainOptions, more: RenderOptions) -> int:
     """Print the file, or write it where it is wanted; returns the exit code. Raises ConfigError."""
-    from distlaunch.cli.commands.spelling import spell
     from distlaunch.render.targets import render
 
     text = render(Request(target=target, train=options, more=more, words=spell(options)))
@@ -178,3 +180,43 @@ def _write(path: str, data: bytes) -> None:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "a name of a file has no NUL"
         raise ConfigError(f"--out {quoted(path)}: {reason}") from error
+
+
+Spelled = tuple[str, tuple[str, ...]]
+"""A field, and the words that set it."""
+
+
+def spell(options: TrainOptions) -> tuple[Spelled, ...]:
+    """Give the words of all options that were set, in the table's order, but for SCRIPT and its arguments.
+
+    Also of those that a variable set. Parsed again, they give the same options.
+    """
+    chosen = [option for option in TRAIN_OPTIONS if option.field != "script"]
+    return tuple((option.field, _words(option, options)) for option in chosen if _is_set(option, options))
+
+
+def _is_set(option: Option, options: TrainOptions) -> bool:
+    value: object = getattr(options, option.field)
+    return value != option.default or (option.field in options.given and not (option.kind == "flag" and not value))
+
+
+def _words(option: Option, options: TrainOptions) -> tuple[str, ...]:
+    value: object = getattr(options, option.field)
+    if option.kind == "flag":
+        return (option.name if value else option.negation or option.name,)
+    if option.repeatable and isinstance(value, Sequence):
+        return tuple(f"{option.name}={each}" for each in value)
+    return (f"{option.name}={_text(value)}",)
+
+
+def _text(value: object) -> str:
+    match value:
+        case int() | str():
+            return str(value)
+        case float():
+            # Never with an exponent, which no option takes.
+            return f"{value:.9f}".rstrip("0").rstrip(".")
+        case (least, most):
+            return f"{least}:{most}"
+        case _:
+            raise ConfigError(f"{value!r} cannot be written as an option")

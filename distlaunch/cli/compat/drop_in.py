@@ -13,8 +13,7 @@ from distlaunch.cli.parser import Given, scan
 from distlaunch.core.errors import LaunchError, UsageError
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import quoted
-from distlaunch.planning.dialect import Dialect
-from distlaunch.planning.train_options import DropInOptions
+from distlaunch.planning.train_options import Dialect, DropInOptions
 
 _TRAIN = {option.field: option for option in TRAIN_OPTIONS}
 

@@ -2,6 +2,12 @@
 
 It shows and files the output of its own workers, tells what happens to them, and leaves with the coordinator's verdict.
 If the coordinator is lost, the workers are stopped, and it is called again as long as there are restarts left.
+
+What a launcher that has joined a job goes by.
+
+The link to the coordinator, as a launcher that has joined has it.
+
+A launcher that cannot take part tells node 0 why, so that the others do not wait for it.
 """
 
 from __future__ import annotations
@@ -11,32 +17,38 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Protocol
 
-from distlaunch.coordinator.joined.coordinator import Coordinator
 from distlaunch.coordinator.joined.local_node import OwnNode, Words
-from distlaunch.coordinator.joined.peer_settings import AGAIN_S, END_S, SIGNALS_LEAVE, Call, PeerSettings, Planner
 from distlaunch.coordinator.policy.events_and_actions import Signalled
+from distlaunch.coordinator.policy.job import PRESS_AGAIN
 from distlaunch.coordinator.policy.signals import Request, Signals, StopRequests
 from distlaunch.coordinator.policy.start_messages import Streams, start_of
-from distlaunch.coordinator.policy.supervision import PRESS_AGAIN
 from distlaunch.coordinator.runtime import signal_pipe as signals
+from distlaunch.coordinator.runtime.connections import Peer, ReadEnd, Writer
 from distlaunch.coordinator.runtime.error_file import ErrorFile
-from distlaunch.coordinator.runtime.orders import PASSED_ON, Orders
-from distlaunch.coordinator.runtime.peers import ReadEnd
+from distlaunch.coordinator.runtime.message_budget import CoordinatorBudget
+from distlaunch.coordinator.runtime.message_checks import PASSED_ON, Orders
 from distlaunch.coordinator.runtime.records import EventLog, OutputFiles
 from distlaunch.coordinator.runtime.sink import Sink
+from distlaunch.core.agent import connect
 from distlaunch.core.agent.liveness import Hearing
 from distlaunch.core.agent.remote_agent import Clock
-from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, LaunchError, ProtocolError
+from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, ConfigError, LaunchError, ProtocolError
+from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import printable
 from distlaunch.core.private_files import make_private_dirs
+from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol.codec import encode
+from distlaunch.core.protocol.handshake import Party
+from distlaunch.planning.rendezvous import Rendezvous
 from distlaunch.transport.connection import Link
+from distlaunch.transport.tcp_connection import TcpLink
 
 _LONGEST_TEXT = 1 << 18
 
@@ -236,9 +248,9 @@ class PeerRunner:
         own = self._own
         self._orders.check(message, running=self._running is not None)
         match message:
-            case r.Ping():
+            case m.Ping():
                 self._hearing.take(message)
-                self._send(r.Pong(serial=message.serial, clock=self._clock()))
+                self._send(m.Pong(serial=message.serial, clock=self._clock()))
             case p.Ask():
                 own.handle(self._planner.survey(message.serial))
             case p.Commence():
@@ -256,7 +268,7 @@ class PeerRunner:
                 self._asked = True
                 self._clock.pause(paused=False)  # it continues the workers, and has a grace that must pass
                 own.handle(message)
-            case m.Linger() | m.Forward() | m.Prepare() | m.CollectStacks() | r.Reach():
+            case m.Linger() | m.Forward() | m.Prepare() | m.CollectStacks() | m.Reach():
                 own.handle(message)
             case _:
                 pass
@@ -306,7 +318,7 @@ class PeerRunner:
 
     def _end_part(self, why: str, *, unheard: bool = False) -> None:
         """Have the coordinator know why this launcher ends."""
-        self._send(r.Ending(why=why, unheard=unheard))
+        self._send(m.Ending(why=why, unheard=unheard))
         self._coordinator.flush()
 
     # --- our own node
@@ -421,3 +433,159 @@ class PeerRunner:
         text = "SIGTERM: leaving the job, which goes on without this node" if self._leaves else text
         self._sink.say(text + what, level="error" if self._is_odd else "warning")
         self._events.write("left" if self._leaves else "coordinator_lost", {"why": self._why})
+
+
+END_S = 10.0
+"""How long workers may take to end beyond their grace."""
+SIGNALS_LEAVE = 4
+"""The first that ends a job has all asked, the next has all killed; after so many a launcher leaves alone, whatever
+the coordinator does."""
+AGAIN_S = 0.5
+"""So long after it was joined a coordinator that is lost is called again, and no sooner."""
+
+
+class Planner(Protocol):
+    """What this launcher plans of its own; see ``resolve.joining``."""
+
+    def survey(self, serial: int) -> m.Survey:
+        """Make the question about its own node."""
+
+    def apply(self, *, clock: float, wall: float, attempt: int, restarts: int) -> p.Apply:
+        """Say what it is to do."""
+
+    def renamed(self, job_id: str) -> None:
+        """Take note of what the job is called from now on."""
+
+    def commenced(self, told: p.Commence, interfaces: list[str]) -> LaunchPlan:
+        """Plan its own workers of an attempt. Raises LaunchError; ProtocolError for a start that makes no sense."""
+
+
+class PeerSettings(Record):
+    """What does not change."""
+
+    coordinator: str
+    """What it is called: ``node 0 at n1:29400``."""
+    job_id: str
+    """What it calls the job."""
+    max_restarts: int
+    failure_grace_s: float
+    lost_after_s: float
+    """How long the coordinator may be silent, until it says otherwise itself."""
+    flexible: bool
+    """The job goes on without a node that is lost, and takes it in again."""
+    leaves: bool = False
+    """TERM at this launcher ends its own part alone: its node is drained. A scheduler that tells all means the job."""
+    grace_s: float = 25.0
+    """How long workers have then."""
+    speaks: bool = True
+    """The user hears from us what the coordinator says."""
+
+
+Call = Callable[[], tuple[Link, p.Welcome]]
+"""Call the coordinator (again), and wait until it lets us in. Raises LaunchError, and Stopped."""
+
+
+_LAST_S = 2.0
+"""So long what has been said last may take to leave."""
+
+
+class Coordinator:
+    """It can be lost, and opened again; what is said while there is none is lost."""
+
+    def __init__(self) -> None:
+        self._peer: Peer[p.ToPeer] | None = None
+        self.has_unread = False
+        """More may have arrived than was read; no descriptor tells."""
+
+    @property
+    def link(self) -> Link | None:
+        """Give what to poll and to receive from, if there is one."""
+        return None if self._peer is None else self._peer.link
+
+    def open(self, link: Link) -> None:
+        """Have a link. Raises ConfigError if no thread can be started for it."""
+        budget = CoordinatorBudget(time.monotonic())
+        self._peer = peer = Peer[p.ToPeer](0, p.TO_PEER, m.REMOTE_PARTS, budget)
+        peer.open(link, now=0.0)
+        peer.writer = Writer(peer, lambda: link, name="to the coordinator")
+        try:
+            peer.writer.start()
+        except RuntimeError as exc:
+            raise ConfigError("no thread can be started", hint=explain_refusal()) from exc
+
+    def receive(self) -> Iterator[p.ToPeer | ReadEnd]:
+        """Yield the messages of one turn, then why it ends. Raises ProtocolError, after those before it."""
+        if self._peer is None:
+            return
+        self._peer.begin_turn(time.monotonic())
+        self.has_unread = False
+        while (message := self._peer.next_message()) is not ReadEnd.EMPTY:
+            self.has_unread = message is ReadEnd.TURN_OVER
+            yield message
+            if isinstance(message, ReadEnd):
+                return
+
+    def tell(self, message: Record) -> None:
+        """Have a message sent, in its turn."""
+        if self._peer is not None:
+            self._peer.write(encode(message))
+
+    def flush(self) -> None:
+        """Let what has been said leave, for a bounded time."""
+        until = time.monotonic() + _LAST_S
+        while self._peer is not None and self._peer.has_unsent and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Close the link."""
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = None
+
+
+BOUND_S = 2.0
+"""How long calling, and telling, may take: node 0 may be about to start, or may never be there."""
+_LONGEST = 4000
+
+
+def decline(
+    rendezvous: Rendezvous,
+    party: Party,
+    *,
+    host: str,
+    why: str,
+    otherwise: Callable[[], Sequence[str]] | None = None,
+) -> None:
+    """Call node 0, and say why this launcher, on ``host``, ends; in vain where it is not there in time.
+
+    ``otherwise``: see ``calling.call``. A launcher without a number of its own takes nobody's place for that, and node
+    0 has nobody to tell.
+    """
+    if not rendezvous.rank:
+        return
+    try:
+        connection, _ = connect.call(
+            rendezvous.host,
+            rendezvous.ports,
+            party=party,
+            rank=rendezvous.rank,
+            own_host=host,
+            instance=os.urandom(16).hex(),
+            until=time.monotonic() + BOUND_S,
+            otherwise=otherwise,
+        )
+    except LaunchError:
+        return
+    leave(TcpLink(connection, "node 0"), why)
+
+
+def leave(link: Link, why: str) -> None:
+    """Tell node 0, which has let this launcher in, why it ends; close the link once it has heard, or after 2 s."""
+    until = time.monotonic() + BOUND_S
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLIN)
+    with suppress(OSError):
+        link.send(encode(m.Ending(why=why[:_LONGEST])))
+        while link.receive() is not None and (left_s := until - time.monotonic()) > 0:
+            poll.poll(left_s * 1000)
+    link.close()

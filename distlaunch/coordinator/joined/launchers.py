@@ -2,21 +2,25 @@
 
 A member has a seat, by its number. Whoever calls for one is let in unless a launcher that is still there has it; the
 policy hears of a caller when it wants that member (``connect``).
+
+The seats of a job's launchers: who has one, whether it is still there, and whether it is late.
+
+No clock, no I/O.
 """
 
 from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
 
 from distlaunch.coordinator.joined.local_node import OwnNode
-from distlaunch.coordinator.joined.seats import Seat, number_of
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.runtime.connections import Links
+from distlaunch.coordinator.policy.membership import shown
+from distlaunch.coordinator.runtime.connections import Links, Peer, StartBound, Writer
 from distlaunch.coordinator.runtime.message_budget import NodeBudget
-from distlaunch.coordinator.runtime.peers import Peer, Writer
+from distlaunch.coordinator.runtime.message_checks import Part
 from distlaunch.coordinator.runtime.signal_pipe import FOR_THE_JOB, LOOK_S
 from distlaunch.core.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, ProtocolError
 from distlaunch.core.model.record import replace
@@ -24,10 +28,10 @@ from distlaunch.core.model.text import printable
 from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol import remote as r
 from distlaunch.planning.joined_plan import Member
+from distlaunch.transport.connect_errors import ConnectFailure
 from distlaunch.transport.connection import Link
-from distlaunch.transport.troubles import Troubles
+from distlaunch.transport.tcp_listener import Troubles
 
 HURRIED_LEAVE_S = 0.5
 """How long the other launchers may take to hear how the job has ended once somebody wants the rest cut short."""
@@ -147,7 +151,7 @@ class Assembly(Links[p.FromPeer]):
     def discover(self) -> None:
         """Do nothing: who wants to take part, calls."""
 
-    def send(self, node: int, message: m.ToAgent | r.Survey | r.Reach | p.Commence) -> None:
+    def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.Commence) -> None:
         """Send to a member; what cannot be sent any more is lost with it."""
         self._has_begun = self._has_begun or isinstance(message, m.Prepare)
         self._seats[node].part.told(message)
@@ -156,7 +160,7 @@ class Assembly(Links[p.FromPeer]):
             self._starting.add(node)
         elif isinstance(message, m.Stop):
             self._seats[node].start.stop(message.grace_s)
-        if isinstance(message, r.Survey) and node:
+        if isinstance(message, m.Survey) and node:
             self._tell(node, p.Ask(serial=message.serial))
         elif isinstance(message, p.Commence) or node:
             self._tell(node, message)
@@ -284,7 +288,7 @@ class Assembly(Links[p.FromPeer]):
                 continue
             seat = self._seats[number]
             peer: Peer[p.FromPeer]
-            peer = Peer(number, p.FROM_PEER, r.REMOTE_PARTS, NodeBudget(time.monotonic()))
+            peer = Peer(number, p.FROM_PEER, m.REMOTE_PARTS, NodeBudget(time.monotonic()))
             peer.writer = Writer(peer, lambda link=link: link, name=f"to {seat.host}")  # type: ignore[misc]
             seat.have(peer)
             self._peers[number] = peer
@@ -314,13 +318,13 @@ class Assembly(Links[p.FromPeer]):
         if not peer.greeted:
             if isinstance(message, p.Apply):
                 self._greet(peer, seat, message)
-            elif isinstance(message, r.Ending):
+            elif isinstance(message, m.Ending):
                 self._cannot_take_part(peer, seat, message.why)
             return
         match message:
-            case r.Pong():
+            case m.Pong():
                 peer.pong(message, self._clock())
-            case r.Ending():
+            case m.Ending():
                 self._lose(peer, message.why, a.LossKind.UNHEARD if message.unheard else a.LossKind.GONE)
             case p.Told():
                 if message.signum in FOR_THE_JOB:
@@ -408,3 +412,78 @@ class Assembly(Links[p.FromPeer]):
 
 def _turned(text: str, *, hint: str | None = None, code: int = EXIT_USAGE, again: bool = False) -> p.Turned:
     return p.Turned(text=text, hint=hint, exit_code=code, again=again)
+
+
+PROBE_S = 3.0
+"""If another launcher calls for a seat, the one that has it gets so long to answer a ping."""
+_OLD_S = 15.0
+"""Whoever called for a seat does so again sooner than this, or not at all."""
+
+
+class Seat:
+    """What is known of one member. Times are on the job's clock."""
+
+    __slots__ = (
+        "_probed_at", "apply", "attempt", "host", "instance", "joined", "part", "peer", "refused", "start", "wanted_at",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.host = ""
+        self.instance = ""
+        self.wanted_at: float | None = None
+        """From when on the policy wants to hear of it; None: it has not asked, or has heard."""
+        self.joined = False
+        self.start = StartBound()
+        self.have(None)
+
+    def have(self, peer: Peer[p.FromPeer] | None) -> None:
+        """Have the link of a launcher that has called, and has not said anything so far."""
+        self.peer = peer
+        self.apply: p.Apply | None = None
+        self.refused = False
+        """It cannot take part: nothing that it says matters."""
+        self.part = Part(0)
+        """What its launcher may say of attempts; output stays with it."""
+        self.start.end()
+        self.attempt = -1
+        """The newest that it was told to start; -1: none."""
+        self._probed_at: float | None = None
+
+    def leave(self) -> None:
+        """Have no launcher any more; what it has said of itself is kept until the next one comes."""
+        self.peer = None
+        self.start.end()
+
+    def came_in_vain(self, number: int, what: str, why: str) -> a.Unreachable:
+        """Say why a launcher that has called does not take part; ``what`` a number is called."""
+        failure = ConnectFailure(host=f"{what} {number} ({self.host})", step="call", text=shown(why))
+        return a.Unreachable(node=number, failure=failure)
+
+    def probe(self, peer: Peer[p.FromPeer], now: float) -> Literal["ask", "wait", "there", "gone"]:
+        """Tell how it stands with its launcher, now that another has called for the seat: ``ask`` it first."""
+        asked = self._probed_at
+        if asked is None or now - asked > _OLD_S:
+            self._probed_at = now
+            return "ask"
+        if peer.heard > asked:
+            self._probed_at = None  # an answer tells nothing of later: who calls then is to find out anew
+            return "there"
+        return "gone" if now - asked >= PROBE_S else "wait"
+
+    def commence(self, attempt: int, workers: int, now: float) -> None:
+        """Take in that its launcher is told to start so many workers."""
+        self.attempt = attempt
+        self.start.begin(workers, now)
+
+
+def number_of(call: p.Call, seats: Sequence[Seat], let_in: Mapping[str, int]) -> int | None:
+    """Give a launcher that has no rank the seat that it had, or one of its host that is free, or the next.
+
+    ``let_in``: the seats of those whose links are yet to come, by instance.
+    """
+    others = list(enumerate(seats))[1:]
+    known = [number for number, seat in others if seat.instance == call.instance]
+    free = [number for number, seat in others if seat.peer is None and seat.instance not in let_in]
+    same = [number for number in free if seats[number].host == call.host]
+    fresh = [number for number in free if not seats[number].host]
+    return next(iter((*known, *same, *fresh, *free)), None)

@@ -19,12 +19,10 @@ from distlaunch.core.agent.node.reachability import Reaching
 from distlaunch.core.agent.node.survey import FILES_S, Look, answer_to, look_around
 from distlaunch.core.agent.workers.channel import Channel
 from distlaunch.core.agent.workers.output_pump import Taker
-from distlaunch.core.model.gpus import GpuInventory
-from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import replace
+from distlaunch.core.model.topology import CpuInventory, GpuInventory
 from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 from distlaunch.core.protocol.spawner_messages import FromSpawner
 from distlaunch.transport.open_files import found
 
@@ -32,7 +30,7 @@ _MOST_THREADS = 16
 """A launcher may ask again while what was asked before hangs."""
 _HINT = "a file server or a driver there does not answer"
 
-Words = m.FromAgent | r.Surveyed | r.Reached
+Words = m.FromAgent | m.Surveyed | m.Reached
 """What a node says."""
 
 
@@ -72,12 +70,12 @@ class OwnNode:
         """Be ready for messages. Raises ConfigError if no thread can be started."""
         self._agent.start()
 
-    def handle(self, message: m.ToAgent | r.Survey | r.Reach) -> None:
+    def handle(self, message: m.ToAgent | m.Survey | m.Reach) -> None:
         """Carry out one message."""
         match message:
-            case r.Survey():
+            case m.Survey():
                 self._looking.begin(message)
-            case r.Reach():
+            case m.Reach():
                 self._reaching.begin(message)
             case _:
                 self._agent.handle(message)
@@ -138,7 +136,7 @@ class _Looking:
 
     def __init__(
         self,
-        send: Callable[[r.Surveyed | m.Fault], None],
+        send: Callable[[m.Surveyed | m.Fault], None],
         nudge: Callable[[], None],
         *,
         gpus: GpuInventory,
@@ -150,12 +148,12 @@ class _Looking:
         self._gpus, self._cpus = gpus, cpus
         self._look = look
         self._threads: list[threading.Thread] = []
-        self._order: r.Survey | None = None
+        self._order: m.Survey | None = None
         self._doing = ("", 0.0, 0.0)
         """To what it has turned, how long that may take, and until when."""
-        self._found: deque[tuple[r.Survey, r.Surveyed | m.Fault]] = deque()
+        self._found: deque[tuple[m.Survey, m.Surveyed | m.Fault]] = deque()
 
-    def begin(self, order: r.Survey) -> None:
+    def begin(self, order: m.Survey) -> None:
         """Look around; an order that was under way is given up."""
         self._order = order
 
@@ -164,7 +162,7 @@ class _Looking:
                 self._doing = (what, bound_s, time.monotonic() + bound_s)
 
         def look() -> None:
-            found: r.Surveyed | m.Fault
+            found: m.Surveyed | m.Fault
             try:
                 found = self._look(replace(order, gpus=False, topology=False), turn_to)
             except Exception:  # noqa: BLE001 - whatever it is, the coordinator has to know
@@ -198,13 +196,13 @@ class _Looking:
             if order is not self._order:
                 continue
             self._order = None
-            if isinstance(found, r.Surveyed):
+            if isinstance(found, m.Surveyed):
                 found = replace(found, gpus=self._gpus, cpus=self._cpus)
             self._send(found)
         order_now, (what, bound_s, until) = self._order, self._doing
         if order_now is not None and time.monotonic() >= until:
             self._answer(order_now, f"{what} does not answer within {bound_s:.0f} s", _HINT)
 
-    def _answer(self, order: r.Survey, problem: str, hint: str) -> None:
+    def _answer(self, order: m.Survey, problem: str, hint: str) -> None:
         self._order = None
         self._send(answer_to(order, self._cpus, gpus=self._gpus, problem=problem, hint=hint))

@@ -1,21 +1,25 @@
-"""The words of the job policy: the events that it takes in and the actions that it gives. Pure data."""
+"""The words of the job policy: the events that it takes in and the actions that it gives. Pure data.
+
+Who takes part in an attempt. Pure data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
+from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import Record
 from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol.agent_messages import Surveyed
 from distlaunch.diagnosis.model import Diagnosis
 
 if TYPE_CHECKING:
-    from distlaunch.coordinator.policy.composition import Composition
-    from distlaunch.core.protocol import remote as r
+    from distlaunch.core.protocol import agent_messages as m
     from distlaunch.diagnosis.hang import HangDiagnosis
     from distlaunch.planning.master_address import Meeting
-    from distlaunch.transport.failures import ConnectFailure
+    from distlaunch.transport.connect_errors import ConnectFailure
 
 
 class Begin(Record):
@@ -26,7 +30,7 @@ class FromNode(Record):
     """A message came from the agent of a node."""
 
     node: int
-    message: m.FromAgent | r.Surveyed | r.Reached
+    message: m.FromAgent | m.Surveyed | m.Reached
 
 
 class Signalled(Record):
@@ -154,7 +158,7 @@ class ToNode(Record):
     """Send a message to the agent of a node."""
 
     node: int
-    message: m.ToAgent | r.Survey | r.Reach
+    message: m.ToAgent | m.Survey | m.Reach
 
 
 class StartAttempt(Record):
@@ -249,3 +253,20 @@ Event = (
 Action = (
     Connect | Disconnect | Discover | ToNode | StartAttempt | Say | Entry | Failed | Hung | KeepStacks | Suspend | End
 )
+
+
+class Composition(Record):
+    """The nodes of an attempt and the plan for them, complete but for port, meeting point and attempt."""
+
+    members: tuple[int, ...]
+    """By node rank: the node's number in the policy's list of hosts, which never changes."""
+    plan: LaunchPlan
+    places: tuple[tuple[str, int], ...] | None = None
+    """By member's place: its host and lowest rank, where members are not the plan's nodes."""
+
+
+Compose = Callable[[Mapping[int, Surveyed]], Composition]
+"""Plans for the nodes that were surveyed (all that may take part, spares as well; it takes what the bounds allow).
+
+Raises ConfigError for what can never work, and ``NodesDiffer`` for what may look otherwise in a moment.
+"""

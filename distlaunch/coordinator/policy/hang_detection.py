@@ -8,8 +8,7 @@ from distlaunch.coordinator.policy.attempt import Attempt
 from distlaunch.coordinator.policy.events_and_actions import Action, Entry, KeepStacks, Say, ToNode
 from distlaunch.coordinator.policy.job_progress import Progress
 from distlaunch.coordinator.policy.job_settings import PolicySettings
-from distlaunch.core.model.ids import name_ranks
-from distlaunch.core.model.text import counted
+from distlaunch.core.model.text import counted, name_ranks
 from distlaunch.core.protocol import agent_messages as m
 
 if TYPE_CHECKING:

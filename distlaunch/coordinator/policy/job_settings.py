@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.core.model.record import Record
-from distlaunch.planning.dialect import Dialect
+from distlaunch.planning.train_options import Dialect
 
 if TYPE_CHECKING:
-    from distlaunch.coordinator.policy.composition import Compose
-    from distlaunch.core.protocol.remote import Reached, Survey, Surveyed
+    from distlaunch.coordinator.policy.events_and_actions import Compose
+    from distlaunch.core.protocol.agent_messages import Reached, Survey, Surveyed
     from distlaunch.planning.master_address import Meeting
 
 

@@ -10,9 +10,8 @@ from distlaunch.coordinator.policy.job_progress import STEP
 from distlaunch.coordinator.policy.restarts import looks_like_consequence
 from distlaunch.core.errors import EXIT_UNAVAILABLE
 from distlaunch.core.model.host_list import name_hosts
-from distlaunch.core.model.ids import name_ranks
 from distlaunch.core.model.record import Record, replace
-from distlaunch.core.model.text import counted
+from distlaunch.core.model.text import counted, name_ranks
 from distlaunch.diagnosis.model import Cause, Diagnosis, WorkerEnd
 
 _CRASHED = (

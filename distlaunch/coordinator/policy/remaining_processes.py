@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from distlaunch.core.model.host_list import name_hosts
-from distlaunch.core.model.ids import name_ranks
-from distlaunch.core.model.text import counted, printable
+from distlaunch.core.model.text import counted, name_ranks, printable
 from distlaunch.core.protocol.spawner_messages import Leftovers
 
 _NAMED = 3

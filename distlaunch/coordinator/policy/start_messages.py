@@ -1,4 +1,9 @@
-"""The messages with which the nodes of an attempt start their workers. Pure."""
+"""The messages with which the nodes of an attempt start their workers. Pure.
+
+The start of an attempt where each node has a launcher. Pure.
+
+Ours gets the plan; the others hear what they need to plan their own workers, by their own command lines.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from distlaunch.coordinator.policy.events_and_actions import Composition
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
+from distlaunch.core.model.variables import GLOO_INTERFACE, NCCL_INTERFACE
 from distlaunch.core.protocol import agent_messages as m
+from distlaunch.core.protocol import launcher_messages as p
 
 _PERIOD_SHARE = 0.05
 """Of ``hang_notice_s``: by so much the silence may be told too long."""
@@ -86,3 +94,44 @@ def _spec(worker: WorkerPlan) -> m.WorkerSpec:
         cpus=worker.cpus,
         error_file=worker.env["TORCHELASTIC_ERROR_FILE"],
     )
+
+
+def commences(
+    plan: LaunchPlan, composition: Composition, streams: Streams, *, restarts: int
+) -> Iterator[tuple[int, m.Start | p.Commence]]:
+    """Give, by member, what starts its workers."""
+    places = composition.places or tuple(
+        (node.host, rank) for node, rank in zip(plan.nodes, plan.first_ranks, strict=True)
+    )
+    hosts = tuple(node.host for node in plan.nodes)
+    slots = tuple(node.slots or 0 for node in plan.nodes)
+    ends = (*(first for _, first in places[1:]), len(plan.workers))
+    for member, (_, first), end in zip(composition.members, places, ends, strict=True):
+        workers = plan.workers[first:end]
+        node_rank = workers[0].node_rank
+        if member == 0:
+            yield member, start_of(plan, node_rank, workers, streams, plan.shared_env)
+            continue
+        interface, nccl = interfaces_of(plan, node_rank)
+        yield (
+            member,
+            p.Commence(
+                attempt=plan.attempt,
+                restarts=restarts,
+                node_rank=node_rank,
+                local_ranks=tuple(worker.local_rank for worker in workers),
+                hosts=hosts,
+                slots=slots,
+                master_addr=plan.master_addr or "",
+                master_port=plan.master_port or 0,
+                interface=interface,
+                nccl_interface=nccl,
+                cluster=plan.cluster,
+            ),
+        )
+
+
+def interfaces_of(plan: LaunchPlan, node_rank: int) -> tuple[str, str]:
+    """Return the interfaces for gloo and for NCCL on a node. An empty name means that none is set."""
+    env = plan.nodes[node_rank].env
+    return env.get(GLOO_INTERFACE, ""), env.get(NCCL_INTERFACE, "").removeprefix("=")

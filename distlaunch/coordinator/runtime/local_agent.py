@@ -18,7 +18,6 @@ from distlaunch.core.protocol.spawner_messages import FromSpawner
 
 if TYPE_CHECKING:
     from distlaunch.core.protocol import launcher_messages as p
-    from distlaunch.core.protocol import remote as r
 
 
 class LocalTransport:
@@ -51,7 +50,7 @@ class LocalTransport:
     def discover(self) -> None:
         """Do nothing: there is one node."""
 
-    def send(self, node: int, message: m.ToAgent | r.Survey | r.Reach | p.Commence) -> None:
+    def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.Commence) -> None:
         """Give a message to the agent of a node (there is only node 0)."""
         del node
         for received in self._to_agent.feed(encode(message)):

@@ -9,7 +9,6 @@ from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.record import Record
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol import remote as r
 from distlaunch.core.protocol.codec import MAX_RAW_BYTES, FrameSize
 
 _BURST = 64
@@ -52,15 +51,15 @@ NODE_SIZES: dict[type, FrameSize] = {
     m.SpawnerSignalled: _USUAL,
     m.Gone: _USUAL,
     m.Fault: _TEXT,
-    r.Hello: _USUAL,
-    r.Surveyed: _USUAL,
-    r.Reached: _USUAL,
-    r.Pong: _USUAL,
-    r.Output: FrameSize(object_bytes=_USUAL_BYTES, raw_bytes=MAX_RAW_BYTES),
-    r.RankEnded: _USUAL,
-    r.Fed: _USUAL,
-    r.Ending: _TEXT,
-    r.Signalled: _USUAL,
+    m.Hello: _USUAL,
+    m.Surveyed: _USUAL,
+    m.Reached: _USUAL,
+    m.Pong: _USUAL,
+    m.Output: FrameSize(object_bytes=_USUAL_BYTES, raw_bytes=MAX_RAW_BYTES),
+    m.RankEnded: _USUAL,
+    m.Fed: _USUAL,
+    m.Ending: _TEXT,
+    m.Signalled: _USUAL,
     p.Call: _USUAL,
     p.Proof: _USUAL,
     p.Apply: _USUAL,
@@ -74,8 +73,8 @@ COORDINATOR_SIZES: dict[type, FrameSize] = {
     m.Forward: _USUAL,
     m.Pause: _USUAL,
     m.CollectStacks: _USUAL,
-    r.Reach: _USUAL,
-    r.Ping: _USUAL,
+    m.Reach: _USUAL,
+    m.Ping: _USUAL,
     p.Challenge: _USUAL,
     p.Turned: _USUAL,
     p.Welcome: _USUAL,
@@ -145,9 +144,9 @@ class NodeBudget(Budget):
     def sent(self, message: Record) -> None:
         """Take in what the node is sent: it may answer. ``Credit``, which other threads send, changes nothing."""
         match message:
-            case r.Credit():
+            case m.Credit():
                 return
-            case r.Survey() | p.Ask():
+            case m.Survey() | p.Ask():
                 self._surveys += 1
             case m.Prepare():
                 self._ports = max(self._ports, message.ports)
@@ -157,7 +156,7 @@ class NodeBudget(Budget):
                 self._start(len(message.local_ranks))
             case m.CollectStacks():
                 self._stacks += 1
-            case r.Feed():
+            case m.Feed():
                 self._fed += len(message.data)
             case _:
                 pass
@@ -170,15 +169,15 @@ class NodeBudget(Budget):
     def take(self, message: Record, now: float) -> None:
         """Count a message; see ``Budget``."""
         match message:
-            case r.Output() if self._greeted:
+            case m.Output() if self._greeted:
                 return
-            case r.Fed() if message.size > 0:
+            case m.Fed() if message.size > 0:
                 self._fed -= message.size
                 if self._fed < 0:
                     raise ProtocolError("it takes more of stdin than it was sent")
                 if not message.closed:
                     return
-            case r.Surveyed():
+            case m.Surveyed():
                 self._surveys = max(0, self._surveys - 1)
             case m.Stacks():
                 self._stacks = max(0, self._stacks - 1)
@@ -189,13 +188,13 @@ class NodeBudget(Budget):
     def size_of(self, name: str) -> FrameSize:
         """Return how large a frame of this type may be now; see ``Budget``."""
         if not self._greeted:
-            if name == r.Ending.__name__:
+            if name == m.Ending.__name__:
                 return _TEXT
-            return _FEW if name in (r.Hello.__name__, p.Apply.__name__) else _NONE
+            return _FEW if name in (m.Hello.__name__, p.Apply.__name__) else _NONE
         row = _NODE_SIZES.get(name, _USUAL)
         size = row.object_bytes
         match name:
-            case r.Surveyed.__name__ if self._surveys:
+            case m.Surveyed.__name__ if self._surveys:
                 return FrameSize(object_bytes=_SURVEY_BYTES, raw_bytes=0)
             case m.Stacks.__name__:
                 if not self._stacks:
@@ -203,7 +202,7 @@ class NodeBudget(Budget):
                 size += min(_STACK_BYTES * self._workers, _STACKS_BYTES)
             case m.WorkerExited.__name__ if not self._workers:
                 return _NONE
-            case r.Output.__name__ if not self._workers:
+            case m.Output.__name__ if not self._workers:
                 return _USUAL
             case m.Alive.__name__:
                 size += _HEARTBEAT_BYTES * self._workers

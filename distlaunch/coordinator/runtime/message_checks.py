@@ -2,6 +2,14 @@
 
 Whatever else it says did not come from our agent, or from one that no longer does its work: nothing of that may be
 filed, shown, or taken for what another node's workers did.
+
+What a coordinator may say to a launcher that has joined: numbers in bounds, attempts in order.
+
+No clock, no I/O.
+
+The counterpart of ``parts``. Nothing that can arrive names what is run; what is checked here would else meet the
+kernel, or a table of ours, as a number that neither takes. Whoever plans checks what a ``Commence`` says of nodes;
+one that no ``Prepare`` came before is taken, for it holds all that a start needs.
 """
 
 from __future__ import annotations
@@ -10,12 +18,13 @@ import signal
 from collections.abc import Iterable
 
 from distlaunch.coordinator.runtime.signal_pipe import FOR_THE_JOB
+from distlaunch.core.agent.liveness import LONGEST_S
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.run_files import STDERR, STDOUT
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol import remote as r
 from distlaunch.core.protocol.spawner_messages import Leftovers
+from distlaunch.planning.joined_checks import MOST_SLOTS, is_address
 
 _LEFT_BYTES = 5 << 20
 """Beyond its credit, an agent sends what it reads of a worker at its end: two full pipes, and what is written meanwhile
@@ -48,7 +57,7 @@ class Part:
 
     def told(self, message: object) -> None:
         """Take in what the node is sent."""
-        if isinstance(message, (m.Prepare, r.Reach)):
+        if isinstance(message, (m.Prepare, m.Reach)):
             self._asked = max(self._asked, message.attempt)
             if isinstance(message, m.Prepare):
                 self._ports = message.ports
@@ -76,17 +85,17 @@ class Part:
     def check(self, message: object) -> bool:
         """Tell whether a message counts; what is late does not. Raises ProtocolError if our agent would not say it."""
         match message:
-            case r.Output():
+            case m.Output():
                 self._check_output(message)
                 return message.rank in self._speaking
-            case r.RankEnded():
+            case m.RankEnded():
                 self._check_known(message.rank)
                 speaks = message.rank in self._speaking
                 self._speaking.discard(message.rank)
                 return speaks
             case m.WorkerHalted():
                 self._check_ranks((message.rank,))
-            case m.Prepared() | r.Reached():
+            case m.Prepared() | m.Reached():
                 self._check_attempt(message.attempt, self._asked)
                 if isinstance(message, m.Prepared):
                     self._check_ports(message)
@@ -103,7 +112,7 @@ class Part:
                 self._counts(message.attempt, (*message.wrote, *(each.rank for each in message.heartbeats)))
             case m.SpawnerSignalled():
                 self._check_signal(message.signum, FOR_THE_JOB)
-            case r.Signalled():
+            case m.Signalled():
                 self._check_signal(message.signum, self._signals)
             case m.Stacks():
                 self._counts(message.attempt, (each.rank for each in message.stacks))
@@ -142,7 +151,7 @@ class Part:
         if rank not in self._known:
             raise ProtocolError(f"it sends output of rank {rank}, which it does not run")
 
-    def _check_output(self, message: r.Output) -> None:
+    def _check_output(self, message: m.Output) -> None:
         self._check_known(message.rank)
         if message.stream not in (STDOUT, STDERR) or not message.data:
             raise ProtocolError(f"it sends {len(message.data)} bytes of a stream {message.stream}")
@@ -153,3 +162,72 @@ class Part:
 
 def _ranks_of(leftovers: Leftovers) -> list[int]:
     return [process.rank for process in leftovers.shown if process.rank is not None]
+
+
+ASKING = frozenset({0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL})
+"""0: somebody has asked them already, as Slurm does with all processes of a step."""
+PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+_LONGEST_TOKEN = 256
+_LONGEST_REACH_S = 600.0
+
+
+class Orders:
+    """The attempts that a launcher has had, and was to prepare."""
+
+    def __init__(self) -> None:
+        self.attempt = -1
+        """The newest that was started here; -1: none."""
+        self._prepared = -1
+
+    def joined(self) -> None:
+        """Take in that another coordinator, perhaps, goes on: it knows of no attempt that was not started."""
+        self._prepared = self.attempt
+
+    def check(self, message: p.ToPeer, *, running: bool) -> None:
+        """Refuse what no coordinator of ours says; ``running``: there are workers. Raises ProtocolError."""
+        match message:
+            case m.Prepare():
+                if message.port is not None:
+                    raise ProtocolError("it wants a port held, which is its own node's to hold")
+                if message.attempt <= self._prepared or not p.may_start(message.attempt):
+                    raise ProtocolError(f"it prepares attempt {message.attempt} after {self._prepared}")
+                if not 0 <= message.ports <= MOST_SLOTS:
+                    raise ProtocolError(f"it wants {message.ports} ports held")
+                self._prepared = message.attempt
+            case m.Reach():
+                self._check_reach(message)
+            case p.Commence():
+                # To stop those that run first would take their grace, for which nobody waits: it must know they run.
+                if running:
+                    raise ProtocolError(f"it starts attempt {message.attempt} while {self.attempt} runs")
+            case m.Stop():
+                if message.signum not in ASKING or not 0 <= message.grace_s <= LONGEST_S:
+                    raise ProtocolError(f"it stops workers by signal {message.signum} within {message.grace_s:.3g} s")
+            case m.Linger():
+                if not (0 <= message.linger_s <= LONGEST_S and 0 <= message.grace_s <= LONGEST_S):
+                    raise ProtocolError(f"it has what workers left end within {message.linger_s:.3g} s")
+            case m.Forward():
+                if message.signum not in PASSED_ON:
+                    raise ProtocolError(f"it passes signal {message.signum} on")
+            case p.Verdict():
+                if not 0 <= message.exit_code <= 255:
+                    raise ProtocolError(f"it ends the job with {message.exit_code}, which is no exit code")
+                if running and message.exit_code == 0:
+                    raise ProtocolError("it ends the job with 0 while workers run here")
+            case p.Challenge() | p.Turned() | p.Welcome():
+                raise ProtocolError(f"it says {type(message).__name__} to whom it has let in")
+            case _:
+                pass
+
+    def _check_reach(self, order: m.Reach) -> None:
+        sane = (
+            order.attempt == self._prepared
+            and 0 < order.port <= 65535
+            and all(map(is_address, order.addresses))
+            and order.token.isascii()
+            and order.token.isalnum()
+            and len(order.token) <= _LONGEST_TOKEN
+            and 0 < order.bound_s <= _LONGEST_REACH_S
+        )
+        if not sane:
+            raise ProtocolError("it sends a search for rank 0's node that makes no sense")

@@ -2,12 +2,16 @@
 
 For each node there is one thread, which opens the link and from then on writes to it: whoever calls ``send`` never
 waits for a network. All reading is the main loop's.
+
+Our stdin for rank 0, where that runs on a machine of its own.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import select
+import stat
 import threading
 import time
 from collections import deque
@@ -15,23 +19,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.runtime.connections import Links
-from distlaunch.coordinator.runtime.desk import Desk
-from distlaunch.coordinator.runtime.feeding import Feeder
+from distlaunch.coordinator.runtime.connections import Links, Peer, StartBound, Writer
 from distlaunch.coordinator.runtime.message_budget import NodeBudget
 from distlaunch.coordinator.runtime.message_checks import Part
-from distlaunch.coordinator.runtime.peers import Peer, Writer
+from distlaunch.coordinator.runtime.records import Desk
 from distlaunch.coordinator.runtime.remote_output import Intake
 from distlaunch.coordinator.runtime.signal_pipe import LOOK_S
-from distlaunch.coordinator.runtime.start_bound import StartBound
 from distlaunch.core.errors import LaunchError
 from distlaunch.core.model.record import replace
 from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol import remote as r
+from distlaunch.transport.connect_errors import ConnectFailure
 from distlaunch.transport.connection import Link, Open, Target, Unconnected
-from distlaunch.transport.failures import ConnectFailure
 
 LEAVE_S = 8.0
 """How long agents may take to kill what is left and to end, when the job is over."""
@@ -41,7 +41,7 @@ _INTAKE_S = 10.0
 _SIGNALLED = 128
 
 
-class Fleet(Links[r.FromRemote]):
+class Fleet(Links[m.FromRemote]):
     """A ``Transport`` over links. ``clock`` is the job's; ``targets`` are by member number.
 
     ``find`` runs the command of --discover (in a thread; raises LaunchError), ``read`` makes targets of what it printed
@@ -75,7 +75,7 @@ class Fleet(Links[r.FromRemote]):
         self._open = open_link
         self._connect_s = connect_s
         self._gate = threading.BoundedSemaphore(fanout)
-        self._opened: deque[tuple[Peer[r.FromRemote], Link | ConnectFailure]] = deque()
+        self._opened: deque[tuple[Peer[m.FromRemote], Link | ConnectFailure]] = deque()
         self._intake = intake(self._grant)
         self._feeder = feeder
         self._find = find
@@ -122,8 +122,8 @@ class Fleet(Links[r.FromRemote]):
         """Open a link to a node, in its own thread."""
         self.disconnect(node)
         budget = NodeBudget(time.monotonic())
-        peer: Peer[r.FromRemote]
-        peer = self._peers[node] = Peer(node, r.FROM_REMOTE, r.REMOTE_PARTS, budget)
+        peer: Peer[m.FromRemote]
+        peer = self._peers[node] = Peer(node, m.FROM_REMOTE, m.REMOTE_PARTS, budget)
         peer.writer = Writer(peer, self._opener(peer, delay_s), name=f"to {self.targets[node].host}")
         try:
             peer.writer.start()
@@ -150,7 +150,7 @@ class Fleet(Links[r.FromRemote]):
             threading.Thread(target=look, name="discover", daemon=True).start()
             self._finding = True
 
-    def send(self, node: int, message: r.ToRemote | p.Commence) -> None:
+    def send(self, node: int, message: m.ToRemote | p.Commence) -> None:
         """Send to a node; what cannot be sent any more is lost with it."""
         if (part := self._parts.get(node)) is not None:
             part.told(message)
@@ -202,7 +202,7 @@ class Fleet(Links[r.FromRemote]):
             if peer.link is None:
                 self.disconnect(node)
             else:
-                self.send(node, r.Leave())
+                self.send(node, m.Leave())
         until = time.monotonic() + LEAVE_S
         while self._peers and (left_s := until - time.monotonic()) > 0:
             if left_s > HURRIED_LEAVE_S and hurried():
@@ -220,7 +220,7 @@ class Fleet(Links[r.FromRemote]):
 
     # --- opening
 
-    def _opener(self, peer: Peer[r.FromRemote], delay_s: float) -> Callable[[], Link | None]:
+    def _opener(self, peer: Peer[m.FromRemote], delay_s: float) -> Callable[[], Link | None]:
         target = self.targets[peer.node]
 
         def open_link() -> Link | None:
@@ -246,7 +246,7 @@ class Fleet(Links[r.FromRemote]):
 
         return open_link
 
-    def _take_opened(self, peer: Peer[r.FromRemote], found: Link | ConnectFailure) -> None:
+    def _take_opened(self, peer: Peer[m.FromRemote], found: Link | ConnectFailure) -> None:
         if peer.gone.is_set():
             if not isinstance(found, ConnectFailure):
                 peer.open(found, now=self._clock())
@@ -278,31 +278,31 @@ class Fleet(Links[r.FromRemote]):
 
     # --- reading
 
-    def _take(self, peer: Peer[r.FromRemote], message: r.FromRemote) -> None:
+    def _take(self, peer: Peer[m.FromRemote], message: m.FromRemote) -> None:
         if not peer.greeted:
-            if isinstance(message, r.Hello):
+            if isinstance(message, m.Hello):
                 peer.greet(message.clock, self._clock())
                 self._parts[peer.node] = Part(self._intake.window, hears_signals=self.hears_signals)
-                self._tell(peer.node, r.Credit(size=self._intake.window))
+                self._tell(peer.node, m.Credit(size=self._intake.window))
                 self._ping(peer)
                 self._events.append(a.Joined(node=peer.node))
             return
         if not self._parts[peer.node].check(message):
-            if isinstance(message, r.Output):
+            if isinstance(message, m.Output):
                 self._intake.drop(peer.node, len(message.data))
             return
         self._note_start(peer.node, message)
         match message:
-            case r.Output() | r.RankEnded():
+            case m.Output() | m.RankEnded():
                 self._intake.take(peer.node, message)
-            case r.Pong():
+            case m.Pong():
                 peer.pong(message, self._clock())
-            case r.Fed():
+            case m.Fed():
                 if self._feeder is not None:
                     self._feeder.taken(peer.node, message)
-            case r.Ending():
+            case m.Ending():
                 self._lose(peer, message.why, a.LossKind.UNHEARD if message.unheard else a.LossKind.GONE)
-            case r.Hello() | r.Signalled():
+            case m.Hello() | m.Signalled():
                 pass
             case m.WorkerExited():
                 ended = replace(message, ended=min(self._clock(), message.ended + peer.offset))
@@ -310,7 +310,7 @@ class Fleet(Links[r.FromRemote]):
             case _:
                 self._events.append(a.FromNode(node=peer.node, message=message))
 
-    def _note_start(self, node: int, message: r.FromRemote) -> None:
+    def _note_start(self, node: int, message: m.FromRemote) -> None:
         if (start := self._starts.get(node)) is not None:
             start.heard(message, self._clock())
             if start.until is None:
@@ -323,7 +323,7 @@ class Fleet(Links[r.FromRemote]):
             if (why := start.why_late(now)) is not None:
                 self._lose(self._peers[node], why)
 
-    def _lose(self, peer: Peer[r.FromRemote], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
+    def _lose(self, peer: Peer[m.FromRemote], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
         self._peers.pop(peer.node, None)
         greeted = peer.greeted
         self._drop(peer)
@@ -337,7 +337,7 @@ class Fleet(Links[r.FromRemote]):
     def _ended(self, why: str) -> str:
         return _of_agent(why)
 
-    def _drop(self, peer: Peer[r.FromRemote]) -> None:
+    def _drop(self, peer: Peer[m.FromRemote]) -> None:
         self._parts.pop(peer.node, None)
         self._starts.pop(peer.node, None)
         if peer.link is not None:
@@ -349,7 +349,7 @@ class Fleet(Links[r.FromRemote]):
     def _grant(self, node: int, size: int) -> None:
         if (part := self._parts.get(node)) is not None:
             part.grant(size)
-        self._tell(node, r.Credit(size=size))
+        self._tell(node, m.Credit(size=size))
 
     def _feed(self) -> None:
         if self._feeder is not None:
@@ -363,3 +363,78 @@ def _of_agent(why: str) -> str:
     if ended is not None and int(ended[1]) > _SIGNALLED:
         return f"its agent was killed by signal {int(ended[1]) - _SIGNALLED}{ended[2]}"
     return f"its agent {why[3:]}" if why.startswith("it ") else why
+
+
+_CHUNK_BYTES = 64 << 10
+_WINDOW_BYTES = 256 << 10
+
+
+class Feeder:
+    """Reads our stdin as rank 0 takes it. The main loop polls ``fileno`` while ``wants_more``."""
+
+    def __init__(self, descriptor: int = 0) -> None:
+        self._descriptor = descriptor
+        self._node: int | None = None
+        self._under_way = 0
+        self._ended = False
+        self._tell_end = False
+        self.unread = 0
+        """Bytes of our stdin that rank 0 never read."""
+
+    @staticmethod
+    def is_worth_it(descriptor: int = 0) -> bool:
+        """Tell whether anything can come: not from a terminal, which is not passed on, nor from /dev/null."""
+        try:
+            mode = os.fstat(descriptor).st_mode
+        except OSError:
+            return False
+        return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+    def begin(self, node: int) -> None:
+        """Feed rank 0 on this node from now on; what an earlier attempt took is gone."""
+        self._node, self._under_way, self._tell_end = node, 0, self._ended
+
+    def lost(self, node: int) -> None:
+        """Stop if it was this node."""
+        if node == self._node:
+            self._node = None
+
+    def fileno(self) -> int:
+        """Give our stdin."""
+        return self._descriptor
+
+    @property
+    def wants_more(self) -> bool:
+        """Tell whether more may be read."""
+        return self._node is not None and not self._ended and self._under_way < _WINDOW_BYTES
+
+    def taken(self, node: int, message: m.Fed) -> None:
+        """Take in that rank 0 has read so much."""
+        self.unread += max(0, message.unread)
+        if node == self._node:
+            self._under_way = max(0, self._under_way - max(0, message.size))
+            if message.closed:
+                self._node = None
+
+    def ready(self) -> list[tuple[int, m.Feed]]:
+        """Read what is there; give what is to be sent."""
+        if self._node is None:
+            return []
+        if self._tell_end:
+            self._tell_end = False
+            return [(self._node, m.Feed(data=b""))]
+        if not self.wants_more or not _has_data(self._descriptor):
+            return []
+        try:
+            data = os.read(self._descriptor, _CHUNK_BYTES)
+        except OSError:
+            data = b""
+        self._ended = not data
+        self._under_way += len(data)
+        return [(self._node, m.Feed(data=data))]
+
+
+def _has_data(descriptor: int) -> bool:
+    import select
+
+    return bool(select.select([descriptor], [], [], 0)[0])

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from distlaunch.coordinator.runtime.desk import Desk
+from distlaunch.coordinator.runtime.records import Desk
 from distlaunch.coordinator.runtime.signal_pipe import LOOK_S
 from distlaunch.core.agent.workers.output_pump import Taker
-from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol import agent_messages as m
 
 _ALL_WINDOWS_BYTES = 64 << 20
 _WINDOW_BYTES = (256 << 10, 1 << 20)
@@ -62,9 +62,9 @@ class Intake(threading.Thread, Desk):
 
     # --- the main loop's
 
-    def take(self, node: int, message: r.Output | r.RankEnded) -> None:
+    def take(self, node: int, message: m.Output | m.RankEnded) -> None:
         """Hand over what a node sent."""
-        if isinstance(message, r.RankEnded):
+        if isinstance(message, m.RankEnded):
             rank = message.rank
             self._add(lambda now: self._rank_ended(node, rank, now))
         else:
@@ -165,7 +165,7 @@ class Intake(threading.Thread, Desk):
         self._open.get(node, set()).discard(rank)
         self._files.rank_ended(rank, now)
 
-    def _output(self, node: int, message: r.Output, now: float) -> None:
+    def _output(self, node: int, message: m.Output, now: float) -> None:
         self._open.setdefault(node, set()).add(message.rank)
         self._files.output(message.rank, message.stream, message.data, now)
         self._paid(node, len(message.data))

@@ -7,9 +7,8 @@ import time
 from contextlib import suppress
 
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.runtime.desk import Desk
 from distlaunch.coordinator.runtime.error_file import ErrorFile
-from distlaunch.coordinator.runtime.records import EventLog
+from distlaunch.coordinator.runtime.records import Desk, EventLog
 from distlaunch.coordinator.runtime.run_directory import RunDir
 from distlaunch.coordinator.runtime.sink import Sink
 from distlaunch.core.agent.workers.log_files import open_to_append
@@ -23,7 +22,7 @@ from distlaunch.core.probe.python_modules import environment_has
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.diagnosis.model import Diagnosis
 from distlaunch.planning.build_plan import other_environment
-from distlaunch.planning.dialect import Dialect
+from distlaunch.planning.train_options import Dialect
 
 
 class Reporter:

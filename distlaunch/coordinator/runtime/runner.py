@@ -15,10 +15,9 @@ from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.coordinator.policy.job import JobPolicy
 from distlaunch.coordinator.policy.start_messages import Streams, starts
 from distlaunch.coordinator.runtime import signal_pipe as signals
-from distlaunch.coordinator.runtime.desk import Desk
 from distlaunch.coordinator.runtime.error_file import ErrorFile
 from distlaunch.coordinator.runtime.keyboard import Keyboard, Terminal
-from distlaunch.coordinator.runtime.records import EventLog
+from distlaunch.coordinator.runtime.records import Desk, EventLog
 from distlaunch.coordinator.runtime.reports import Reporter
 from distlaunch.coordinator.runtime.run_directory import RunDir
 from distlaunch.coordinator.runtime.sink import Sink, StatusView
@@ -32,9 +31,8 @@ from distlaunch.core.protocol import agent_messages as m
 from distlaunch.planning.build_plan import bind
 
 if TYPE_CHECKING:
-    from distlaunch.coordinator.runtime.feeding import Feeder
+    from distlaunch.coordinator.runtime.remote_agents import Feeder
     from distlaunch.core.protocol import launcher_messages as p
-    from distlaunch.core.protocol import remote as r
     from distlaunch.planning.backend import PlannedBackend
 
 PAUSE_S = 1.0
@@ -61,7 +59,7 @@ class Transport(Protocol):
     def discover(self) -> None:
         """Look for hosts that have come or gone; ``receive`` gives what was found."""
 
-    def send(self, node: int, message: m.ToAgent | r.Survey | r.Reach | p.Commence) -> None:
+    def send(self, node: int, message: m.ToAgent | m.Survey | m.Reach | p.Commence) -> None:
         """Send without waiting."""
 
     def broadcast(self, message: m.ToAgent) -> None:
@@ -344,7 +342,7 @@ class Runner:
         if self._feeder is not None:
             self._feeder.begin(members[0])
         if self._launchers and composition is not None:
-            from distlaunch.coordinator.policy.commencing import commences
+            from distlaunch.coordinator.policy.start_messages import commences
 
             for member, message in commences(plan, composition, streams, restarts=self._policy.restarts):
                 self._transport.send(member, message)

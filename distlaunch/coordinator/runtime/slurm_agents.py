@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.runtime.peers import Peer
+from distlaunch.coordinator.runtime.connections import Peer
 from distlaunch.coordinator.runtime.remote_agents import Fleet
 from distlaunch.coordinator.runtime.signal_pipe import ENDING
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol import remote as r
 from distlaunch.transport.slurm.nodes import Srun
 
 _ENDED_WITH = "Slurm ended it, as an agent of the same step had ended"
@@ -54,17 +53,17 @@ class StepFleet(Fleet):
                 self._events.append(a.Noted(text=line))
         return super().receive()
 
-    def send(self, node: int, message: r.ToRemote | p.Commence) -> None:
+    def send(self, node: int, message: m.ToRemote | p.Commence) -> None:
         """Send to a node; see ``Fleet``."""
         if isinstance(message, m.Start):
             self._busy.add(node)
         super().send(node, message)
 
-    def _take(self, peer: Peer[r.FromRemote], message: r.FromRemote) -> None:
+    def _take(self, peer: Peer[m.FromRemote], message: m.FromRemote) -> None:
         node = peer.node
         if isinstance(message, m.SpawnerSignalled) and self._srun.is_ending(self.targets[node].host):
             return  # which its agent tells of as well
-        if isinstance(message, r.Signalled) and peer.greeted:
+        if isinstance(message, m.Signalled) and peer.greeted:
             self._parts[node].check(message)
             if message.signum not in ENDING or not self._srun.is_ending(self.targets[node].host):
                 event = a.Signalled(signum=message.signum, node=node, reached=self._signals_all)
@@ -80,12 +79,12 @@ class StepFleet(Fleet):
             if node in self._doomed:
                 self._lose(peer, _ENDED_WITH)
 
-    def _lose(self, peer: Peer[r.FromRemote], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
+    def _lose(self, peer: Peer[m.FromRemote], why: str, kind: a.LossKind = a.LossKind.GONE) -> None:
         if peer.greeted:
             self._srun.lost(self.targets[peer.node].host)
         super()._lose(peer, why, kind)
 
-    def _drop(self, peer: Peer[r.FromRemote]) -> None:
+    def _drop(self, peer: Peer[m.FromRemote]) -> None:
         self._busy.discard(peer.node)
         self._doomed.discard(peer.node)
         super()._drop(peer)

@@ -23,16 +23,15 @@ from distlaunch.core.agent.workers.channel import Channel
 from distlaunch.core.agent.workers.exit_evidence import oom_kills
 from distlaunch.core.agent.workers.output_pump import Posted, Pump, PumpFailed, Taker
 from distlaunch.core.agent.workers.preload_log import Preloading
+from distlaunch.core.agent.workers.process_tree import Remains
 from distlaunch.core.agent.workers.pseudo_terminal import PseudoTerminal
-from distlaunch.core.agent.workers.remains import Remains
 from distlaunch.core.agent.workers.shared_memory import Leavings, names_of
 from distlaunch.core.agent.workers.spawner import SWEEP_S
 from distlaunch.core.agent.workers.stacks import StackTaker
 from distlaunch.core.agent.workers.streams import Ground, WorkerStreams, bootstrap_environment
 from distlaunch.core.agent.workers.watcher import CLEANERS_S
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.never import assert_never
-from distlaunch.core.model.record import replace
+from distlaunch.core.model.record import assert_never, replace
 from distlaunch.core.model.run_files import STDERR
 from distlaunch.core.model.text import ended_how
 from distlaunch.core.probe.process_limits import explain_refusal

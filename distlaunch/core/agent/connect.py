@@ -2,24 +2,222 @@
 
 A name may be known late (the DNS of pods), the port open later, and what answers first be somebody else: all of that is
 tried again until the deadline, and its last reason told. Only what cannot mend itself ends the calling sooner.
+
+The addresses that the name of a launcher stands for, looked up again and again.
+
+One address at which a listener may be: connected to, spoken with, and tried again.
+
+What every connection between launchers is set to.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from distlaunch.core.agent.naming import Names, Several
-from distlaunch.core.agent.trying import Place, together
 from distlaunch.core.errors import LaunchError, NodesError
-from distlaunch.core.probe.lookup import Address
-from distlaunch.core.protocol.handshake import NONCE_BYTES, CallerSide, Party
+from distlaunch.core.probe.network import Address, addresses, look_up
+from distlaunch.core.protocol.handshake import NONCE_BYTES, CallerSide, Party, Stranger
 from distlaunch.core.protocol.launcher_messages import Turned, Welcome
 from distlaunch.core.protocol.token_keys import CallerSecret
+
+CONNECT_S = 5.0
+ANSWER_S = 10.0
+"""How long a listener may take to answer: its launcher may be busy."""
+
+_UNDER_WAY = (errno.EINPROGRESS, errno.EINTR)
+_NO_LAUNCHER = "what listens there is no launcher of distlaunch"
+_SILENT = f"{_NO_LAUNCHER}, or it hangs: it says nothing"
+_CLOSED = "it closed the connection"
+
+
+class Place:
+    """One address. Times are monotonic seconds; ``make_side`` is called for each connection that stands."""
+
+    def __init__(self, address: Address, make_side: Callable[[], CallerSide]) -> None:
+        self._family, self._to = address
+        self._make_side = make_side
+        self.text = _text(self._to)
+        self.port = int(self.text.rpartition(":")[2])
+        self.connection: socket.socket | None = None
+        self.until = 0.0
+        """When the try that is under way has taken too long."""
+        self.retry_at = 0.0
+        """When the next one is due."""
+        self.tries = 0
+        self.why = ""
+        """Why the last one came to nothing; empty before the first has."""
+        self.hint: str | None = None
+        """How that may be helped, if the listener has said."""
+        self.refusal: Turned | None = None
+        """The word of a listener of our job that there is no use in trying again."""
+        self.is_final = False
+        """The listener's last word was one of our job."""
+        self.proves = False
+        """The listener has our proof, and may be letting us in."""
+        self._side: CallerSide | None = None
+        self._proof = b""
+
+    @property
+    def reason(self) -> str:
+        """Say why nothing has come of it so far, as a clause."""
+        return self.why or ("no answer" if self._side is None else _SILENT)
+
+    @property
+    def wanted(self) -> int:
+        """Give the events to poll for."""
+        return select.POLLOUT if self._side is None else select.POLLIN
+
+    @property
+    def speaks(self) -> bool:
+        """Tell whether the connection stands, and we have called."""
+        return self._side is not None
+
+    @property
+    def may_prove(self) -> bool:
+        """Tell whether the listener waits for our proof."""
+        return bool(self._proof)
+
+    def begin(self, now: float) -> None:
+        """Connect, if that can be begun."""
+        self.until = now + CONNECT_S
+        try:
+            self.connection = socket.socket(self._family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError as exc:
+            self.fail(_clause(exc.errno))
+            return
+        number = self.connection.connect_ex(self._to)
+        if number != 0 and number not in _UNDER_WAY:
+            self.fail(_clause(number))
+
+    def prove(self, now: float) -> None:
+        """Send the proof: not beside that of another place, as both may lead to the same listener."""
+        self.proves, self.until = True, now + ANSWER_S
+        proof, self._proof = self._proof, b""
+        try:
+            self._send(proof)
+        except OSError as exc:
+            self.fail(_clause(exc.errno))
+
+    def on_ready(self, now: float) -> Welcome | Turned | None:
+        """Go on with a connection that can be read or written; give the listener's last word once it is there."""
+        try:
+            if self._side is not None:
+                return self._hear(self._side)
+            self._speak(now)
+        except OSError as exc:
+            self.fail(_clause(exc.errno))
+        except Stranger as exc:
+            self.fail(f"{_NO_LAUNCHER}: {exc.text}")
+        return None
+
+    def late(self) -> None:
+        """Take in that the try has taken too long."""
+        self.fail("no answer" if self._side is None else _SILENT)
+
+    def fail(self, why: str) -> None:
+        """Close the connection; the try has come to nothing."""
+        self.why = why
+        self.hint = None
+        self.tries += 1
+        self.close()
+
+    def taken(self) -> socket.socket | None:
+        """Give the connection away."""
+        connection, self.connection = self.connection, None
+        return connection
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = self._side = None
+        self.proves, self._proof = False, b""
+
+    def _speak(self, now: float) -> None:
+        """Begin the call if the connection stands. Raises OSError."""
+        if self.connection is None:
+            return
+        error = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        # A port that nobody listens on, on this machine, may be the one that the kernel gives to our own end.
+        if not error and self.connection.getpeername() == self.connection.getsockname():
+            error = errno.ECONNREFUSED
+        if error:
+            raise OSError(error, os.strerror(error))
+        tune(self.connection)
+        self._side, self.until = self._make_side(), now + ANSWER_S
+        self._send(self._side.begin())
+
+    def _hear(self, side: CallerSide) -> Welcome | Turned | None:
+        """Read what has come. Raises OSError, Stranger."""
+        if self.connection is None:
+            return None
+        try:
+            data = self.connection.recv(side.missing)
+        except BlockingIOError:
+            return None
+        if not data:
+            self.fail(_CLOSED)
+            return None
+        answer = side.feed(data)
+        self.is_final = side.is_final
+        if side.outcome is None:
+            self._proof = self._proof or answer
+        elif answer:
+            with suppress(OSError):  # what we have been told counts
+                self._send(answer)
+        return side.outcome
+
+    def _send(self, data: bytes) -> None:
+        if self.connection is not None:
+            self.connection.send(data, socket.MSG_NOSIGNAL)  # a new connection takes so little at once
+
+
+def together(places: Sequence[Place]) -> str:
+    """Say of all why nothing has come of them: once where it is the same, else with their addresses."""
+    by_reason: dict[str, list[str]] = {}
+    for place in places:
+        by_reason.setdefault(place.reason, []).append(place.text)
+    if len(by_reason) == 1:
+        return next(iter(by_reason))
+    return "; ".join(f"{_folded(texts)}: {reason}" for reason, texts in by_reason.items())
+
+
+def _folded(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:4]) + (f" and {len(texts) - 4} more" if texts[4:] else "")
+
+
+def _text(to: Sequence[object]) -> str:
+    host, port = to[:2]
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+
+
+def _clause(number: int | None) -> str:
+    text = os.strerror(number or 0)
+    return text[:1].lower() + text[1:]
+
+
+_IDLE_S, _INTERVAL_S, _PROBES = 10, 5, 3
+_UNANSWERED_MS = 30_000
+"""Twice what the pings take to find a silent network: this only frees whoever is stuck in ``send``."""
+
+
+def tune(connection: socket.socket) -> None:
+    """Send small messages at once, and let a network that has gone silent end the connection."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _INTERVAL_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
+
 
 TICK_S = 1.0
 """``progress`` hears of a wait at least so often."""
@@ -317,3 +515,84 @@ def _pause_s(tries: int, waited_s: float) -> float:
     """Give how long to wait after so many tries in vain; all nodes of a job call, and not at the same moment."""
     most_s = _LATER_S if waited_s < _LONG_S else _MUCH_LATER_S
     return random.uniform(0.5, 1.0) * min(most_s, _SOON_S * 1.5 ** min(tries, 20))
+
+
+FRESH_S = 2.0
+"""Addresses are used for so long before they are looked up again."""
+_LOOKUP_RETRY_S = 0.25
+
+
+class Names:
+    """The addresses that a name stands for. No lookup can be interrupted: one hangs at most, in a thread of its own.
+
+    ``otherwise`` gives other names or addresses of the host if nobody knows the name; it is called in that thread.
+    """
+
+    def __init__(self, host: str, otherwise: Callable[[], Sequence[str]] | None = None) -> None:
+        self.known: list[Address] = []
+        self.problem = "its name has not been resolved yet"
+        self.settled = threading.Event()
+        """No lookup is under way."""
+        self.settled.set()
+        self._host = host
+        self._otherwise = otherwise
+        self._until = 0.0
+        self._numeric = False
+
+    def refresh(self) -> None:
+        """Look the name up if what is known is no longer fresh."""
+        if self._numeric or not self.settled.is_set() or time.monotonic() < self._until:
+            return
+        try:
+            self.known = addresses(self._host, 0, numeric=True)
+        except (OSError, UnicodeError):
+            pass  # a name, as a rule
+        else:
+            self._numeric = True
+            return
+        self.settled.clear()
+        try:
+            look_up(self._host, 0, self._take, otherwise=self._otherwise)
+        except RuntimeError:
+            self.problem = "its name cannot be looked up: no thread can be started"
+            self.settled.set()
+
+    def _take(self, found: list[Address] | OSError | UnicodeError) -> None:
+        if isinstance(found, list):
+            self.known = found
+        else:
+            self.known = []
+            why = (found.strerror if isinstance(found, OSError) else None) or found
+            self.problem = f"its name cannot be resolved: {why}"
+        self._until = time.monotonic() + (FRESH_S if self.known else _LOOKUP_RETRY_S)
+        self.settled.set()
+
+
+class Several:
+    """Several names of one host, any of which may lead to it; used as ``Names`` are."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self._each = [Names(host) for host in hosts]
+        self._nothing_to_wait_for = threading.Event()
+        self._nothing_to_wait_for.set()
+
+    @property
+    def known(self) -> list[Address]:
+        """All addresses that are known."""
+        return list(dict.fromkeys(address for one in self._each for address in one.known))
+
+    @property
+    def problem(self) -> str:
+        """Why none is known."""
+        return self._each[-1].problem
+
+    @property
+    def settled(self) -> threading.Event:
+        """What is set once an address is known, or no lookup is under way."""
+        awaited = [] if self.known else [one.settled for one in self._each if not one.settled.is_set()]
+        return awaited[0] if awaited else self._nothing_to_wait_for
+
+    def refresh(self) -> None:
+        """Look up what is no longer fresh."""
+        for one in self._each:
+            one.refresh()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 
 LONGEST_S = 1e9
 """No time that a user may set is longer."""
@@ -32,10 +31,10 @@ class Hearing:
         """Take in that it has just said something, or could not."""
         self._heard = self._now()
 
-    def take(self, ping: r.Ping) -> None:
+    def take(self, ping: m.Ping) -> None:
         """Take in how long it may be silent from now on. Raises ProtocolError: no ping comes in time for that."""
         told_s = ping.silence_s
-        if told_s is not None and not r.PING_S <= told_s <= LONGEST_S:
+        if told_s is not None and not m.PING_S <= told_s <= LONGEST_S:
             raise ProtocolError(f"it wants to be taken for lost after {told_s:.3g} s of silence")
         self._silence_s = self._silence_s if told_s is None else told_s
 

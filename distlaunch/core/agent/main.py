@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from distlaunch.core.agent.workers.spawner import start_spawner
 from distlaunch.core.errors import EXIT_SOFTWARE
-from distlaunch.core.protocol.remote import GREETING, SILENCE_S
+from distlaunch.core.protocol.agent_messages import GREETING, SILENCE_S
 
 ORPHAN_S = 5.0
 """The grace of workers whose coordinator vanishes, where it has not said another: --failure-grace's default."""

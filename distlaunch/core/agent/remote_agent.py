@@ -3,6 +3,8 @@
 Its coordinator is lost when the channel ends or nothing has come for a while; it is also told to end by signals. Then
 the workers are asked to end, and killed after their grace, and this process ends with them. What it cannot do, being
 killed, its spawner does.
+
+What an agent on a machine of its own finds there, and brings: its folder, stdin, addresses.
 """
 
 from __future__ import annotations
@@ -13,20 +15,28 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from typing import Any
 
 from distlaunch.core.agent.agent import Agent
 from distlaunch.core.agent.frames import FrameStream
 from distlaunch.core.agent.liveness import Hearing
-from distlaunch.core.agent.remote_ground import RemoteGround
+from distlaunch.core.agent.node.reachability import Reaching
+from distlaunch.core.agent.node.survey import Surveying
 from distlaunch.core.agent.workers.channel import Channel
-from distlaunch.core.agent.workers.kernel import rename_process
+from distlaunch.core.agent.workers.deadline import FILES_S, within
+from distlaunch.core.agent.workers.log_files import LogFiles
+from distlaunch.core.agent.workers.process_setup import rename_process
 from distlaunch.core.agent.workers.remote_output import RemoteTaker
 from distlaunch.core.agent.workers.stdin import Feed
+from distlaunch.core.agent.workers.streams import Ground
+from distlaunch.core.agent.workers.temporary_directory import Lodging, settled
 from distlaunch.core.errors import EXIT_SOFTWARE, ConfigError, ProtocolError
+from distlaunch.core.model.record import replace
+from distlaunch.core.model.run_files import TRAIN, Layout
+from distlaunch.core.private_files import make_private_dirs
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 from distlaunch.core.protocol import spawner_messages as w
 from distlaunch.core.protocol.codec import Decoder, encode
 
@@ -92,7 +102,7 @@ class RemoteAgent:
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
-        decoder: Decoder[r.ToRemote] = Decoder(r.TO_REMOTE, r.REMOTE_PARTS)
+        decoder: Decoder[m.ToRemote] = Decoder(m.TO_REMOTE, m.REMOTE_PARTS)
         self._stream = FrameStream(reading, writing, decoder, self._nudge)
         send = self._stream.send
         self._taker = RemoteTaker(send)
@@ -120,7 +130,7 @@ class RemoteAgent:
         for signum in (*_TO_END, *(_TO_WORKERS if self._passes_signals else ()), signal.SIGCHLD):
             signal.signal(signum, _nothing)
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
-        hello = r.Hello(
+        hello = m.Hello(
             hostname=socket.gethostname(),
             python=".".join(map(str, sys.version_info[:3])),
             pid=os.getpid(),
@@ -190,7 +200,7 @@ class RemoteAgent:
         with suppress(BlockingIOError):
             for number in os.read(self._wake, 4096):
                 if self._passes_signals and number in (*_TO_END, *_TO_WORKERS):
-                    self._stream.send(r.Signalled(signum=number))
+                    self._stream.send(m.Signalled(signum=number))
                 elif number in _TO_END:
                     self._why = self._why or f"the agent was told to end by signal {number}"
 
@@ -212,21 +222,21 @@ class RemoteAgent:
             self._is_unheard = not self._why
             self._why = self._why or f"nothing was heard of the coordinator for {silent_s:.0f} s"
 
-    def _handle(self, message: r.ToRemote) -> None:
+    def _handle(self, message: m.ToRemote) -> None:
         match message:
-            case r.Ping():
+            case m.Ping():
                 self._hearing.take(message)
-                self._stream.send(r.Pong(serial=message.serial, clock=self._clock()))
-            case r.Credit():
+                self._stream.send(m.Pong(serial=message.serial, clock=self._clock()))
+            case m.Credit():
                 self._taker.grant(message.size)
-            case r.Survey():
+            case m.Survey():
                 self._know_job(os.path.basename(message.run_dir.rstrip("/")))
                 self._ground.surveying.begin(message)
-            case r.Reach():
+            case m.Reach():
                 self._ground.reaching.begin(message)
-            case r.Feed():
+            case m.Feed():
                 self._feed.take(message.data)
-            case r.Leave():
+            case m.Leave():
                 self._has_left = True
             case m.Prepare():
                 if self._can_work(message):
@@ -290,7 +300,7 @@ class RemoteAgent:
         """Ask the workers to end, nobody being there any more to do so; wait until they have, or were killed."""
         self._write_reason(self._why)
         self._stream.send(
-            r.Ending(why=self._why, unheard=self._is_unheard)
+            m.Ending(why=self._why, unheard=self._is_unheard)
         )  # if the other side is there, it is to know at once
         self._stream.close(bound_s=_LAST_S)
         self._taker.lose(None if self._last_start is None else self._ground.run_dir_logs(self._last_start))
@@ -326,3 +336,129 @@ class RemoteAgent:
 
 def _nothing(*_: object) -> None:
     """Have a signal do nothing but wake the loop."""
+
+
+class RemoteGround(Ground):
+    """Polled by the remote agent's loop; ``nudge`` wakes that from another thread."""
+
+    def __init__(
+        self, *, send: Callable[[Any], None], feed: Feed, nudge: Callable[[], None], keep: Collection[int]
+    ) -> None:
+        self._send = send
+        self._feed = feed
+        self._lodging = Lodging(os.environ)
+        self.surveying = Surveying(send, keep)
+        self.reaching = Reaching(send, nudge)
+
+    @property
+    def lodging(self) -> str:  # type: ignore[override]
+        """The folder of our own, if it was made."""
+        return self._lodging.path
+
+    def stdin(self, start: m.Start) -> int:
+        """Open what the rank with the launcher's stdin reads: what the launcher feeds. Raises OSError."""
+        return self._feed.open() if start.takes_feed else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    # --- an attempt
+
+    def settled(self, start: m.Start) -> m.Start:
+        """Fit a start to this node: its environment, its folders."""
+        if start.bootstrap:
+            try:
+                self.boot = self._lodging.boot()
+            except OSError as exc:
+                if start.preload or start.preload_bound_s is not None:
+                    self._miss(
+                        "our code cannot be brought to the workers' interpreters (--preload, --hang-timeout)", exc
+                    )
+                start = replace(start, bootstrap="", preload=())
+        if not start.travelled:
+            return start
+        moved_to = None
+        if not self.surveying.shares_run_dir:
+            try:
+                moved_to = self._lodging.run_dir()
+            except OSError as exc:
+                self._miss("the files that workers leave for reports have no place", exc)
+        start = settled(start, os.environ, moved_to=moved_to)
+        with suppress(OSError):  # it goes on beside; until then a worker's exception is told by its output alone
+            within(FILES_S, lambda: _make_folders(start))
+        return start
+
+    def _miss(self, what: str, exc: OSError) -> None:
+        self._send(m.Remark(text=f"{what}: {exc.strerror or exc}", warning=True))
+
+    def log_place(self, start: m.Start) -> tuple[str, Layout]:
+        """Return the job's run directory if it is here as well, else the folder of ``--node-logs``, else nothing."""
+        if self._has_run_dir(start):
+            return start.run_dir, start.layout
+        return _node_folder(start, start.env.get("DISTLAUNCH_JOB_ID", "")) if start.node_logs else "", TRAIN
+
+    def run_dir_logs(self, start: m.Start) -> LogFiles | None:
+        """Return the ranks' logs in the job's run directory, for when the launcher has vanished; None: not here."""
+        if not self._has_run_dir(start):
+            return None
+        return LogFiles(start.run_dir, start.attempt, _ignore, layout=start.layout)
+
+    def _has_run_dir(self, start: m.Start) -> bool:
+        return bool(start.run_dir) and self.surveying.shares_run_dir
+
+    def logs(self, start: m.Start, job_id: str) -> LogFiles | None:
+        """Give the files for the workers' output on this node, if there are to be some."""
+        if not start.node_logs:
+            return None
+        folder = _node_folder(start, job_id)
+
+        def trouble(why: str) -> None:
+            self._send(m.Remark(text=f"the node's log files have stopped: {why} ({folder})", warning=True))
+
+        return LogFiles(folder, start.attempt, trouble, make_folders=True)
+
+    # --- the loop's
+
+    def descriptors(self) -> dict[int, int]:
+        """Give what to poll, with the events."""
+        return {**self.surveying.descriptors(), **self.reaching.descriptors(), **self._feed.descriptors()}
+
+    def deadline(self) -> float | None:
+        """Give when ``on_ready`` is due (monotonic seconds)."""
+        dues = [due for due in (self.surveying.deadline(), self.reaching.deadline()) if due is not None]
+        return min(dues, default=None)
+
+    def on_ready(self) -> None:
+        """Go on with all of it."""
+        self.surveying.on_ready()
+        self.reaching.on_ready()
+        self._feed.on_ready()
+
+    def on_hangup(self, descriptor: int) -> None:
+        """Know that nobody is at a descriptor's other end."""
+        if descriptor in self._feed.descriptors():
+            self._feed.on_hangup()
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        self.surveying.close()
+        self.reaching.close()
+        self._feed.close()
+
+    def remove(self) -> None:
+        """Remove the folder of our own."""
+        self._lodging.remove()
+
+
+def _node_folder(start: m.Start, job_id: str) -> str:
+    return os.path.join(start.cwd, start.node_logs, job_id or "job")
+
+
+def _ignore(_: object) -> None:
+    """Take what nobody is there to hear."""
+
+
+def _make_folders(start: m.Start) -> None:
+    paths = [spec.error_file for spec in start.workers if spec.error_file is not None]
+    for folder in dict.fromkeys(os.path.dirname(path) for path in (*paths, start.preload_log) if path):
+        try:
+            make_private_dirs(folder)
+        except OSError:
+            continue

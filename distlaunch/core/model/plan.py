@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Container, Iterator, Mapping
 from typing import Literal
 
-from distlaunch.core.model.gpus import Gpu
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.run_files import TRAIN, Layout
-from distlaunch.core.model.topology import Node, total_slots
+from distlaunch.core.model.topology import Gpu, Node, total_slots
 from distlaunch.core.model.variables import SET_FOR_NODES
 
 _SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")

@@ -1,10 +1,14 @@
-r"""Words that come from outside, made fit to stand in a line of ours.
+"""Words that come from outside, made fit to stand in a line of ours.
 
 Three kinds of text need three ways: a user's word within a message (``quoted``), a line of ours with names in it
 (``printable``), and what workers write, byte for byte, to a terminal (``ui.console.escapes.clean``).
+
+Ranks, written as people write them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 _LONGEST = 80
 _BYTE = "\udc80", "\udcff"
@@ -44,3 +48,30 @@ def counted(number: int, noun: str) -> str:
 def ended_how(returncode: int) -> str:
     """Say how a process ended: ``ended with 1``, ``was killed by signal 9``."""
     return f"was killed by signal {-returncode}" if returncode < 0 else f"ended with {returncode}"
+
+
+_LONGEST_RANKS = 160
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Write ranks the way people do: ``0,2-5``; the input may be in any order."""
+    parts: list[str] = []
+    ordered = sorted(set(ranks))
+    start = 0
+    while start < len(ordered):
+        end = start
+        while end + 1 < len(ordered) and ordered[end + 1] == ordered[end] + 1:
+            end += 1
+        first, last = ordered[start], ordered[end]
+        parts.append(str(first) if first == last else f"{first}-{last}")
+        start = end + 1
+    return ",".join(parts)
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Write ranks as a sentence has them: ``rank 0``, ``ranks 0,2-5``; only the first of very many that lie apart."""
+    those = set(ranks)
+    text = format_ranks(those)
+    if len(text) > _LONGEST_RANKS:
+        return f"ranks {text[:_LONGEST_RANKS].rpartition(',')[0]},... ({len(those):,} in all)"
+    return f"rank {text}" if text.isdigit() else f"ranks {text}"

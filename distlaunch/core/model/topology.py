@@ -1,10 +1,15 @@
-"""Which nodes a job has, and what each gives it."""
+"""Which nodes a job has, and what each gives it.
+
+The CPUs that a node offers to the launcher and its workers.
+
+The GPUs that a node has, as far as it can tell without torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
-from distlaunch.core.model.gpus import Gpu
 from distlaunch.core.model.record import Record
 
 
@@ -83,3 +88,47 @@ def total_slots(nodes: tuple[Node, ...]) -> int | None:
             return None
         total += node.slots
     return total
+
+
+class CpuInventory(Record):
+    """What may run where. CPU numbers are the kernel's, groups are ascending."""
+
+    allowed: tuple[int, ...]
+    """CPUs in the launcher's own affinity mask, ascending; never empty."""
+    online: int
+    """How many CPUs the machine runs, whoever may use them."""
+    quota: float | None = None
+    """CPUs' worth of time that the cgroups grant (1.5: one and a half CPUs); None without a limit."""
+    cpuset: int | None = None
+    """How many CPUs the own cgroup may use; None where no cgroup says so."""
+    numa: tuple[tuple[int, ...], ...] = ()
+    """CPUs of each NUMA node, indexed by node number; a node without CPUs is empty."""
+    siblings: tuple[tuple[int, ...], ...] = ()
+    """Groups of CPUs that share one physical core; empty where that was not read."""
+
+
+class MigDevice(Record):
+    """One MIG slice of an NVIDIA GPU; ``uuid`` is what CUDA_VISIBLE_DEVICES takes (``MIG-...``)."""
+
+    uuid: str
+    profile: str
+
+
+class Gpu(Record):
+    """One physical GPU. ``index`` is the PCI-bus-order index that CUDA_DEVICE_ORDER=PCI_BUS_ID gives."""
+
+    index: int
+    uuid: str | None = None
+    name: str = ""
+    memory_mib: int | None = None
+    vendor: Literal["nvidia", "amd"] = "nvidia"
+    numa_node: int | None = None
+    mig: tuple[MigDevice, ...] = ()
+
+
+class GpuInventory(Record):
+    """What was found and how; ``problem`` says why there may be more than could be listed (driver broken)."""
+
+    gpus: tuple[Gpu, ...] = ()
+    source: Literal["nvml", "nvidia-smi", "device files", "kfd", "mask", "none"] = "none"
+    problem: str | None = None

@@ -1,4 +1,7 @@
-"""Which GPUs this node has, without torch and without trusting the driver to answer."""
+"""Which GPUs this node has, without torch and without trusting the driver to answer.
+
+List AMD GPUs by what the kernel's compute driver says in sysfs.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Literal, cast
 
-from distlaunch.core.model.gpus import Gpu, GpuInventory, MigDevice
 from distlaunch.core.model.record import replace
-from distlaunch.core.probe.files import parse_int, read_int, under
+from distlaunch.core.model.topology import Gpu, GpuInventory, MigDevice
+from distlaunch.core.probe.files import parse_int, read_int, read_text, under
 
 DEADLINE_S = 8.0
 """How long the driver may take: starting eight GPUs without the persistence daemon takes some seconds."""
@@ -39,7 +42,6 @@ def probe_gpus(
         nvidia = _nvidia(root, os.environ if environ is None else environ, files, time.monotonic() + deadline_s)
     if nvidia.gpus or "kfd" not in devices:
         return nvidia
-    from distlaunch.core.probe.kfd import read_kfd
 
     amd = read_kfd(root)
     return GpuInventory(gpus=_placed(root, amd), source="kfd", problem=nvidia.problem) if amd else nvidia
@@ -71,7 +73,7 @@ def _nvidia(root: str, environ: Mapping[str, str], files: list[int], until_s: fl
 def _ask_smi(
     root: str, environ: Mapping[str, str], files: list[int], until_s: float, problem: str | None
 ) -> GpuInventory:
-    from distlaunch.core.probe.smi import SmiError, find_smi, read_smi
+    from distlaunch.core.probe.nvidia import SmiError, find_smi, read_smi
 
     path = find_smi(root, environ)
     if path is None:
@@ -132,3 +134,63 @@ def _sysfs_bus_id(bus_id: str) -> str:
     """Turn NVIDIA's ``00000000:1B:00.0`` into the kernel's ``0000:1b:00.0``."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain[-4:] if domain.startswith('0000') else domain}:{rest}"
+
+
+_NODES = "/sys/class/kfd/kfd/topology/nodes"
+_DEVICE_MEMORY = {1, 2}
+"""Heap types of the GPU's own memory (HSA_MEM_HEAP_TYPE_FB_PUBLIC and _PRIVATE in the kernel's kfd_crat.h)."""
+
+
+def read_kfd(root: str = "/") -> list[tuple[Gpu, str | None]]:
+    """Return each AMD GPU with its PCI bus id, numbered as ROCm numbers them: nodes in order, CPUs left out."""
+    base = under(root, _NODES)
+    try:
+        numbers = sorted(number for name in os.listdir(base) if (number := parse_int(name)) is not None)
+    except OSError:
+        return []
+    found: list[tuple[Gpu, str | None]] = []
+    for number in numbers:
+        # A GPU that a container withholds has properties that may not be read (EPERM), or no render device.
+        properties = parse_properties(read_text(f"{base}/{number}/properties") or "")
+        if properties.get("simd_count", 0) > 0 and _usable(root, properties):
+            found.append((_gpu(f"{base}/{number}", len(found), properties), _bus_id(properties)))
+    return found
+
+
+def parse_properties(text: str) -> dict[str, int]:
+    """Read a node's ``name number`` lines."""
+    properties: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        number = parse_int(value)
+        if number is not None:
+            properties[name] = number
+    return properties
+
+
+def _usable(root: str, properties: dict[str, int]) -> bool:
+    minor = properties.get("drm_render_minor", 0)
+    return minor <= 0 or os.path.exists(under(root, f"/dev/dri/renderD{minor}"))
+
+
+def _gpu(directory: str, index: int, properties: dict[str, int]) -> Gpu:
+    unique = properties.get("unique_id", 0)
+    memory = 0
+    for bank in range(properties.get("mem_banks_count", 0)):
+        heap = parse_properties(read_text(f"{directory}/mem_banks/{bank}/properties") or "")
+        if heap.get("heap_type") in _DEVICE_MEMORY:
+            memory += heap.get("size_in_bytes", 0)
+    return Gpu(
+        index=index,
+        uuid=f"GPU-{unique:016x}" if unique else None,
+        name=(read_text(f"{directory}/name") or "").strip(),
+        memory_mib=memory >> 20 or None,
+        vendor="amd",
+    )
+
+
+def _bus_id(properties: dict[str, int]) -> str | None:
+    if "location_id" not in properties:
+        return None
+    location = properties["location_id"]
+    return f"{properties.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"

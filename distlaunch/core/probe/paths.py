@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 
 from distlaunch.core.model.variables import DEVICE_MASKS
-from distlaunch.core.probe.lookup import Address, look_up
+from distlaunch.core.probe.network import Address, look_up
 
 NAME_S = 1.0
 """How long the resolver may take to say what the own host name stands for."""

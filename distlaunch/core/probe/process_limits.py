@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from distlaunch.core.probe.cgroups import V2, OwnCgroups
+from distlaunch.core.probe.cpus import V2, OwnCgroups
 from distlaunch.core.probe.files import read_text
 
 _STACK_BYTES = 8 << 20

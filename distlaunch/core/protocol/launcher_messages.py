@@ -14,7 +14,6 @@ from __future__ import annotations
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.record import Record
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 
 PEER_VERSION = 2
 MOST_ATTEMPTS = 1 << 20
@@ -166,17 +165,17 @@ class Notice(Record):
 
 ToPeer = (
     m.Prepare | m.Stop | m.Linger | m.Forward | m.Pause | m.CollectStacks
-    | r.Reach | r.Ping | Challenge | Turned | Welcome | Ask | Commence | Verdict | Notice
+    | m.Reach | m.Ping | Challenge | Turned | Welcome | Ask | Commence | Verdict | Notice
 )  # fmt: skip
 FromPeer = (
     m.Prepared | m.Started | m.WorkerExited | m.Alive | m.Stacks | m.Remark | m.PreloadEnded
-    | m.Lingering | m.Gone | m.Fault | r.Surveyed | r.Reached | r.Pong | r.Ending | Call | Proof | Apply | Told
+    | m.Lingering | m.Gone | m.Fault | m.Surveyed | m.Reached | m.Pong | m.Ending | Call | Proof | Apply | Told
 )  # fmt: skip
 TO_PEER: tuple[type, ...] = (
     m.Prepare, m.Stop, m.Linger, m.Forward, m.Pause, m.CollectStacks,
-    r.Reach, r.Ping, Challenge, Turned, Welcome, Ask, Commence, Verdict, Notice,
+    m.Reach, m.Ping, Challenge, Turned, Welcome, Ask, Commence, Verdict, Notice,
 )  # fmt: skip
 FROM_PEER: tuple[type, ...] = (
     m.Prepared, m.Started, m.WorkerExited, m.Alive, m.Stacks, m.Remark, m.PreloadEnded, m.Lingering, m.Gone,
-    m.Fault, r.Surveyed, r.Reached, r.Pong, r.Ending, Call, Proof, Apply, Told,
+    m.Fault, m.Surveyed, m.Reached, m.Pong, m.Ending, Call, Proof, Apply, Told,
 )  # fmt: skip

@@ -3,27 +3,45 @@
 Each controller is a reader below; the first that knows its own variables decides. RANK means the pod's index for all of
 them, never a process. Sources: Kubernetes' documentation of Indexed Jobs and StatefulSets, and the sources of Kubeflow
 Trainer 2.3 and 1.9 (PyTorchJob), mpi-operator (v2beta1), JobSet, LeaderWorkerSet and Volcano's plugins.
+
+Pods that are numbered only by their names: Indexed Job, JobSet, StatefulSet; pure.
+
+None of them tells its pods how many there are: --num-nodes does. The pod's full name stands in /etc/hosts, which
+kubelet writes: address, name with subdomain, name. JobSet's pods are an Indexed Job's, named
+JOBSET-REPLICATEDJOB-JOB-POD.
+
+Pods of a Volcano job; pure.
+
+Its plugin ``env`` numbers a task's pods, ``svc`` lists each task's hosts (VC_<TASK>_HOSTS, VC_<TASK>_NUM), and
+``pytorch`` sets RANK and WORLD_SIZE, which count pods, over its tasks master and worker.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from distlaunch.core.errors import ConfigError
+from distlaunch.core.model.record import replace
 from distlaunch.core.model.text import counted
-from distlaunch.planning.allocation import Allocation
-from distlaunch.planning.clusters import pods, volcano
+from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.clusters.environment_reader import (
     IGNORE_HINT,
     NODE_RANK,
+    NUM_NODES,
     Environ,
     IncompleteError,
     Origins,
     Texts,
     contradiction,
     host_and_port,
+    host_list,
+    host_name,
     job_id,
     needed,
     number,
     numbered_hosts,
+    same_slots,
+    says_several,
     shown,
     text,
 )
@@ -42,7 +60,7 @@ def files(environ: Environ, system: str = name) -> tuple[str, ...]:  # noqa: ARG
     """Name the files to read: MPIJob's host file, and /etc/hosts where only that has the pod's full name."""
     if text(environ, "K_MPI_JOB_ROLE") is not None:
         return (_hostfile(environ)[1],)
-    return (pods.HOSTS_FILE,) if pods.numbered_by_name(environ) else ()
+    return (HOSTS_FILE,) if numbered_by_name(environ) else ()
 
 
 def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | None:  # noqa: ARG001 - all sources share the signature
@@ -55,8 +73,8 @@ def find(environ: Environ, texts: Texts, system: str = name) -> Allocation | Non
     if "LWS_GROUP_SIZE" in environ or "LWS_WORKER_INDEX" in environ:
         return _leader_worker_set(environ)
     if "VC_TASK_INDEX" in environ or "VK_TASK_INDEX" in environ:
-        return volcano.find(environ)
-    return pods.find(environ, texts)
+        return _find_volcano(environ)
+    return _find_pods(environ, texts)
 
 
 def _torch_job(environ: Environ) -> Allocation:
@@ -153,7 +171,7 @@ def _check_torch_variables(environ: Environ, rank: int, *, nodes: int, slots: in
     raise contradiction(environ, "WORLD_SIZE", "PET_NNODES", f"the job has {counted(nodes, 'node')}{workers}")
 
 
-def _peer_of(master: str | None) -> pods.Naming | None:
+def _peer_of(master: str | None) -> Naming | None:
     """Make the rule by which a controller names its pods, from the first one's name; None if it is no such name."""
     if master is None:
         return None
@@ -217,3 +235,245 @@ def _mpi_job(environ: Environ, texts: Texts, role: str) -> Allocation | None:
     hosts = read_hostfile(content, path)
     found.add("hosts", ",".join(host.name for host in hosts), path)
     return Allocation(source=name, hosts=hosts, part="all", origins=found.all())
+
+
+HOSTS_FILE = "/etc/hosts"
+_OF_WORKERS = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "PMIX_RANK", "PMI_RANK")
+"""With one of these, RANK is a process's, and not the pod's."""
+Naming = Callable[[int], str]
+_COUNT_HINT = "give --num-nodes N (or DISTLAUNCH_NUM_NODES in the pod's env); --num-nodes 1 if each pod trains alone"
+
+
+def numbered_by_name(environ: Environ) -> bool:
+    """Tell whether this pod has a number: an index of its own, or one at the end of its name."""
+    if text(environ, "JOB_COMPLETION_INDEX") is not None:
+        return True
+    return "KUBERNETES_SERVICE_HOST" in environ and _ordinal(text(environ, "HOSTNAME")) is not None
+
+
+def _find_pods(environ: Environ, texts: Texts) -> Allocation | None:
+    """Say which pod this is; None if it has no number, or if each is to train alone. Raises ConfigError."""
+    size = _size(environ)
+    if not numbered_by_name(environ):
+        _check_alone(environ, size)
+        return None
+    indexed = text(environ, "JOB_COMPLETION_INDEX") is not None
+    if size == 1 or (size is None and not indexed):
+        _check_alone(environ, size)
+        return None
+    if size is None:
+        which = shown(environ, "JOB_COMPLETION_INDEX")
+        raise ConfigError(
+            f"{which}: this is one pod of an Indexed Job, which does not say of how many", hint=_COUNT_HINT
+        )
+    found = Origins(environ)
+    pod = text(environ, "HOSTNAME")
+    full = _full_name(pod, texts.get(HOSTS_FILE))
+    rank = _rank(environ, pod, full, indexed=indexed)
+    if rank is None:
+        return None
+    source = NODE_RANK if NODE_RANK in environ else "JOB_COMPLETION_INDEX" if indexed else "HOSTNAME"
+    if rank >= size:
+        raise contradiction(environ, source, NUM_NODES, f"ranks of {counted(size, 'node')} go to {size - 1}")
+    found.add("nodes", size, "--num-nodes")
+    found.add("node rank", rank, source)
+    naming = _naming(pod, full, rank)
+    hosts = numbered_hosts(naming(0) if naming else None, size, name=naming)
+    if full is None:  # without a subdomain a pod's name leads nowhere
+        hosts = tuple(replace(host, known=False) for host in hosts)
+    address, port = host_and_port(environ, "MASTER_ADDR")
+    port = number(environ, "MASTER_PORT", least=1, most=65535) or port
+    found.add_port(port, "MASTER_PORT", "MASTER_ADDR")
+    notes: tuple[str, ...] = ()
+    if address is not None:
+        if address in (host.name for host in hosts[1:]):
+            raise contradiction(environ, "MASTER_ADDR", source, f"rank 0 is {hosts[0].name}")
+        found.add("master address", address, "MASTER_ADDR")
+    elif naming is not None and full is not None:
+        address = hosts[0].name
+        found.add("master address", address, f"HOSTNAME and {HOSTS_FILE}")
+    else:
+        notes = (
+            "the pod template has no subdomain (a headless Service), so pods cannot find each other by their names",
+        )
+    return Allocation(
+        source="kubernetes",
+        hosts=hosts,
+        part="node",
+        node_rank=rank,
+        master_addr=address,
+        master_port=port,
+        origins=found.all(),
+        notes=notes,
+    )
+
+
+def _check_alone(environ: Environ, size: int | None) -> None:
+    """Hear what a controller sets that numbers pods by RANK alone (PyTorchJob before 1.6). Raises IncompleteError.
+
+    WORLD_SIZE may count pods or processes there, so it is not built upon.
+    """
+    if "KUBERNETES_SERVICE_HOST" not in environ or any(each in environ for each in _OF_WORKERS):
+        return
+    if size is None and text(environ, "RANK") is not None and says_several(environ, "WORLD_SIZE"):
+        raise IncompleteError(
+            f"{shown(environ, 'RANK')} and {shown(environ, 'WORLD_SIZE')} in a pod, but PET_NNODES is not set",
+            hint="give --num-nodes N --node-rank K --master-addr HOST; --num-nodes 1 if each pod trains alone",
+            of_several=True,
+        )
+
+
+def _size(environ: Environ) -> int | None:
+    """Read --num-nodes; of an elastic MIN:MAX the larger number."""
+    value = text(environ, NUM_NODES)
+    if value is None:
+        return None
+    return number({NUM_NODES: value.rpartition(":")[2]}, NUM_NODES, least=1)
+
+
+def _ordinal(pod: str | None) -> int | None:
+    digits = (pod or "").rpartition("-")[2]
+    return int(digits) if pod and "-" in pod and digits.isascii() and digits.isdecimal() and len(digits) < 7 else None
+
+
+def _full_name(pod: str | None, hosts_file: str | None) -> str | None:
+    """Find the pod's name with its subdomain in /etc/hosts; None without a subdomain."""
+    if pod is None or hosts_file is None:
+        return None
+    for line in hosts_file.split("\n"):
+        words = line.partition("#")[0].split()
+        for word in words[1:]:
+            if word.startswith(f"{pod}.") and pod in words[2:]:
+                return host_name(word, HOSTS_FILE)
+    return None
+
+
+def _rank(environ: Environ, pod: str | None, full: str | None, *, indexed: bool) -> int | None:
+    told = number(environ, NODE_RANK)
+    if told is not None:
+        index = number(environ, "JOB_COMPLETION_INDEX")
+        if index is not None and index > told:
+            raise contradiction(environ, NODE_RANK, "JOB_COMPLETION_INDEX", "two pods would have the same rank")
+        return told
+    if not indexed:
+        # A Deployment's pod may end in digits by chance; a StatefulSet's has a Service behind it.
+        return _ordinal(pod) if full is not None else None
+    index = number(environ, "JOB_COMPLETION_INDEX")
+    ordinal = _ordinal(pod)
+    if pod is not None and full is not None and ordinal is not None and ordinal == index:
+        jobset = full.removeprefix(f"{pod}.").partition(".")[0]
+        job = _ordinal(pod.rpartition("-")[0])
+        if pod.startswith(f"{jobset}-") and job:
+            raise ConfigError(
+                f"{shown(environ, 'HOSTNAME')}: replica {job} of a JobSet's job; JOB_COMPLETION_INDEX counts within it",
+                hint="use one replica with all pods, or give --node-rank and --master-addr",
+            )
+    return index
+
+
+def _naming(pod: str | None, full: str | None, rank: int) -> Naming | None:
+    """Make the rule for the pods' names from this one's, which ends in its number; None if it does not."""
+    if pod is None or _ordinal(pod) != rank:
+        return None
+    stem, domain = pod.rpartition("-")[0], (full or pod).removeprefix(pod)
+    host_name(f"{stem}{domain}", "HOSTNAME")
+    return lambda index: f"{stem}-{index}{domain}"
+
+
+_LEADING = ("MASTER", "CHIEF")
+_TRAINING = (*_LEADING, "WORKER")
+_HINT = "list the hosts with --hosts, or use the plugin pytorch"
+
+
+def _find_volcano(environ: Environ) -> Allocation:
+    """Say which pod this is. Raises IncompleteError and ConfigError."""
+    found = Origins(environ)
+    tasks = _tasks(environ)
+    if text(environ, "RANK") is not None and text(environ, "WORLD_SIZE") is not None:
+        return _by_rank(environ, tasks, found)
+    if not tasks:
+        source = "VC_TASK_INDEX" if "VC_TASK_INDEX" in environ else "VK_TASK_INDEX"
+        why = f"{shown(environ, source)}, but no VC_<TASK>_HOSTS: the job lacks the plugin svc"
+        raise IncompleteError(why, hint=_HINT, of_several=text(environ, source) not in {None, "0"})
+    if len(tasks) > 1 and not all(task in _TRAINING for task in tasks):
+        which = ", ".join(f"VC_{task}_HOSTS" for task in tasks)
+        raise IncompleteError(f"{which}: which of these tasks train is not known", hint=_HINT, of_several=True)
+    hosts = _in_order(tasks)
+    rank = _own_place(environ, tasks, hosts, found)
+    found.add("hosts", ",".join(hosts), ", ".join(f"VC_{task}_HOSTS" for task in tasks))
+    return _allocation(same_slots(hosts), rank, hosts[0], None, found)
+
+
+def _tasks(environ: Environ) -> dict[str, tuple[str, ...]]:
+    """Collect the hosts of each task. Raises ConfigError if a list and its length do not agree."""
+    tasks: dict[str, tuple[str, ...]] = {}
+    for variable in sorted(environ):
+        task = variable.removeprefix("VC_").removesuffix("_HOSTS")
+        if variable != f"VC_{task}_HOSTS" or not task:
+            continue
+        hosts = host_list(environ, variable)
+        declared = number(environ, f"VC_{task}_NUM")
+        if declared is not None and declared != len(hosts):
+            raise contradiction(environ, variable, f"VC_{task}_NUM", f"the list has {counted(len(hosts), 'host')}")
+        if hosts:
+            tasks[task] = hosts
+    return tasks
+
+
+def _in_order(tasks: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+    ordered = sorted(tasks, key=lambda task: task not in _LEADING)
+    return tuple(host for task in ordered for host in tasks[task])
+
+
+def _by_rank(environ: Environ, tasks: dict[str, tuple[str, ...]], found: Origins) -> Allocation:
+    """Follow the plugin pytorch: RANK and WORLD_SIZE count pods."""
+    size = number(environ, "WORLD_SIZE", least=1) or 1
+    rank = number(environ, "RANK") or 0
+    if rank >= size:
+        raise contradiction(environ, "RANK", "WORLD_SIZE", f"ranks of {counted(size, 'pod')} go to {size - 1}")
+    found.add("nodes", size, "WORLD_SIZE")
+    found.add("node rank", rank, "RANK")
+    address, port = host_and_port(environ, "MASTER_ADDR")
+    port = number(environ, "MASTER_PORT", least=1, most=65535) or port
+    found.add_port(port, "MASTER_PORT", "MASTER_ADDR")
+    listed = _in_order({task: hosts for task, hosts in tasks.items() if task in _TRAINING})
+    hosts = same_slots(listed) if len(listed) == size else numbered_hosts(address, size)
+    if address is not None:
+        if len(listed) == size and address in listed[1:]:
+            lists = next(f"VC_{task}_HOSTS" for task, names in tasks.items() if address in names)
+            raise contradiction(environ, "MASTER_ADDR", lists, f"rank 0 runs on {listed[0]}")
+        found.add("master address", address, "MASTER_ADDR")
+    return _allocation(hosts, rank, address or (listed[0] if len(listed) == size else None), port, found)
+
+
+def _own_place(environ: Environ, tasks: dict[str, tuple[str, ...]], hosts: tuple[str, ...], found: Origins) -> int:
+    """Find this pod by its name; in a job of one task its index will do."""
+    pod = text(environ, "HOSTNAME")
+    places = [place for place, host in enumerate(hosts) if pod is not None and host.partition(".")[0] == pod]
+    if len(places) == 1:
+        found.add("node rank", places[0], "HOSTNAME")
+        return places[0]
+    source = "VC_TASK_INDEX" if "VC_TASK_INDEX" in environ else "VK_TASK_INDEX"
+    index = number(environ, source)
+    if index is None or len(tasks) > 1:
+        why = f"HOSTNAME is none of the hosts of {', '.join(f'VC_{task}_HOSTS' for task in tasks)}"
+        raise IncompleteError(why, hint=_HINT, of_several=len(hosts) > 1)
+    if index >= len(hosts):
+        listed = f"VC_{next(iter(tasks))}_HOSTS"
+        raise contradiction(environ, source, listed, f"the list has {counted(len(hosts), 'host')}")
+    found.add("node rank", index, source)
+    return index
+
+
+def _allocation(
+    hosts: tuple[Host, ...], rank: int, address: str | None, port: int | None, found: Origins
+) -> Allocation:
+    return Allocation(
+        source="kubernetes",
+        hosts=hosts,
+        part="node",
+        node_rank=rank,
+        master_addr=address,
+        master_port=port,
+        origins=found.all(),
+    )

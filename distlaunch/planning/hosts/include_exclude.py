@@ -18,9 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.host_list import expand_item, fold_hosts
-from distlaunch.core.model.ids import format_ranks
 from distlaunch.core.model.record import Record
-from distlaunch.core.model.text import printable, quoted
+from distlaunch.core.model.text import format_ranks, printable, quoted
 from distlaunch.planning.allocation import Host
 from distlaunch.planning.hosts.hostfile import MOST_SLOTS
 

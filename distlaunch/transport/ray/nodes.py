@@ -18,13 +18,11 @@ from typing import Any
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import ended_how, printable
-from distlaunch.core.protocol.remote import GREETING
-from distlaunch.transport.agentzip import agent_zip
-from distlaunch.transport.bootstrap import FLAGS, STUB, quoted_lines
+from distlaunch.core.protocol.agent_messages import GREETING
+from distlaunch.transport.bootstrap import FLAGS, STUB, agent_zip, quoted_lines
 from distlaunch.transport.child_process import Child
-from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.connect_errors import ConnectFailure, Trouble
 from distlaunch.transport.connection import Link, Target, Unconnected
-from distlaunch.transport.failures import ConnectFailure
 from distlaunch.transport.ray import local_cluster
 from distlaunch.transport.ray.capacity import without_stamps
 from distlaunch.transport.tcp_connection import TcpLink

@@ -20,9 +20,8 @@ from distlaunch.core.protocol.launcher_messages import Call, Turned, Welcome
 from distlaunch.core.protocol.token_keys import TOKEN
 from distlaunch.transport.bootstrap import OLDEST
 from distlaunch.transport.child_process import Leash
-from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.connect_errors import ConnectFailure, Trouble
 from distlaunch.transport.connection import Link, Target, Unconnected
-from distlaunch.transport.failures import ConnectFailure
 from distlaunch.transport.slurm.step import (
     NO_PYTHON,
     Step,

@@ -14,8 +14,7 @@ from distlaunch.transport.connect_errors import Trouble
 from distlaunch.transport.ssh.config import HostSettings
 from distlaunch.transport.ssh.exec_channel import PACKET, WINDOW, Wire
 from distlaunch.transport.ssh.host_keys import HostKeyCheck, scan_hint
-from distlaunch.transport.ssh.keyfiles import KeyRing
-from distlaunch.transport.ssh.login import LOGIN_S, log_in
+from distlaunch.transport.ssh.login import LOGIN_S, KeyRing, log_in
 
 if TYPE_CHECKING:
     import paramiko
@@ -82,7 +81,7 @@ def connect(wire: Wire, settings: HostSettings, *, check: HostKeyCheck, ring: Ke
 def _transport(wire: Wire, settings: HostSettings, check: HostKeyCheck) -> paramiko.Transport:
     from paramiko import Transport
 
-    from distlaunch.transport.ssh.packets import Packets
+    from distlaunch.transport.ssh.exec_channel import Packets
 
     transport = Transport(
         wire.sock, default_window_size=WINDOW, default_max_packet_size=PACKET, packetizer_class=Packets

@@ -15,7 +15,7 @@ from distlaunch.core.model.text import printable, quoted
 from distlaunch.transport.connect_errors import Trouble
 from distlaunch.transport.ssh.client import Connection
 from distlaunch.transport.ssh.config import Asked, HostSettings, read_settings
-from distlaunch.transport.ssh.wires import JumpWire
+from distlaunch.transport.ssh.stream import JumpWire
 
 _MOST_HOPS = 8
 _FORWARD_S = 15.0

@@ -17,9 +17,8 @@ from distlaunch.transport.ssh.config import Asked, HostSettings, read_settings
 from distlaunch.transport.ssh.exec_channel import PACKET, WINDOW, ChannelLink
 from distlaunch.transport.ssh.host_keys import HostKeyCheck
 from distlaunch.transport.ssh.jumps import Jumps
-from distlaunch.transport.ssh.keyfiles import KeyRing
-from distlaunch.transport.ssh.stream import dial, resolve
-from distlaunch.transport.ssh.wires import CommandWire, JumpWire, SocketWire
+from distlaunch.transport.ssh.login import KeyRing
+from distlaunch.transport.ssh.stream import CommandWire, JumpWire, SocketWire, dial, resolve
 
 START_S = 30.0
 """For login shell and Python to come up on a loaded node."""

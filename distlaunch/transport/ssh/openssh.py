@@ -15,14 +15,11 @@ from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable, quoted
 from distlaunch.planning.train_options import HostKeys
 from distlaunch.transport.bootstrap import remote_command, start_agent
-from distlaunch.transport.child_process import Leash
-from distlaunch.transport.connect_errors import Trouble
+from distlaunch.transport.child_process import Leash, ProcessLink
+from distlaunch.transport.connect_errors import Step, Trouble
 from distlaunch.transport.connection import Link, Target, Unconnected
-from distlaunch.transport.failures import Step
-from distlaunch.transport.process_link import ProcessLink
 from distlaunch.transport.ssh.config import Asked
-from distlaunch.transport.ssh.keyhints import changed, scan, unknown
-from distlaunch.transport.ssh.knownhosts import SSH_PORT
+from distlaunch.transport.ssh.host_keys import SSH_PORT, changed, scan, unknown
 
 _CONNECT_S = 15
 _OWN_FAILURE = 255

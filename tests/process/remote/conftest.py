@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 from distlaunch.core.protocol.codec import Decoder, encode
-from distlaunch.transport.agentzip import agent_zip
+from distlaunch.transport.bootstrap import agent_zip
 
 STUB = """
 import os,sys
@@ -67,19 +66,19 @@ class Coordinator:
             theirs.close()
             self.reading = ours.detach()
             self.writing = os.dup(self.reading)
-        self._decoder: Decoder[Any] = Decoder(r.FROM_REMOTE, r.REMOTE_PARTS)
+        self._decoder: Decoder[Any] = Decoder(m.FROM_REMOTE, m.REMOTE_PARTS)
         self.heard: list[Any] = []
         self.taken: dict[tuple[int, int], bytearray] = {}
         self.ended = False
         self._write(code)
         self.noise = b""
-        while r.GREETING not in self.noise or not self.noise.endswith(b"\n"):
+        while m.GREETING not in self.noise or not self.noise.endswith(b"\n"):
             assert select.select([self.reading], [], [], PATIENCE_S)[0], "no greeting"
             byte = os.read(self.reading, 1)
             assert byte, (self.noise, self.stderr())
             self.noise += byte
-        assert self.noise.endswith(r.GREETING + b"w0rd\n")
-        self.until(r.Hello)
+        assert self.noise.endswith(m.GREETING + b"w0rd\n")
+        self.until(m.Hello)
 
     def _write(self, data: bytes) -> None:
         while data:
@@ -104,7 +103,7 @@ class Coordinator:
             self.ended = True
         for message in self._decoder.feed(data):
             self.heard.append(message)
-            if isinstance(message, r.Output):
+            if isinstance(message, m.Output):
                 self.taken.setdefault((message.rank, message.stream), bytearray()).extend(message.data)
         return True
 
@@ -134,7 +133,7 @@ class Coordinator:
         """Give credit for what has come, as it comes, until a message of a kind has come."""
         given = 0
         while not self.of(kind):
-            self.send(r.Credit(size=self.size_taken - given))
+            self.send(m.Credit(size=self.size_taken - given))
             given = self.size_taken
             assert self.read(PATIENCE_S), self.heard[-5:]
 
@@ -157,14 +156,14 @@ class Coordinator:
 
     # --- what tests say
 
-    def survey(self, **fields: Any) -> r.Surveyed:
-        serial = len(self.of(r.Surveyed)) + 1
+    def survey(self, **fields: Any) -> m.Surveyed:
+        serial = len(self.of(m.Surveyed)) + 1
         order = {
             "serial": serial, "workdir": "/", "pythons": (sys.executable,), "script": "", "program": "", "run_dir": "",
             "gpus": True, "topology": False, **fields,
         }  # fmt: skip
-        self.send(r.Survey(**order))
-        return self.until(r.Surveyed, where=lambda one: one.serial == serial)[0]
+        self.send(m.Survey(**order))
+        return self.until(m.Surveyed, where=lambda one: one.serial == serial)[0]
 
     def prepare(self, port: int | None = None, *, attempt: int = 0, token: str = "") -> m.Prepared:
         before = len(self.of(m.Prepared))
@@ -182,11 +181,11 @@ class Coordinator:
             **fields,
         }  # fmt: skip
         if credit:
-            self.send(r.Credit(size=credit))
+            self.send(m.Credit(size=credit))
         self.send(m.Start(**start))
 
     def leave(self) -> int:
-        self.send(r.Leave())
+        self.send(m.Leave())
         return self.until_end()
 
     def close(self) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from distlaunch.core.model.run_files import MARKER
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 
 CREDIT = 1 << 20
 CHUNK = 256 << 10
@@ -41,8 +40,8 @@ def test_what_is_told_of_a_worker_comes_in_order(agent):
             for one in agent.heard
             if getattr(one, "rank", None) == rank or (isinstance(one, m.Started) and rank in one.pids)
         ]
-        outputs = of_rank.count(r.Output)
-        assert of_rank == [m.Started, *([r.Output] * outputs), r.RankEnded, m.WorkerExited]
+        outputs = of_rank.count(m.Output)
+        assert of_rank == [m.Started, *([m.Output] * outputs), m.RankEnded, m.WorkerExited]
     assert isinstance(agent.heard[-1], m.Gone)
 
 
@@ -52,7 +51,7 @@ def test_a_rank_whose_descendant_keeps_its_streams_ends_with_the_attempt(agent):
     agent.send(m.Linger(attempt=0, linger_s=0.0, grace_s=20.0))
     agent.until(m.Gone)
     kinds = [type(one) for one in agent.heard]
-    assert kinds.index(r.RankEnded) < kinds.index(m.Gone)
+    assert kinds.index(m.RankEnded) < kinds.index(m.Gone)
 
 
 def test_without_credit_workers_wait_and_nothing_is_lost(agent):
@@ -64,8 +63,8 @@ def test_without_credit_workers_wait_and_nothing_is_lost(agent):
         pass
     assert CREDIT <= agent.size_taken <= CREDIT + CHUNK
     assert agent.of(m.WorkerExited) == [] or agent.of(m.WorkerExited)[0].rank == 1
-    agent.send(r.Ping(serial=5))
-    agent.until(r.Pong)
+    agent.send(m.Ping(serial=5))
+    agent.until(m.Pong)
     agent.give_credit_until(m.Gone)
     assert bytes(agent.taken[0, 1]) == b"x" * 65536 * count
     assert bytes(agent.taken[0, 2]) == b"done"
@@ -79,8 +78,8 @@ def test_memory_stays_flat_while_the_credit_is_used_up(agent):
     while agent.read(0.2):
         pass
     before = _memory(agent.process.pid)
-    agent.send(r.Ping(serial=1))
-    agent.until(r.Pong)
+    agent.send(m.Ping(serial=1))
+    agent.until(m.Pong)
     while agent.read(0.5):
         pass
     assert _memory(agent.process.pid) - before < 4 << 20

@@ -11,7 +11,6 @@ from contextlib import suppress
 import pytest
 
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 from tests.process.conftest import spawner_below
 
 UP = "import os, sys, time\nprint('up', flush=True)\n"
@@ -101,15 +100,15 @@ def test_silence_of_the_coordinator_is_its_loss(make_agent, count_marked):
     started(agent, OBEYS)
     assert agent.until_end() == 1
     assert count_marked() == []
-    assert "nothing was heard of the coordinator for" in agent.of(r.Ending)[0].why
+    assert "nothing was heard of the coordinator for" in agent.of(m.Ending)[0].why
 
 
 def test_no_silence_is_too_long_to_wait_for(make_agent):
     agent = make_agent(silence_s=3.6e6)
-    agent.send(r.Ping(serial=1, silence_s=1e9))
-    agent.until(r.Pong)
+    agent.send(m.Ping(serial=1, silence_s=1e9))
+    agent.until(m.Pong)
     assert agent.leave() == 0
-    assert not agent.of(r.Ending)
+    assert not agent.of(m.Ending)
 
 
 def test_pings_are_answered_and_keep_the_agent(make_agent):
@@ -118,12 +117,12 @@ def test_pings_are_answered_and_keep_the_agent(make_agent):
     serial = 0
     while time.monotonic() < began + 2.5:
         serial += 1
-        agent.send(r.Ping(serial=serial))
-        agent.until(r.Pong, serial)
+        agent.send(m.Ping(serial=serial))
+        agent.until(m.Pong, serial)
         agent.read(0.2)
-    pongs = agent.of(r.Pong)
+    pongs = agent.of(m.Pong)
     assert [one.serial for one in pongs] == list(range(1, serial + 1))
-    clocks = [agent.of(r.Hello)[0].clock, *(one.clock for one in pongs)]
+    clocks = [agent.of(m.Hello)[0].clock, *(one.clock for one in pongs)]
     assert clocks == sorted(clocks)
     assert abs(clocks[-1] - time.monotonic()) < 30
     assert agent.leave() == 0
@@ -134,7 +133,7 @@ def test_a_signal_to_the_agent_ends_its_workers_and_is_told(agent, count_marked,
     started(agent, OBEYS, DAEMON + OBEYS)
     agent.process.send_signal(signum)
     assert agent.until_end() == 1
-    assert agent.of(r.Ending)[0].why == f"the agent was told to end by signal {signum}"
+    assert agent.of(m.Ending)[0].why == f"the agent was told to end by signal {signum}"
     assert count_marked() == []
 
 
@@ -237,7 +236,7 @@ def test_a_signal_to_all_processes_of_a_node_ends_the_node_and_not_the_job(agent
     os.kill(spawner_of(agent), signal.SIGTERM)
     agent.process.send_signal(signal.SIGTERM)
     assert agent.until_end() == 1
-    assert agent.of(r.Ending)[0].why == "the agent was told to end by signal 15"
+    assert agent.of(m.Ending)[0].why == "the agent was told to end by signal 15"
     assert agent.of(m.SpawnerSignalled) == []
 
 
@@ -296,8 +295,8 @@ def test_an_agent_that_was_stopped_for_long_gives_the_coordinator_time(make_agen
     assert not agent.read(5.0)
     agent.process.send_signal(signal.SIGCONT)
     agent.read(0.5)
-    agent.send(r.Ping(serial=1))
-    agent.until(r.Pong)
+    agent.send(m.Ping(serial=1))
+    agent.until(m.Pong)
     assert agent.leave() == 0
 
 
@@ -343,8 +342,8 @@ def test_another_agents_workers_on_the_node_are_untouched(make_agent):
     [pid] = started(other, OBEYS)
     one.process.kill()
     one.until_end()
-    other.send(r.Ping(serial=1))
-    other.until(r.Pong)
+    other.send(m.Ping(serial=1))
+    other.until(m.Pong)
     assert os.path.exists(f"/proc/{pid}")
     assert other.leave() == 0
 

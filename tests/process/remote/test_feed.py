@@ -5,14 +5,13 @@ import signal
 import pytest
 
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 
 READS_ALL = "import sys, hashlib\ndata = sys.stdin.buffer.read()\nprint(len(data), hashlib.sha256(data).hexdigest())\n"
 READS_A_LINE = "print('got', input())\n"
 
 
 def fed(agent) -> int:
-    return sum(one.size for one in agent.of(r.Fed))
+    return sum(one.size for one in agent.of(m.Fed))
 
 
 def test_what_is_fed_arrives_byte_for_byte_and_is_told_of_as_it_is_taken(agent):
@@ -23,20 +22,20 @@ def test_what_is_fed_arrives_byte_for_byte_and_is_told_of_as_it_is_taken(agent):
     sent = 0
     while sent < len(data):
         piece = data[sent : sent + (256 << 10)]
-        agent.send(r.Feed(data=piece))
+        agent.send(m.Feed(data=piece))
         sent += len(piece)
         while sent - fed(agent) > 1 << 20:
             agent.read(30)
-    agent.send(r.Feed(data=b""))
+    agent.send(m.Feed(data=b""))
     agent.until(m.Gone)
     assert fed(agent) == len(data)
     assert agent.taken[0, 1] == f"{len(data)} {hashlib.sha256(data).hexdigest()}\n".encode()
-    assert not any(one.closed for one in agent.of(r.Fed))
+    assert not any(one.closed for one in agent.of(m.Fed))
 
 
 def test_only_the_rank_that_has_stdin_is_fed(agent):
     agent.start(READS_ALL, READS_ALL, stdin_rank=1, takes_feed=True)
-    agent.send(r.Feed(data=b"line"), r.Feed(data=b""))
+    agent.send(m.Feed(data=b"line"), m.Feed(data=b""))
     agent.until(m.Gone)
     assert agent.taken[0, 1].startswith(b"0 ")
     assert agent.taken[1, 1].startswith(b"4 ")
@@ -44,13 +43,13 @@ def test_only_the_rank_that_has_stdin_is_fed(agent):
 
 def test_a_worker_that_reads_no_more_is_told_of(agent):
     agent.start(READS_A_LINE, stdin_rank=0, takes_feed=True)
-    agent.send(r.Feed(data=b"hello\n"))
+    agent.send(m.Feed(data=b"hello\n"))
     agent.until(m.Gone)
     assert agent.taken[0, 1] == b"got hello\n"
-    assert agent.until(r.Fed, where=lambda one: one.closed)
-    count = len(agent.of(r.Fed))
-    agent.send(r.Feed(data=b"more"))
-    assert agent.until(r.Fed, count + 1)[-1] == r.Fed(size=0, closed=True, unread=4)
+    assert agent.until(m.Fed, where=lambda one: one.closed)
+    count = len(agent.of(m.Fed))
+    agent.send(m.Feed(data=b"more"))
+    assert agent.until(m.Fed, count + 1)[-1] == m.Fed(size=0, closed=True, unread=4)
 
 
 @pytest.mark.parametrize(
@@ -65,15 +64,15 @@ def test_a_worker_that_reads_no_more_is_told_of(agent):
 )
 def test_what_the_worker_never_reads_is_counted(agent, source, data, ends, unread):
     agent.start(source, stdin_rank=0, takes_feed=True)
-    agent.send(r.Feed(data=data), *([r.Feed(data=b"")] if ends else []))
+    agent.send(m.Feed(data=data), *([m.Feed(data=b"")] if ends else []))
     agent.until(m.Gone)
-    assert sum(one.unread for one in agent.of(r.Fed)) == unread
+    assert sum(one.unread for one in agent.of(m.Fed)) == unread
 
 
 def test_a_worker_that_closes_its_stdin_and_goes_on_is_told_of_at_once(agent):
     agent.start("import os, time\nos.close(0)\ntime.sleep(1000)\n", stdin_rank=0, takes_feed=True)
-    [told] = agent.until(r.Fed)
-    assert told == r.Fed(size=0, closed=True)
+    [told] = agent.until(m.Fed)
+    assert told == m.Fed(size=0, closed=True)
     assert not agent.of(m.WorkerExited)
     agent.send(m.Stop(attempt=0, signum=signal.SIGTERM, grace_s=20.0))
     agent.until(m.Gone)
@@ -81,11 +80,11 @@ def test_a_worker_that_closes_its_stdin_and_goes_on_is_told_of_at_once(agent):
 
 def test_the_next_attempt_is_fed_anew(agent):
     agent.start(READS_A_LINE, stdin_rank=0, takes_feed=True)
-    agent.send(r.Feed(data=b"one\n"))
+    agent.send(m.Feed(data=b"one\n"))
     agent.until(m.Gone)
     agent.prepare(attempt=1)
     agent.start(READS_A_LINE, stdin_rank=0, takes_feed=True, attempt=1)
-    agent.send(r.Feed(data=b"two\n"))
+    agent.send(m.Feed(data=b"two\n"))
     agent.until(m.Gone, 2)
     assert agent.taken[0, 1] == b"got one\ngot two\n"
 
@@ -94,7 +93,7 @@ def test_a_coordinator_that_floods_stdin_is_refused(agent, count_marked):
     agent.start("import time; time.sleep(1000)", stdin_rank=0, takes_feed=True, orphan_grace_s=0.3)
     try:
         for _ in range(16):
-            agent.send(r.Feed(data=b"x" * (1 << 20)))
+            agent.send(m.Feed(data=b"x" * (1 << 20)))
     except BrokenPipeError:
         pass
     assert agent.until_end() == 70

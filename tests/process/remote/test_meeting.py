@@ -9,7 +9,6 @@ import pytest
 
 from distlaunch.core.probe.network import probe_interfaces
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 
 SERVES = (
     "import os, socket\n"
@@ -88,10 +87,10 @@ def test_a_node_that_is_no_longer_the_masters_gives_the_port_back(agent):
 # --- the other nodes' side
 
 
-def reach(agent, *addresses: str, port: int, token: str = "t", bound_s: float = 20.0) -> r.Reached:
-    before = len(agent.of(r.Reached))
-    agent.send(r.Reach(attempt=3, addresses=addresses, port=port, token=token, bound_s=bound_s))
-    return agent.until(r.Reached, before + 1)[-1]
+def reach(agent, *addresses: str, port: int, token: str = "t", bound_s: float = 20.0) -> m.Reached:
+    before = len(agent.of(m.Reached))
+    agent.send(m.Reach(attempt=3, addresses=addresses, port=port, token=token, bound_s=bound_s))
+    return agent.until(m.Reached, before + 1)[-1]
 
 
 def test_all_addresses_with_the_right_listener_are_found_in_the_order_given(make_agent):
@@ -110,13 +109,13 @@ def test_all_addresses_with_the_right_listener_are_found_in_the_order_given(make
 def test_a_listener_with_another_word_is_not_taken_for_the_master(make_agent):
     with closing(socket.create_server(("127.0.0.1", 0))) as impostor:
         agent = make_agent()
-        agent.send(r.Reach(
+        agent.send(m.Reach(
             attempt=0, addresses=("127.0.0.1",), port=impostor.getsockname()[1], token="right", bound_s=30.0
         ))  # fmt: skip
         connection, _ = impostor.accept()
         with connection:
             connection.sendall(b"rinse\n")
-            [reached] = agent.until(r.Reached)
+            [reached] = agent.until(m.Reached)
     assert (reached.routes, reached.problem) == ((), "127.0.0.1: whoever listens there is somebody else")
 
 
@@ -142,6 +141,6 @@ def test_a_new_order_replaces_one_that_is_under_way(make_agent):
     master, other = make_agent(), make_agent()
     port = master.prepare(0, token="t").port
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
-        other.send(r.Reach(attempt=0, addresses=("127.0.0.1",), port=silent.getsockname()[1], token="t", bound_s=60.0))
+        other.send(m.Reach(attempt=0, addresses=("127.0.0.1",), port=silent.getsockname()[1], token="t", bound_s=60.0))
         assert [route.address for route in reach(other, "127.0.0.1", port=port).routes] == ["127.0.0.1"]
-    assert len(other.of(r.Reached)) == 1
+    assert len(other.of(m.Reached)) == 1

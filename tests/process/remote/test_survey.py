@@ -9,7 +9,6 @@ import pytest
 
 from distlaunch.core.model.run_files import MARKER
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 
 
 @pytest.fixture
@@ -101,11 +100,11 @@ def test_a_folder_is_known_by_its_main_file(agent, tmp_path):
 def test_pings_are_answered_and_the_agent_ends_while_something_hangs(agent, tmp_path, count_marked):
     from contextlib import suppress
 
-    agent.send(r.Survey(
+    agent.send(m.Survey(
         serial=1, workdir="/", pythons=(), script="", program="", run_dir="", gpus=True, topology=True,
     ))  # fmt: skip
     stopped = False
-    while not stopped and not agent.of(r.Surveyed):  # as if a file server kept it
+    while not stopped and not agent.of(m.Surveyed):  # as if a file server kept it
         for pid in count_marked():
             with suppress(ProcessLookupError, FileNotFoundError):
                 if (
@@ -116,8 +115,8 @@ def test_pings_are_answered_and_the_agent_ends_while_something_hangs(agent, tmp_
                     os.kill(pid, 19)
                     stopped = True
         agent.read(0)
-    agent.send(r.Ping(serial=1))
-    agent.until(r.Pong)
+    agent.send(m.Ping(serial=1))
+    agent.until(m.Pong)
     assert agent.leave() == 0
 
 

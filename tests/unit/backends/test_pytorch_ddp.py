@@ -10,7 +10,7 @@ from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.topology import Node, Topology
 from distlaunch.core.model.variables import BACKEND_OPTIONS
-from distlaunch.planning.variables import job_variables
+from distlaunch.planning.build_plan import job_variables
 
 CPUS = Topology(nodes=(Node(host="a", slots=2),), device="cpu")
 GPUS = Topology(nodes=(Node(host="a", slots=2),), device="cuda")

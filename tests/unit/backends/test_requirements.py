@@ -8,8 +8,7 @@ import pytest
 
 from distlaunch.backends.accelerate import Accelerate
 from distlaunch.backends.base import Requirement
-from distlaunch.backends.elsewhere import installed_for
-from distlaunch.backends.requirements import check_installed, install_words, look_for
+from distlaunch.backends.requirements import check_installed, install_words, installed_for, look_for
 from distlaunch.backends.tensorflow import TensorFlow
 from distlaunch.cli.pages import page_text
 from distlaunch.core.errors import ConfigError

@@ -9,9 +9,7 @@ import pytest
 from distlaunch.backends.backend_options import chosen_options
 from distlaunch.backends.tensorflow import TensorFlow
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.gpus import Gpu, GpuInventory, MigDevice
-from distlaunch.core.model.node import CpuInventory
-from distlaunch.core.model.topology import Node, Topology
+from distlaunch.core.model.topology import CpuInventory, Gpu, GpuInventory, MigDevice, Node, Topology
 from distlaunch.planning.facts import Facts
 from distlaunch.planning.local_topology import local_topology
 from distlaunch.planning.train_options import TrainOptions

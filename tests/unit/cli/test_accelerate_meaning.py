@@ -14,8 +14,7 @@ from distlaunch.cli.compat.accelerate.translate import Meaning, understand
 from distlaunch.cli.compat.drop_in import plain_words
 from distlaunch.cli.parser import HelpRequested, scan
 from distlaunch.core.errors import ConfigError, UsageError
-from distlaunch.core.model.gpus import Gpu, GpuInventory
-from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.topology import CpuInventory, Gpu, GpuInventory
 from distlaunch.planning.facts import Facts
 from distlaunch.planning.local_topology import local_topology
 

@@ -11,7 +11,7 @@ from distlaunch.cli.option_table import TRAIN_OPTIONS
 from distlaunch.core.agent.connect import TurnedAwayError
 from distlaunch.core.errors import ConfigError, LaunchError, UsageError
 from distlaunch.core.protocol.launcher_messages import Turned
-from distlaunch.planning.dialect import Dialect
+from distlaunch.planning.train_options import Dialect
 
 DIALECT = Dialect(spelling=(("--job-id", "--rdzv-id"), ("--num-procs", "-np")))
 

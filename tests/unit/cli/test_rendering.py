@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from distlaunch.cli import parser
 from distlaunch.cli.app import run_app
-from distlaunch.cli.commands.render import ALL_OPTIONS, TARGETS, options_of, parse_render
-from distlaunch.cli.commands.spelling import spell
+from distlaunch.cli.commands.render import ALL_OPTIONS, TARGETS, options_of, parse_render, spell
 from distlaunch.cli.option_table import GROUP_TITLES, HELP_FLAGS, TRAIN_OPTIONS
 from distlaunch.core.errors import LaunchError, UsageError
 from distlaunch.core.model.record import fields_of, replace

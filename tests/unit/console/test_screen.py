@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from distlaunch.console import repeated_blocks
 from distlaunch.console.console import open_console
-from distlaunch.core.model.ids import format_ranks
+from distlaunch.core.model.text import format_ranks
 
 
 def lines_of(shown: bytes, ranks: int) -> list[list[bytes]]:

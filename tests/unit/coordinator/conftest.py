@@ -5,19 +5,16 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as p
-from distlaunch.coordinator.policy.composition import Composition
+from distlaunch.coordinator.policy.events_and_actions import Composition
 from distlaunch.coordinator.policy.job import JobPolicy
 from distlaunch.coordinator.policy.job_settings import Gathering, PolicySettings
 from distlaunch.core.errors import NodesError
-from distlaunch.core.model.gpus import GpuInventory
-from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.plan import LaunchPlan, WorkerPlan
 from distlaunch.core.model.record import replace
-from distlaunch.core.model.topology import Node
+from distlaunch.core.model.topology import CpuInventory, GpuInventory, Node
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 from distlaunch.planning.master_address import Meeting
-from distlaunch.transport.failures import ConnectFailure
+from distlaunch.transport.connect_errors import ConnectFailure
 from tests.unit.coordinator.fleets import fleets  # noqa: F401 - a fixture
 from tests.unit.coordinator.joined.assembling import meeting  # noqa: F401 - a fixture
 from tests.unit.coordinator.joined.peering import peering  # noqa: F401 - a fixture
@@ -180,7 +177,7 @@ class Job:
         return ends[0].exit_code if ends else None
 
 
-SURVEYED = r.Surveyed(
+SURVEYED = m.Surveyed(
     serial=0,
     hostname="",
     environ={},
@@ -233,8 +230,8 @@ class NodesJob(Job):
         )
         super().__init__(0, per_node, gathering=gathering, **more)
 
-    def survey(self, serial: int) -> r.Survey:
-        return r.Survey(
+    def survey(self, serial: int) -> m.Survey:
+        return m.Survey(
             serial=serial,
             workdir="/work",
             pythons=("/usr/bin/python3",),
@@ -303,19 +300,19 @@ class NodesJob(Job):
 
     def asked(self, node: int) -> int:
         """Give the serial of the newest survey that a node was asked for."""
-        return max((question.serial for to, question in self.sent(r.Survey) if to == node), default=0)
+        return max((question.serial for to, question in self.sent(m.Survey) if to == node), default=0)
 
     def surveyed(self, *nodes: int, **flaws) -> list[p.Action]:
         return [action for node in nodes for action in self.say(node, self.answer(node, **flaws))]
 
-    def answer(self, node: int, *, serial=None, **flaws) -> r.Surveyed:
+    def answer(self, node: int, *, serial=None, **flaws) -> m.Surveyed:
         return replace(
             SURVEYED, serial=self.asked(node) if serial is None else serial, hostname=self.names[node], **flaws
         )
 
     def reached(self, *nodes: int, routes=None, problem=None, attempt=None) -> list[p.Action]:
-        route = r.Route(address="10.0.0.1", local="10.0.0.2", interface="eth0")
-        answer = r.Reached(
+        route = m.Route(address="10.0.0.1", local="10.0.0.2", interface="eth0")
+        answer = m.Reached(
             attempt=self.attempt if attempt is None else attempt,
             routes=(route,) if routes is None else routes,
             problem=problem,

@@ -15,10 +15,9 @@ from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.coordinator.runtime.remote_agents import Fleet
 from distlaunch.coordinator.runtime.remote_output import Intake
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 from distlaunch.core.protocol.codec import Decoder, encode
+from distlaunch.transport.connect_errors import ConnectFailure
 from distlaunch.transport.connection import Target, Unconnected
-from distlaunch.transport.failures import ConnectFailure
 
 WITHIN_S = 20.0
 REMARK = m.Remark(text="", warning=False)
@@ -117,7 +116,7 @@ class Nodes:
             if target.host in self.refused:
                 raise Unconnected(self.refused[target.host])
             link = self.links[target.host] = PairLink()
-            self._decoders[target.host] = Decoder(r.TO_REMOTE, r.REMOTE_PARTS)
+            self._decoders[target.host] = Decoder(m.TO_REMOTE, m.REMOTE_PARTS)
             self._heard[target.host] = []
             return link
         finally:
@@ -165,7 +164,7 @@ class Nodes:
         host = f"n{node}"
         self.fleet.connect(node, 0.0)
         self.pump(lambda: host in self.links)
-        self.say(host, r.Hello(hostname=host, python="3.11.4", pid=1, clock=clock))
+        self.say(host, m.Hello(hostname=host, python="3.11.4", pid=1, clock=clock))
         self.pump(lambda: any(event.node == node for event in self.of(a.Joined)))
 
     def give(self, node: int, *ranks: int, attempt: int = 0) -> None:

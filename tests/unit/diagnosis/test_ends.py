@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from distlaunch.diagnosis.errorfile import read_error_file
+from distlaunch.diagnosis.evidence import read_error_file
 from distlaunch.diagnosis.first_cause import diagnose
 
 

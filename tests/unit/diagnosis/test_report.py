@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.diagnosis.clean_text import without_escapes
-from distlaunch.diagnosis.errorfile import read_error_file
+from distlaunch.diagnosis.evidence import read_error_file
 from distlaunch.diagnosis.first_cause import diagnose, looks_like_consequence
 from distlaunch.diagnosis.model import WorkerEnd
 from distlaunch.diagnosis.report import diagnosis_record, one_line, render_report

@@ -7,9 +7,8 @@ from collections import defaultdict
 import pytest
 
 from distlaunch.backends.registry import find_backend
-from distlaunch.core.model.gpus import Gpu, GpuInventory
-from distlaunch.core.model.node import CpuInventory
-from distlaunch.core.protocol.remote import Interface, Surveyed
+from distlaunch.core.model.topology import CpuInventory, Gpu, GpuInventory
+from distlaunch.core.protocol.agent_messages import Interface, Surveyed
 from distlaunch.planning.build_topology import build_topology
 from distlaunch.planning.facts import Facts, Surroundings
 from distlaunch.planning.hosts.this_host import Identity

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.backends.base import Backend
-from distlaunch.core.model.gpus import GpuInventory
-from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import replace
+from distlaunch.core.model.topology import CpuInventory, GpuInventory
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol.remote import Interface, Surveyed
+from distlaunch.core.protocol.agent_messages import Interface, Surveyed
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.build_topology import build_topology
 from distlaunch.planning.facts import Surroundings

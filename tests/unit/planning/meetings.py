@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distlaunch.core.protocol.remote import Interface, Reached, Route
+from distlaunch.core.protocol.agent_messages import Interface, Reached, Route
 
 GLOO, TENSORPIPE, NCCL = "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 DOCKER = "docker0 172.17.0.1/16"

@@ -6,8 +6,8 @@ import pytest
 
 from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.gpus import Gpu, GpuInventory
 from distlaunch.core.model.plan import LaunchPlan
+from distlaunch.core.model.topology import Gpu, GpuInventory
 from distlaunch.planning.build_plan import build_plan
 from distlaunch.planning.local_topology import local_topology
 from distlaunch.planning.train_options import TrainOptions

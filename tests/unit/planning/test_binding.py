@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.topology import CpuInventory
 from distlaunch.planning.cpu_binding import bind_cpus, pinned_note, threads_per_worker
 
 

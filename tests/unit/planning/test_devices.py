@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.gpus import Gpu, GpuInventory, MigDevice
+from distlaunch.core.model.topology import Gpu, GpuInventory, MigDevice
 from distlaunch.planning.devices import DeviceSelection, describe_gpus, first_devices, select_devices, split_devices
 
 UUIDS = [f"GPU-{letter * 8}-0000-4000-8000-{letter * 12}" for letter in "abcdef01"]

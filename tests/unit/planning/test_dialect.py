@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.planning.dialect import Dialect
+from distlaunch.planning.train_options import Dialect
 
 DIALECT = Dialect(
     spelling=(

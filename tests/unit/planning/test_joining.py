@@ -6,7 +6,7 @@ import pytest
 
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.record import replace
-from distlaunch.core.protocol.remote import Reached, Route
+from distlaunch.core.protocol.agent_messages import Reached, Route
 from distlaunch.planning.agreement import NodesDiffer
 from distlaunch.planning.joined_plan import Member
 from distlaunch.planning.rendezvous import settle_unplanned

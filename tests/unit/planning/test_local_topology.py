@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.gpus import Gpu, GpuInventory, MigDevice
-from distlaunch.core.model.topology import Topology
+from distlaunch.core.model.topology import Gpu, GpuInventory, MigDevice, Topology
 from distlaunch.planning.local_topology import local_topology
 from distlaunch.planning.train_options import TrainOptions
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from distlaunch.backends.base import Backend
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.gpus import Gpu, GpuInventory
+from distlaunch.core.model.topology import Gpu, GpuInventory
 from distlaunch.launch.make_plan import is_alone
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.build_plan import build_plan

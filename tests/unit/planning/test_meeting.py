@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.model.record import replace
-from distlaunch.core.protocol.remote import Interface
+from distlaunch.core.protocol.agent_messages import Interface
 from distlaunch.planning.build_plan import bind
 from distlaunch.planning.master_address import addresses, meet
 from distlaunch.planning.worker_addresses import cluster_of

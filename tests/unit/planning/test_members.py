@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError, NodesError
-from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.topology import CpuInventory
 from distlaunch.planning.surveyed_nodes import NodesDiffer
 
 

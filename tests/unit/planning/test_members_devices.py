@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError, NodesError
-from distlaunch.core.model.gpus import Gpu, GpuInventory, MigDevice
+from distlaunch.core.model.topology import Gpu, GpuInventory, MigDevice
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from distlaunch.coordinator.policy.start_messages import interfaces_of
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.planning.joined_plan import interfaces_of
 from tests.unit.planning.joiners import Plain, tasks
 
 

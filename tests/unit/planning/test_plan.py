@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.run_files import TORCHRUN, TRAIN
-from distlaunch.core.model.topology import Node, Topology
+from distlaunch.core.model.topology import CpuInventory, Node, Topology
 from distlaunch.planning.build_plan import bind
 from tests.unit.planning.plans import plan
 

@@ -7,10 +7,9 @@ import json
 import pytest
 
 from distlaunch.backends.registry import find_backend
-from distlaunch.core.model.gpus import Gpu
 from distlaunch.core.model.plan import LaunchPlan
 from distlaunch.core.model.record import replace
-from distlaunch.core.model.topology import Node, Topology
+from distlaunch.core.model.topology import Gpu, Node, Topology
 from distlaunch.planning.build_plan import bind, build_plan
 from distlaunch.planning.local_topology import local_topology
 from distlaunch.planning.master_address import Meeting

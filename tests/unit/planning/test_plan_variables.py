@@ -6,8 +6,7 @@ import pytest
 
 from distlaunch.backends.base import Backend
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.node import CpuInventory
-from distlaunch.core.model.topology import Node, Topology
+from distlaunch.core.model.topology import CpuInventory, Node, Topology
 from distlaunch.core.model.variables import SET_FOR_WORKERS
 from distlaunch.planning.build_plan import bind, build_plan
 from distlaunch.planning.local_topology import local_topology

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.planning.ranks import cross_ranks, cross_sizes, pack, spread
+from distlaunch.planning.worker_counts import cross_ranks, cross_sizes, pack, spread
 
 SLOTS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 

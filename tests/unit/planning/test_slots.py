@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.gpus import Gpu, GpuInventory
-from distlaunch.core.model.topology import Topology
+from distlaunch.core.model.topology import Gpu, GpuInventory, Topology
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.build_topology import build_topology
 from distlaunch.planning.hosts.hostfile import parse_hosts

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.gpus import Gpu, GpuInventory
+from distlaunch.core.model.topology import Gpu, GpuInventory
 from distlaunch.planning.allocation import Allocation, Host
 from distlaunch.planning.build_topology import build_topology
 from distlaunch.planning.train_options import TrainOptions

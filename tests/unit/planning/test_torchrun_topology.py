@@ -6,12 +6,11 @@ import pytest
 
 from distlaunch.backends.registry import find_backend
 from distlaunch.core.errors import ConfigError
-from distlaunch.core.model.gpus import Gpu, GpuInventory, MigDevice
-from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.run_files import TORCHRUN
+from distlaunch.core.model.topology import CpuInventory, Gpu, GpuInventory, MigDevice
 from distlaunch.planning.build_plan import build_plan
-from distlaunch.planning.torchrun import torchrun_topology
+from distlaunch.planning.local_topology import torchrun_topology
 from distlaunch.planning.train_options import TorchrunOptions
 
 FOUR = GpuInventory(gpus=tuple(Gpu(index=index, uuid=f"GPU-{index}", name="A") for index in range(4)), source="nvml")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from distlaunch.cli.commands.render import parse_render
-from distlaunch.cli.commands.spelling import spell
+from distlaunch.cli.commands.render import parse_render, spell
 from distlaunch.render.request import Request
 from distlaunch.render.targets import render
 

@@ -8,9 +8,8 @@ from distlaunch.backends.option_files import configured_backend
 from distlaunch.backends.registry import find_backend
 from distlaunch.cli.commands.render import parse_render
 from distlaunch.cli.parser import parse_train
-from distlaunch.core.model.gpus import Gpu, GpuInventory
-from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import replace
+from distlaunch.core.model.topology import CpuInventory, Gpu, GpuInventory
 from distlaunch.planning.build_topology import build_topology
 from distlaunch.planning.facts import Facts, Surroundings
 from distlaunch.planning.hosts.this_host import Identity

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import distlaunch
-from distlaunch.transport.agentzip import agent_zip
+from distlaunch.transport.bootstrap import agent_zip
 
 PACKAGE = Path(distlaunch.__file__).parent
 IMPORTS = (
@@ -81,7 +81,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import distlaunch
 assert distlaunch.__file__.startswith(sys.argv[1]), distlaunch.__file__
-from distlaunch.transport.agentzip import agent_zip
+from distlaunch.transport.bootstrap import agent_zip
 open(sys.argv[2], 'wb').write(agent_zip())
 """
 

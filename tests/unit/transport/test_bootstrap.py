@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from distlaunch.core.protocol.remote import GREETING
+from distlaunch.core.protocol.agent_messages import GREETING
 from distlaunch.transport.bootstrap import FLAGS, STUB, is_plain, remote_command, start_agent
 from distlaunch.transport.connect_errors import Trouble
 from tests.sshd import stand_in

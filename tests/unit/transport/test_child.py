@@ -15,7 +15,7 @@ import pytest
 
 from distlaunch.transport.child_process import Child, Leash, reap
 from distlaunch.transport.connect_errors import Trouble
-from distlaunch.transport.ssh.wires import CommandWire
+from distlaunch.transport.ssh.stream import CommandWire
 
 BOUND_S = 30.0
 FAMILY = "echo $$; sleep 3600 & echo $!; wait"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.transport.ssh.keyfiles import LOCKED, KeyFile, KeyRing, understood
+from distlaunch.transport.ssh.login import LOCKED, KeyFile, KeyRing, understood
 from tests.sshd import make_key
 
 

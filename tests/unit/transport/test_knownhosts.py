@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from distlaunch.transport.ssh.knownhosts import KnownHosts, hashed_name, judge, lookup_name, names_match, parse
+from distlaunch.transport.ssh.host_keys import KnownHosts, hashed_name, judge, lookup_name, names_match, parse
 
 ED, RSA = "ssh-ed25519", "ssh-rsa"
 

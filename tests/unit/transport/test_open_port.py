@@ -10,7 +10,7 @@ import pytest
 
 from distlaunch.core.agent.node.ports import hold_port
 from distlaunch.core.errors import ConfigError
-from distlaunch.transport.open_port import PortTakenError, open_port
+from distlaunch.transport.tcp_listener import PortTakenError, open_port
 
 
 @pytest.fixture(autouse=True)

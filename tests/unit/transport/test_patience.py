@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.transport.patience import Patience
+from distlaunch.transport.cleanup import Patience
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.transport.troubles import Troubles
+from distlaunch.transport.tcp_listener import Troubles
 
 
 class World:

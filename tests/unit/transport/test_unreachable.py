@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distlaunch.transport.failures import ConnectFailure
+from distlaunch.transport.connect_errors import ConnectFailure
 from distlaunch.transport.unreachable import render
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from distlaunch.backends import usual
+from distlaunch.backends import option_files
 from distlaunch.backends.accelerate import Accelerate
 from distlaunch.backends.accelerate_config import Config, read_config
 from distlaunch.backends.base import option_name
@@ -52,7 +52,7 @@ def configuration(given: Given, environ: Mapping[str, str], cwd: str) -> tuple[C
     without_usual = "cpu" in given
     for word in given.get("opt", ()):
         match option_name(word), word.partition("=")[2]:
-            case "config", usual.NEITHER:
+            case "config", option_files.NEITHER:
                 without_usual = True
             case "config" | "settings", _:
                 raise UsageError(f"-o {quoted(word)}: the command line says it itself", hint="--config_file FILE")
@@ -60,7 +60,7 @@ def configuration(given: Given, environ: Mapping[str, str], cwd: str) -> tuple[C
         path = given["config_file"][-1]
         whole, named = os.path.join(cwd, path), f"--config_file {quoted(path)}"
     else:
-        there = None if without_usual else usual.usual_files(Accelerate.usual, environ, cwd).get("config")
+        there = None if without_usual else option_files.usual_files(Accelerate.usual, environ, cwd).get("config")
         if there is None:
             return None, {}
         path = whole = there

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distlaunch.backends.accelerate_names import DYNAMO_BACKENDS, DYNAMO_MODES, PRECISIONS, SECTIONS
+from distlaunch.backends.accelerate_config import DYNAMO_BACKENDS, DYNAMO_MODES, PRECISIONS, SECTIONS
 from distlaunch.cli.compat.drop_in import row, same
 from distlaunch.cli.option import Option
 from distlaunch.cli.option_table import TRAIN_OPTIONS

@@ -6,9 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from distlaunch.backends.accelerate_config import Config
-from distlaunch.backends.accelerate_names import NODE_LISTS
-from distlaunch.backends.accelerate_values import check_value
+from distlaunch.backends.accelerate_config import NODE_LISTS, Config, check_value
 from distlaunch.cli.compat.accelerate.options import (
     BELONGS,
     FLOATS,
@@ -24,8 +22,7 @@ from distlaunch.cli.parser import Given, build
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
-from distlaunch.planning.dialect import Dialect
-from distlaunch.planning.train_options import USE_CPUS, USE_CPUS_OF_EACH, DropInOptions
+from distlaunch.planning.train_options import USE_CPUS, USE_CPUS_OF_EACH, Dialect, DropInOptions
 
 _MEETING_PORT = 29500
 _LISTS = ("hosts", "hostfile", "discover")

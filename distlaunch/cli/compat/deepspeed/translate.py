@@ -13,8 +13,14 @@ from distlaunch.cli.parser import Given, build
 from distlaunch.core.errors import UsageError
 from distlaunch.core.model.record import Record
 from distlaunch.core.model.text import quoted
-from distlaunch.planning.dialect import Dialect
-from distlaunch.planning.train_options import LOCAL_RANK_TOO, NO_LOCAL_RANK, USE_CPUS, USE_CPUS_OF_EACH, DropInOptions
+from distlaunch.planning.train_options import (
+    LOCAL_RANK_TOO,
+    NO_LOCAL_RANK,
+    USE_CPUS,
+    USE_CPUS_OF_EACH,
+    Dialect,
+    DropInOptions,
+)
 
 DEFAULT_HOSTFILE = "/job/hostfile"
 """What DeepSpeed reads if it is there and no other is named."""

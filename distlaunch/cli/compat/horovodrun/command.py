@@ -11,8 +11,7 @@ from distlaunch.backends.horovod import Horovod
 from distlaunch.backends.requirements import install_words
 from distlaunch.cli.compat.drop_in import in_words_of, run_drop_in, take_apart
 from distlaunch.cli.compat.horovodrun.options import OPTIONS, THEIRS
-from distlaunch.cli.compat.horovodrun.translate import PARSING, understand
-from distlaunch.cli.compat.horovodrun.words import understand_command
+from distlaunch.cli.compat.horovodrun.translate import PARSING, understand, understand_command
 from distlaunch.cli.parser import Given
 from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.text import printable

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distlaunch.backends.backend_options import converted
-from distlaunch.backends.horovod_settings import SETTINGS, Setting
+from distlaunch.backends.horovod import SETTINGS, Setting
 from distlaunch.cli.compat.drop_in import row
 from distlaunch.cli.option import Option, option_error
 from distlaunch.core.errors import ConfigError, UsageError

@@ -1,4 +1,7 @@
-"""What horovodrun's words mean here: options of ours, and what is said about them."""
+"""What horovodrun's words mean here: options of ours, and what is said about them.
+
+The command that ``distlaunch horovodrun`` is to run, taken apart.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from distlaunch.backends.config_file import Document, read_document
 from distlaunch.backends.option_files import read_users_text
 from distlaunch.cli.compat.horovodrun.options import ELASTIC, OPTIONS, OWN
 from distlaunch.cli.compat.horovodrun.settings import SPELLING, given_settings, words
-from distlaunch.cli.compat.horovodrun.words import Command, understand_command
 from distlaunch.cli.parser import Given, build
 from distlaunch.core.errors import ConfigError, UsageError
 from distlaunch.core.model.record import Record, replace
@@ -21,10 +23,9 @@ from distlaunch.core.model.run_files import horovodruns
 from distlaunch.core.model.text import counted, printable, quoted
 from distlaunch.launch.surroundings import read_host_file
 from distlaunch.planning.allocation import Host
-from distlaunch.planning.dialect import Dialect
 from distlaunch.planning.hosts import from_options
 from distlaunch.planning.node_source import check_lists
-from distlaunch.planning.train_options import USE_CPUS, USE_CPUS_OF_EACH, DropInOptions
+from distlaunch.planning.train_options import USE_CPUS, USE_CPUS_OF_EACH, Dialect, DropInOptions
 
 _START_TIMEOUT = "HOROVOD_START_TIMEOUT"
 _SCHEDULERS = {"SLURM_JOB_ID": "Slurm", "LSB_JOBID": "LSF", "PBS_JOBID": "PBS"}
@@ -255,3 +256,31 @@ def _network(given: Sequence[str], values: dict[str, Any]) -> None:
         )
     if names:
         values["interface"] = names[0]
+
+
+class Command(Record):
+    """What the workers run."""
+
+    words: tuple[str, ...]
+    """Script or module and its arguments, or any command."""
+    python: str | None = None
+    """The interpreter, if it is a Python that runs a script or module."""
+    module: bool = False
+
+
+def understand_command(rest: Sequence[str]) -> Command:
+    """Tell whether a Python is to run a script or a module: these can be checked, warmed and asked for stacks."""
+    if rest and _is_python(rest[0]):
+        after = list(rest[1:])
+        if after[:1] == ["-u"]:  # so it is anyway
+            after = after[1:]
+        if after[:1] == ["-m"] and len(after) > 1:
+            return Command(words=tuple(after[1:]), python=rest[0], module=True)
+        if after and after[0] and after[0][0] != "-":
+            return Command(words=tuple(after), python=rest[0])
+    return Command(words=tuple(rest))
+
+
+def _is_python(word: str) -> bool:
+    version = os.path.basename(word).removeprefix("python")
+    return version != os.path.basename(word) and all(part.isdecimal() for part in version.split(".") if version)

@@ -1,27 +1,37 @@
-"""The command ``distlaunch torchrun``: parse, understand, run."""
+"""The command ``distlaunch torchrun``: parse, understand, run.
+
+A launcher of several that is node 0 as nobody has said which it is; torchrun's static ones all are.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 
 from distlaunch.cli.commands.train import Front
 from distlaunch.cli.compat.drop_in import in_words_of
 from distlaunch.cli.compat.torchrun.command_line import misspelt_variables, parse
 from distlaunch.cli.compat.torchrun.options import OPTIONS
-from distlaunch.cli.compat.torchrun.translate import Meaning, understand, unread_variables
+from distlaunch.cli.compat.torchrun.translate import WAYS_OUT, Meaning, understand, unread_variables
 from distlaunch.cli.error_output import print_warnings
 from distlaunch.cli.misplaced_options import misplaced_options
 from distlaunch.cli.parser import HelpRequested, unknown_variables
-from distlaunch.coordinator.runtime.filters import LineFilter
+from distlaunch.coordinator.runtime.records import LineFilter
 from distlaunch.coordinator.runtime.sink import Sink
+from distlaunch.core.errors import ConfigError
 from distlaunch.core.model.plan import Outer
 from distlaunch.core.model.record import replace
 from distlaunch.core.model.run_files import STDERR, STDOUT
 from distlaunch.core.model.text import printable
+from distlaunch.core.probe.network import Address, look_up
+from distlaunch.launch.surroundings import read_surroundings
 from distlaunch.planning.build_plan import interpreter_note
+from distlaunch.planning.hosts.this_host import is_this_machine
+from distlaunch.planning.node_source import endpoint
+from distlaunch.planning.train_options import TrainOptions
 
 
 def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = False) -> int:
@@ -45,8 +55,6 @@ def torchrun(argv: Sequence[str], environ: Mapping[str, str], *, legacy: bool = 
     front = TorchrunFront(meaning)
     with in_words_of(meaning.options.dialect):
         if meaning.assumed:
-            from distlaunch.cli.compat.torchrun.node_zero import check_is_node_zero
-
             check_is_node_zero(meaning.options, environ)
         return run_job(
             meaning.options,
@@ -141,3 +149,40 @@ class TorchrunFront(Front):
                 self._filtered[stream] = {place: self._prefix(place) for place in tee_d}
                 filters[stream] = LineFilter(needles, self._filtered[stream])
         return filters
+
+
+_LOOKUP_S = 3.0
+
+
+def check_is_node_zero(options: TrainOptions, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError where the launchers meet at another machine: all of them would be node 0, and wait in vain.
+
+    A name that nobody knows within 3 s may be this machine's.
+    """
+    host = endpoint(options)[0]
+    identity = read_surroundings(options, environ).identity
+    if host is None or is_this_machine(host, identity):
+        return
+    found = _addresses(host)
+    if found and not any(is_this_machine(address, identity) for address in found):
+        raise ConfigError(
+            f"--rendezvous: {printable(host)} is another machine, but without --node-rank this launcher is node 0",
+            hint=WAYS_OUT,
+        )
+
+
+def _addresses(host: str) -> list[str]:
+    """Look a name, or an address, up; empty where that fails, or takes too long."""
+    answers: list[list[Address] | OSError | UnicodeError] = []
+    answered = threading.Event()
+
+    def done(found: list[Address] | OSError | UnicodeError) -> None:
+        answers.append(found)
+        answered.set()
+
+    try:
+        look_up(host, 0, done)
+    except RuntimeError:
+        return []
+    answered.wait(_LOOKUP_S)
+    return [str(to[0]) for found in answers if isinstance(found, list) for _, to in found]

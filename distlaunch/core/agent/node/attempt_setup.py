@@ -66,7 +66,7 @@ class Preparing:
         if not pids:
             self._hold(message, owner, warning=None)
             return
-        from distlaunch.core.probe.gpu_memory import await_release
+        from distlaunch.core.probe.nvidia import await_release
 
         ended = frozenset(pids)
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from distlaunch.core.model.text import printable
-from distlaunch.core.probe.lookup import Address, addresses, look_up
-from distlaunch.core.protocol import remote as r
+from distlaunch.core.probe.network import Address, addresses, look_up
+from distlaunch.core.protocol import agent_messages as m
 
 SETTLE_S = 1.0
 """How long the other addresses may still take when one has answered: a route that drops packets never does."""
@@ -35,7 +35,7 @@ class Attempt:
         self.address = address
         self.open: dict[int, tuple[socket.socket, bytearray]] = {}
         self.resolving = False
-        self.route: r.Route | None = None
+        self.route: m.Route | None = None
         self.problem = ""
 
     @property
@@ -53,15 +53,15 @@ class Attempt:
 class Reaching:
     """Carries out one ``Reach`` at a time; ``send`` gets the answer. ``wake`` is called from other threads."""
 
-    def __init__(self, send: Callable[[r.Reached], None], wake: Callable[[], None]) -> None:
+    def __init__(self, send: Callable[[m.Reached], None], wake: Callable[[], None]) -> None:
         self._send = send
         self._wake = wake
-        self._order: r.Reach | None = None
+        self._order: m.Reach | None = None
         self._attempts: list[Attempt] = []
         self._until = 0.0
         self._found: deque[Found] = deque()
 
-    def begin(self, order: r.Reach) -> None:
+    def begin(self, order: m.Reach) -> None:
         """Connect to all addresses; an order that was under way is given up."""
         self.close()
         self._order = order
@@ -159,7 +159,7 @@ class Reaching:
             connection.close()
             attempt.problem = problem or "whoever listens there is somebody else"
 
-    def _answer(self, order: r.Reach) -> None:
+    def _answer(self, order: m.Reach) -> None:
         routes = tuple(attempt.route for attempt in self._attempts if attempt.route)
         problem = None
         if not routes:
@@ -169,7 +169,7 @@ class Reaching:
             )
         self.close()
         self._send(
-            r.Reached(attempt=order.attempt, routes=routes, problem=problem or (None if routes else "no address"))
+            m.Reached(attempt=order.attempt, routes=routes, problem=problem or (None if routes else "no address"))
         )
 
     def close(self) -> None:
@@ -180,11 +180,11 @@ class Reaching:
         self._order = None
 
 
-def _route(address: str, connection: socket.socket) -> r.Route:
+def _route(address: str, connection: socket.socket) -> m.Route:
     from distlaunch.core.probe.network import probe_interfaces
 
     local = ""
     with suppress(OSError):
         local = str(connection.getsockname()[0]).partition("%")[0]
     interface = next((name for name, own, _ in probe_interfaces() if own == local), "")
-    return r.Route(address=address, local=local, interface=interface)
+    return m.Route(address=address, local=local, interface=interface)

@@ -14,15 +14,13 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from distlaunch.core.agent.workers.kernel import close_all_but, die_with_parent
+from distlaunch.core.agent.workers.process_setup import close_all_but, die_with_parent
 from distlaunch.core.errors import ProtocolError
-from distlaunch.core.model.gpus import GpuInventory
-from distlaunch.core.model.node import CpuInventory
 from distlaunch.core.model.record import Record
+from distlaunch.core.model.topology import CpuInventory, GpuInventory
 from distlaunch.core.model.unfollowed import fork_helper
 from distlaunch.core.probe.process_limits import explain_refusal
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 from distlaunch.core.protocol.codec import Decoder, encode
 
 FILES_S = 15.0
@@ -40,30 +38,30 @@ class Doing(Record):
     bound_s: float
 
 
-Look = Callable[[r.Survey, Callable[[str, float], None]], r.Surveyed]
+Look = Callable[[m.Survey, Callable[[str, float], None]], m.Surveyed]
 
 
 class Surveying:
     """Carries out one ``Survey`` at a time; ``send`` gets the answer."""
 
     def __init__(
-        self, send: Callable[[r.Surveyed | m.Fault], None], keep: Collection[int], look: Look | None = None
+        self, send: Callable[[m.Surveyed | m.Fault], None], keep: Collection[int], look: Look | None = None
     ) -> None:
         """``keep``: descriptors that the child needs, too; ``look``: what it does."""
         self._send = send
         self._look = look or look_around
         self._keep = keep
-        self._order: r.Survey | None = None
+        self._order: m.Survey | None = None
         self._pid = 0
         self._ended: list[int] = []
         self._pipe = -1
         self._doing = Doing(what="", bound_s=0.0)
         self._until = 0.0
-        self._decoder: Decoder[Doing | r.Surveyed | m.Fault] = _decoder()
+        self._decoder: Decoder[Doing | m.Surveyed | m.Fault] = _decoder()
         self.shares_run_dir = False
         """As it was found last."""
 
-    def begin(self, order: r.Survey) -> None:
+    def begin(self, order: m.Survey) -> None:
         """Look around; an order that was under way is given up."""
         self.close()
         self._order = order
@@ -114,11 +112,11 @@ class Surveying:
             hint = "a file server or a driver there does not answer"
             self._give_up(f"{self._doing.what} does not answer within {self._doing.bound_s:.0f} s", hint)
 
-    def _hear(self, message: Doing | r.Surveyed | m.Fault) -> None:
+    def _hear(self, message: Doing | m.Surveyed | m.Fault) -> None:
         if isinstance(message, Doing):
             self._now(message)
             return
-        if isinstance(message, r.Surveyed):
+        if isinstance(message, m.Surveyed):
             self.shares_run_dir = message.shares_run_dir
         self.close()
         self._send(message)
@@ -154,15 +152,15 @@ class Surveying:
             self._ended.remove(pid)
 
 
-def _decoder() -> Decoder[Doing | r.Surveyed | m.Fault]:
-    return Decoder((Doing, r.Surveyed, m.Fault), r.REMOTE_PARTS)
+def _decoder() -> Decoder[Doing | m.Surveyed | m.Fault]:
+    return Decoder((Doing, m.Surveyed, m.Fault), m.REMOTE_PARTS)
 
 
 def answer_to(
-    order: r.Survey,
+    order: m.Survey,
     cpus: CpuInventory,
     *,
-    interfaces: Sequence[r.Interface] = (),
+    interfaces: Sequence[m.Interface] = (),
     named: tuple[str, ...] = (),
     gpus: GpuInventory | None = None,
     python: str | None = None,
@@ -171,11 +169,11 @@ def answer_to(
     hint: str | None = None,
     shares_run_dir: bool = False,
     environ: dict[str, str] | None = None,
-) -> r.Surveyed:
+) -> m.Surveyed:
     """Make the answer to a survey of what was found, the rest being as of a node with nothing."""
     from distlaunch.core.probe import paths
 
-    return r.Surveyed(
+    return m.Surveyed(
         serial=order.serial,
         hostname=socket.gethostname(),
         environ=environ or {},
@@ -196,7 +194,7 @@ def answer_to(
 # --- the child
 
 
-def _run(look: Look, order: r.Survey, end: int, parent: int, keep: Collection[int]) -> NoReturn:
+def _run(look: Look, order: m.Survey, end: int, parent: int, keep: Collection[int]) -> NoReturn:
     try:
         die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:
@@ -223,7 +221,7 @@ def _run(look: Look, order: r.Survey, end: int, parent: int, keep: Collection[in
         os._exit(0)
 
 
-def look_around(order: r.Survey, turn_to: Callable[[str, float], None]) -> r.Surveyed:
+def look_around(order: m.Survey, turn_to: Callable[[str, float], None]) -> m.Surveyed:
     """Find out what ``Surveyed`` says; ``turn_to`` is told what comes next, and how many seconds it may take."""
     from distlaunch.core.agent.workers.temporary_directory import has_run_dir
     from distlaunch.core.probe import paths
@@ -258,7 +256,7 @@ def look_around(order: r.Survey, turn_to: Callable[[str, float], None]) -> r.Sur
         order,
         probe_cpus(topology=order.topology),
         interfaces=[
-            r.Interface(name=name, address=address, prefix=prefix) for name, address, prefix in probe_interfaces()
+            m.Interface(name=name, address=address, prefix=prefix) for name, address, prefix in probe_interfaces()
         ],
         named=paths.addresses_of_own_name(socket.gethostname()),
         gpus=gpus,

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from distlaunch.core.agent.workers.log_files import LogFiles
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 
 
 class RemoteTaker:
@@ -17,7 +16,7 @@ class RemoteTaker:
     ended, bounded by their pipes) is sent on credit to come.
     """
 
-    def __init__(self, send: Callable[[m.FromAgent | r.Output | r.RankEnded], None]) -> None:
+    def __init__(self, send: Callable[[m.FromAgent | m.Output | m.RankEnded], None]) -> None:
         self._send = send
         self._lock = threading.Lock()
         self._credit = 0
@@ -62,7 +61,7 @@ class RemoteTaker:
         if lost and self._run_dir_logs is not None:
             self._run_dir_logs.output(rank, stream, data, now)
         if not lost:
-            self._send(r.Output(rank=rank, stream=stream, data=data))
+            self._send(m.Output(rank=rank, stream=stream, data=data))
 
     def rank_ended(self, rank: int, now: float) -> None:
         """Know that no more will come from a rank in this attempt."""
@@ -70,7 +69,7 @@ class RemoteTaker:
             self._logs.rank_ended(rank, now)
         if self._run_dir_logs is not None:
             self._run_dir_logs.rank_ended(rank, now)
-        self._send(r.RankEnded(rank=rank))
+        self._send(m.RankEnded(rank=rank))
 
     def tick(self, now: float) -> float | None:
         """Nothing comes due here."""

@@ -21,13 +21,19 @@ from typing import TYPE_CHECKING, NoReturn
 
 from distlaunch.core.agent.workers import process_tree, shared_memory, watcher
 from distlaunch.core.agent.workers.channel import Channel
-from distlaunch.core.agent.workers.kernel import become_subreaper, close_all_but, die_with_parent, rename_process
 from distlaunch.core.agent.workers.orphan_output import OrphanOutput
-from distlaunch.core.agent.workers.process_setup import NO_WORKER, become
+from distlaunch.core.agent.workers.process_setup import (
+    NO_WORKER,
+    become,
+    become_subreaper,
+    close_all_but,
+    die_with_parent,
+    rename_process,
+)
 from distlaunch.core.agent.workers.warm_start import WarmStart
 from distlaunch.core.agent.workers.worker_trees import WorkerTrees
 from distlaunch.core.errors import EXIT_SOFTWARE
-from distlaunch.core.model.never import assert_never
+from distlaunch.core.model.record import assert_never
 from distlaunch.core.model.unfollowed import fork_from_helper, fork_helper, is_debugged
 from distlaunch.core.protocol import spawner_messages as w
 from distlaunch.core.protocol.codec import Decoder

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from distlaunch.core.errors import ProtocolError
-from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol import agent_messages as m
 
 _MOST_BYTES = 4 << 20
 """What may wait here: a coordinator feeds on only as it is told of what was taken."""
@@ -18,7 +18,7 @@ _MOST_BYTES = 4 << 20
 class Feed:
     """The pipe of one attempt's worker, and what waits to be written to it."""
 
-    def __init__(self, send: Callable[[r.Fed], None]) -> None:
+    def __init__(self, send: Callable[[m.Fed], None]) -> None:
         self._send = send
         self._pipe = -1
         self._rest = -1
@@ -36,7 +36,7 @@ class Feed:
     def take(self, data: bytes) -> None:
         """Have bytes written; none: the end of what there is. Raises ProtocolError for far too many."""
         if self._pipe < 0:
-            self._send(r.Fed(size=0, closed=True, unread=len(data)))
+            self._send(m.Fed(size=0, closed=True, unread=len(data)))
             return
         if not data:
             self._ends = True
@@ -65,7 +65,7 @@ class Feed:
             self._reader_gone(written)
             return
         if written:
-            self._send(r.Fed(size=written, closed=False))
+            self._send(m.Fed(size=written, closed=False))
         if self._ends and not self._waiting:
             self._end()
 
@@ -77,7 +77,7 @@ class Feed:
         if self._pipe >= 0:
             unread = self._unread()
             self.close()
-            self._send(r.Fed(size=written, closed=True, unread=unread))
+            self._send(m.Fed(size=written, closed=True, unread=unread))
 
     def _end(self) -> None:
         """Let the worker read the end of its input."""
@@ -91,7 +91,7 @@ class Feed:
         unread = self._unread()
         self.close()
         if unread:
-            self._send(r.Fed(size=0, closed=True, unread=unread))
+            self._send(m.Fed(size=0, closed=True, unread=unread))
 
     def _unread(self) -> int:
         """Count the bytes that wait here, and those in the pipe."""

@@ -5,25 +5,29 @@ says one line per datagram on a socket of its own; orders go to it with the desc
 falls to the spawner, sets itself up, says so there, and waits for a byte on a pipe of its own, at whose end-of-file it
 ends. So the spawner knows each worker's pid before that worker runs anything, and what dies or fails before, server or
 worker, is started the cold way.
+
+A worker that the warm server is to fork, as the spawner keeps it and as the server gets it.
+
+How far the warm server is, and when it has been silent for too long. Pure.
 """
 
 from __future__ import annotations
 
 import array
+import marshal
 import os
 import select
 import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Literal
 
 from distlaunch.core.agent.workers import process_tree
 from distlaunch.core.agent.workers.streams import extra_numbers
-from distlaunch.core.agent.workers.warm_order import Order
-from distlaunch.core.agent.workers.warm_phase import ServerPhase
-from distlaunch.core.model.record import replace
+from distlaunch.core.model.record import assert_never, replace
 from distlaunch.core.model.text import ended_how, printable, quoted
 from distlaunch.core.protocol import spawner_messages as w
 
@@ -433,3 +437,120 @@ def _pairs(text: str) -> list[tuple[int, int]] | None:
         return [(int(serial), int(pid)) for serial, pid in (pair.split(":") for pair in text.split())]
     except ValueError:
         return None
+
+
+class Order:
+    """A worker that is to be forked by the server."""
+
+    def __init__(self, spawn: w.Spawn, setup: w.Setup, descriptors: list[int]) -> None:
+        self.spawn = spawn
+        self.setup = setup
+        self.descriptors = descriptors
+        self.go = -1
+        """Our end of the pipe on which its process, once forked, waits for our word."""
+        self.pid = 0
+        """Of that process, once the server has told of it; it is a child of ours then."""
+        self.is_up = False
+        """That process has set itself up."""
+
+    def close(self) -> None:
+        """Let go of its descriptors; a process that waits for our word on one of them then ends."""
+        for descriptor in (*self.descriptors, self.go):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.descriptors = []
+        self.go = -1
+
+    def encoded(self, serial: int, old_env: Mapping[str, str]) -> bytes:
+        """Encode it for the server, whose own environment was ``old_env``."""
+        spawn, setup = self.spawn, self.setup
+        changes = changed_variables(old_env, {**setup.env, **spawn.env})
+        return marshal.dumps((serial, os.getpid(), changes, setup.cwd, spawn.descriptors, spawn.cpus, spawn.terminal))
+
+
+def changed_variables(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str | None]:
+    """Give what turns one environment into the other; None where a variable goes."""
+    changes: dict[str, str | None] = {name: None for name in old if name not in new}
+    changes.update((name, value) for name, value in new.items() if old.get(name) != value)
+    return changes
+
+
+ANSWER_S = 10.0
+"""How long the server may take to fork a worker before it counts as stuck and its orders are carried out cold."""
+FIRST_WORD_S = 60.0
+"""How long its interpreter (behind ``--setup``'s shell, maybe) may take to come to our code, if it ever does."""
+NOTE_S = 15.0
+"""After so long it is told what is still being imported; again after twice that, and so on."""
+
+Phase = Literal["starting", "importing", "checking", "ready"]
+
+
+class ServerPhase:
+    """What the server does since when; all times are of one clock."""
+
+    def __init__(self, *, now: float, bound_s: float | None) -> None:
+        """``bound_s``: how long the import of one module may take."""
+        self.name: Phase = "starting"
+        self.importing = ""
+        self._bound_s = bound_s
+        self._began = self._heard = now
+        self._note_at = now + NOTE_S
+
+    def heard(self, now: float) -> None:
+        """Take note of a word of the server, or of a moment from which on it is to be waited for."""
+        self._heard = now
+
+    def deadline(self, *, has_orders: bool) -> float | None:
+        """Give when ``late`` or ``note`` will have something to say."""
+        due = self._due(has_orders=has_orders)
+        if self.name in ("checking", "ready"):
+            return due
+        return self._note_at if due is None else min(due, self._note_at)
+
+    def _due(self, *, has_orders: bool) -> float | None:
+        match self.name:
+            case "starting":
+                return self._heard + FIRST_WORD_S
+            case "importing":
+                return None if self._bound_s is None else self._heard + self._bound_s
+            case "checking":
+                return self._heard + ANSWER_S
+            case "ready":
+                return self._heard + ANSWER_S if has_orders else None
+        assert_never(self.name)
+
+    def late(self, now: float, *, has_orders: bool) -> str | None:
+        """Tell why it is not to be waited for any longer, if so."""
+        due = self._due(has_orders=has_orders)
+        if due is None or now < due:
+            return None
+        match self.name:
+            case "starting":
+                return f"after {now - self._heard:.0f} s the workers' interpreter has not begun to import"
+            case "importing":
+                return f"importing {self.importing} did not end within {now - self._heard:.1f} s"
+            case "checking":
+                return "a trial fork after the imports does not end"
+            case "ready":
+                return f"{self.who} does not answer"
+        assert_never(self.name)
+
+    def note(self, now: float) -> w.StillPreloading | None:
+        """Tell what takes long, if it does and was not told lately."""
+        if self.name in ("checking", "ready") or now < self._note_at:
+            return None
+        elapsed_s = now - self._began
+        self._note_at = now + elapsed_s
+        return w.StillPreloading(module=self.importing, elapsed_s=elapsed_s)
+
+    @property
+    def who(self) -> str:
+        """Say who the server is, for a sentence of why it is given up."""
+        match self.name:
+            case "starting":
+                return "the process that was to import the modules"
+            case "importing":
+                return f"the process that was importing {self.importing}"
+            case "checking" | "ready":
+                return "the process that workers are forked from"
+        assert_never(self.name)

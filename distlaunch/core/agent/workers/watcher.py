@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from distlaunch.core.agent.workers import process_tree
-from distlaunch.core.agent.workers.kernel import close_all, die_with_parent, ignore_signals, rename_process
+from distlaunch.core.agent.workers.process_setup import close_all, die_with_parent, ignore_signals, rename_process
 
 NAME = "dl-watcher"
 """Holds neither distlaunch, nor python, nor the spawner's name: no pattern should hit both."""

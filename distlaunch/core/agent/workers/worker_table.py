@@ -11,8 +11,7 @@ import os
 import signal
 from collections.abc import Collection
 
-from distlaunch.core.model.never import assert_never
-from distlaunch.core.model.record import Record
+from distlaunch.core.model.record import Record, assert_never
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import spawner_messages as w
 

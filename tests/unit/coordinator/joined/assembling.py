@@ -8,8 +8,8 @@ import time
 import pytest
 
 from distlaunch.coordinator.joined.launchers import Assembly
+from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol import remote as r
 from distlaunch.core.protocol.codec import Decoder, encode
 from tests.unit.coordinator.fleets import WITHIN_S, PairLink
 
@@ -93,7 +93,7 @@ class Peer:
 
     def __init__(self, link: PairLink) -> None:
         self.link = link
-        self._decoder = Decoder(p.TO_PEER, r.REMOTE_PARTS)
+        self._decoder = Decoder(p.TO_PEER, m.REMOTE_PARTS)
         self.heard = []
 
     def say(self, *messages):
@@ -138,7 +138,7 @@ class Meeting:
         peer = Peer(link)
         peer.rank = answer.rank
         if ending is not None:
-            peer.say(r.Ending(why=ending))
+            peer.say(m.Ending(why=ending))
             self.pump(lambda: self.assembly._seats[answer.rank].instance and not self.port.waiting)
             return peer
         if first:
@@ -178,7 +178,7 @@ class Meeting:
 def answers(meet, peer, rank) -> None:
     """Have a launcher say something, a little later than all that was before."""
     meet.now += 0.5
-    peer.say(r.Pong(serial=99, clock=7.0))
+    peer.say(m.Pong(serial=99, clock=7.0))
     meet.pump(lambda: meet.assembly._peers[rank].heard == meet.now)
 
 

@@ -9,13 +9,11 @@ from collections import deque
 
 import pytest
 
-from distlaunch.coordinator.joined.launcher import PeerRunner
-from distlaunch.coordinator.joined.peer_settings import PeerSettings
+from distlaunch.coordinator.joined.launcher import PeerRunner, PeerSettings
 from distlaunch.core.agent.remote_agent import Clock
 from distlaunch.core.model.record import Record
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol import remote as r
 from distlaunch.core.protocol.codec import Decoder, encode
 from distlaunch.launch.make_plan import make_plan
 from distlaunch.planning.train_options import TrainOptions
@@ -44,8 +42,8 @@ def stop(attempt: int = 0, **more) -> m.Stop:
     return m.Stop(**{"attempt": attempt, "signum": 15, "grace_s": 25.0, **more})
 
 
-def reach(attempt: int = 0, **more) -> r.Reach:
-    return r.Reach(**{"attempt": attempt, "addresses": ("10.0.0.1",), "port": 5, "token": "ab", "bound_s": 5.0, **more})
+def reach(attempt: int = 0, **more) -> m.Reach:
+    return m.Reach(**{"attempt": attempt, "addresses": ("10.0.0.1",), "port": 5, "token": "ab", "bound_s": 5.0, **more})
 
 
 class Flag:
@@ -74,7 +72,7 @@ class ScriptedLink:
         self._steps = deque(steps)
         self._flag = Flag()
         self._flag.put(bool(steps))
-        self._decoder = Decoder(p.FROM_PEER, r.REMOTE_PARTS)
+        self._decoder = Decoder(p.FROM_PEER, m.REMOTE_PARTS)
         self.said: list[Record] = []
         self.closed = False
 

@@ -6,12 +6,11 @@ import signal
 
 import pytest
 
-from distlaunch.coordinator.joined.seats import PROBE_S
+from distlaunch.coordinator.joined.launchers import PROBE_S
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.core.errors import EXIT_UNAVAILABLE, EXIT_USAGE
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol import remote as r
 from tests.unit.coordinator.fleets import GONE
 from tests.unit.coordinator.joined.assembling import APPLY, answers
 
@@ -53,10 +52,10 @@ def test_the_second_with_a_rank_is_turned_away_once_the_first_has_answered(meeti
     meet = meeting()
     first = meet.calls(1, "n1")
     assert meet.calls(1, "n9").again
-    for ping in (meet.hears(first, r.Ping), first.hears(r.Ping)[-1]):
-        first.say(r.Pong(serial=ping.serial, clock=7.0))
+    for ping in (meet.hears(first, m.Ping), first.hears(m.Ping)[-1]):
+        first.say(m.Pong(serial=ping.serial, clock=7.0))
     meet.now += 0.5
-    first.say(r.Pong(serial=99, clock=7.0))
+    first.say(m.Pong(serial=99, clock=7.0))
     meet.pump(lambda: meet.assembly._peers[1].heard == meet.now)
     answer = meet.calls(1, "n9")
     assert (answer.again, answer.exit_code) == (False, EXIT_USAGE)

@@ -8,11 +8,10 @@ import threading
 import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.runtime.start_bound import START_S
+from distlaunch.coordinator.runtime.connections import START_S
 from distlaunch.core.model.record import replace
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol import remote as r
 from distlaunch.core.protocol.codec import encode
 from tests.unit.coordinator.fleets import GONE, WITHIN_S, exited
 from tests.unit.coordinator.joined.assembling import APPLY, Peer, answers
@@ -147,7 +146,7 @@ def test_commands_never_leave_the_coordinator(meeting):
     meet = meeting()
     meet.assembly.connect(1, 0.0)
     peer = meet.calls(1, "n1")
-    survey = r.Survey(
+    survey = m.Survey(
         serial=5, workdir="/", pythons=("p",), script="s", program="", run_dir="/r", gpus=False, topology=False
     )  # fmt: skip
     for node in (0, 1):

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from distlaunch.coordinator.joined.declining import decline
+from distlaunch.coordinator.joined.launcher import decline
 from distlaunch.core.model.record import replace
+from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol import remote as r
 from distlaunch.core.protocol.codec import Decoder
 from distlaunch.core.protocol.handshake import Party
 from distlaunch.planning.rendezvous import Rendezvous
@@ -45,12 +45,12 @@ def test_node_0_hears_who_cannot_take_part_and_why(listener):
         assert time.monotonic() < end
     [(call, link)] = admitted
     assert (call.rank, call.host) == (2, "n2")
-    decoder = Decoder(p.FROM_PEER, r.REMOTE_PARTS)
+    decoder = Decoder(p.FROM_PEER, m.REMOTE_PARTS)
     heard: list = []
     while not heard:
         assert time.monotonic() < end
         heard += decoder.feed(link.receive() or b"")
-    assert heard == [r.Ending(why="train.py: there is no such file")]
+    assert heard == [m.Ending(why="train.py: there is no such file")]
     link.close()
     thread.join()
 

@@ -10,14 +10,13 @@ import pytest
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol import remote as r
 from tests.unit.coordinator.fleets import GONE, exited
 from tests.unit.coordinator.joined.peering import CLOSED, VERDICT, commence, prepare, reach, stop
 
 
 def test_a_peer_does_its_part_of_an_attempt_and_leaves_with_the_verdict(peering):
     peer = peering(
-        r.Ping(serial=4),
+        m.Ping(serial=4),
         p.Ask(serial=1),
         prepare(),
         reach(),
@@ -32,10 +31,10 @@ def test_a_peer_does_its_part_of_an_attempt_and_leaves_with_the_verdict(peering)
     )
     assert peer.run() == 7
     assert [type(each) for each in peer.own.handled] == [
-        r.Survey, m.Prepare, r.Reach, m.Start, m.Forward, m.CollectStacks,
+        m.Survey, m.Prepare, m.Reach, m.Start, m.Forward, m.CollectStacks,
     ]  # fmt: skip
     said = [type(each) for each in peer.link.said]
-    assert said == [p.Apply, r.Pong, m.Started, m.WorkerExited, m.Gone]
+    assert said == [p.Apply, m.Pong, m.Started, m.WorkerExited, m.Gone]
     assert (peer.said(p.Apply)[0].attempt, peer.said(p.Apply)[0].slots) == (-1, 2)
     assert (peer.files.attempts, peer.first_rank) == ([(0, [2, 3])], 2)
     assert [kind for kind, _ in peer.told.events] == ["attempt_started", "worker_exited", "job_ended"]
@@ -99,7 +98,7 @@ def test_an_attempt_that_is_started_while_one_runs_is_no_word_of_a_coordinator(p
     assert [start.attempt for start in peer.handled(m.Start)] == [0]
     assert [each.attempt for each in peer.handled(m.Stop)] == [0]
     assert "node 0 (h:5) does not speak as it should: it starts attempt 1 while 0 runs" in peer.told.text
-    assert "makes no sense" in peer.said(r.Ending)[0].why
+    assert "makes no sense" in peer.said(m.Ending)[0].why
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
@@ -123,7 +122,7 @@ def test_a_start_that_cannot_be_planned_is_told_to_the_coordinator(peering, tmp_
 
     monkeypatch.setattr(peer.runner._planner, "commenced", refuse)
     assert peer.run() == 2
-    assert [ending.why for ending in peer.said(r.Ending)] == ["no such thing here"]
+    assert [ending.why for ending in peer.said(m.Ending)] == ["no such thing here"]
 
 
 # --- words that make no sense
@@ -167,10 +166,10 @@ MAKES_NO_SENSE = {
     "a grace below": stop(grace_s=-1.0),
     "a grace without an end": stop(grace_s=1e300),
     "a signal to pass on that kills": m.Forward(signum=signal.SIGKILL),
-    "a silence that is none": r.Ping(serial=1, silence_s=0.0),
-    "a silence below": r.Ping(serial=1, silence_s=-5.0),
-    "a silence between two pings": r.Ping(serial=1, silence_s=1e-9),
-    "a silence without an end": r.Ping(serial=1, silence_s=1e300),
+    "a silence that is none": m.Ping(serial=1, silence_s=0.0),
+    "a silence below": m.Ping(serial=1, silence_s=-5.0),
+    "a silence between two pings": m.Ping(serial=1, silence_s=1e-9),
+    "a silence without an end": m.Ping(serial=1, silence_s=1e300),
     "a welcome to whom it has let in": p.Welcome(job_id="x", rank=1),
     "a refusal of whom it has let in": p.Turned(text="", hint=None, exit_code=2, again=False),
 }
@@ -178,13 +177,13 @@ MAKES_NO_SENSE = {
 
 @pytest.mark.parametrize("message", MAKES_NO_SENSE.values(), ids=MAKES_NO_SENSE)
 def test_numbers_that_make_no_sense_end_the_launcher_and_are_said(peering, message):
-    first = [prepare()] if isinstance(message, r.Reach) else []
+    first = [prepare()] if isinstance(message, m.Reach) else []
     peer = peering(*first, message, commence(), VERDICT, max_restarts=3, flexible=True)
     assert peer.run() == 69
     assert peer.own.handled == first
     assert "node 0 (h:5) does not speak as it should: it " in peer.told.text
     assert peer.told.lines[-1][0] == "error"
-    assert len(peer.said(r.Ending)) == 1
+    assert len(peer.said(m.Ending)) == 1
 
 
 def test_an_attempt_is_prepared_once_and_its_way_is_its_own(peering):
@@ -205,7 +204,7 @@ def test_bytes_that_are_no_message_end_the_launcher(peering):
 @pytest.mark.parametrize("lost_after_s", [60.0, 3.6e6, 1e9])
 def test_no_time_is_too_long_to_wait_for(peering, lost_after_s):
     peer = peering(
-        r.Ping(serial=1, silence_s=lost_after_s), commence(), stop(grace_s=1e9), VERDICT, lost_after_s=lost_after_s
+        m.Ping(serial=1, silence_s=lost_after_s), commence(), stop(grace_s=1e9), VERDICT, lost_after_s=lost_after_s
     )
     peer.own.due_s = 1e9
     assert peer.run() == 7
@@ -263,7 +262,7 @@ def test_a_silent_coordinator_is_lost(peering):
 
 
 def test_a_coordinator_says_itself_how_long_it_may_be_silent(peering):
-    peer = peering(r.Ping(serial=1, silence_s=2.0), lambda: None, lost_after_s=60.0, again=[[VERDICT]])
+    peer = peering(m.Ping(serial=1, silence_s=2.0), lambda: None, lost_after_s=60.0, again=[[VERDICT]])
     assert peer.run() == 7
     assert "no word from it for 2 s" in peer.told.text
 
@@ -310,4 +309,4 @@ def test_a_launcher_that_cannot_start_its_node_tells_the_coordinator_why(peering
     peer.own.refuses = ConfigError("no thread can be started")
     with pytest.raises(ConfigError):
         peer.run()
-    assert [type(each) for each in peer.link.said] == [r.Ending]
+    assert [type(each) for each in peer.link.said] == [m.Ending]

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol import remote as r
 from distlaunch.core.protocol.codec import VERSION, encode
 from tests.unit.coordinator.joined.peering import (
     CLOSED,
@@ -39,7 +38,7 @@ LIKELY = st.one_of(
     st.builds(commence, hosts=st.lists(TEXTS, max_size=4).map(tuple), slots=st.lists(NUMBERS, max_size=4).map(tuple)),
     st.builds(stop, ATTEMPTS, signum=st.sampled_from([2, 9, 15]) | NUMBERS, grace_s=GRACES),
     st.builds(m.Linger, attempt=ATTEMPTS, linger_s=GRACES, grace_s=GRACES),
-    st.builds(r.Ping, serial=NUMBERS, silence_s=st.none() | GRACES),
+    st.builds(m.Ping, serial=NUMBERS, silence_s=st.none() | GRACES),
     st.builds(p.Ask, serial=NUMBERS),
     st.builds(m.Pause, paused=st.booleans()),
     st.builds(m.Forward, signum=st.sampled_from([10, 12]) | NUMBERS),
@@ -47,7 +46,7 @@ LIKELY = st.one_of(
     st.builds(p.Notice, text=TEXTS, level=TEXTS),
 )
 ANYTHING = st.sampled_from(p.TO_PEER).flatmap(messages_of)
-COMMANDS = st.sampled_from([cls for cls in r.TO_REMOTE if cls not in p.TO_PEER]).flatmap(messages_of)
+COMMANDS = st.sampled_from([cls for cls in m.TO_REMOTE if cls not in p.TO_PEER]).flatmap(messages_of)
 RIGHT = st.one_of(
     st.builds(commence, st.integers(0, 4)),
     st.just(GONE),
@@ -61,7 +60,7 @@ STEPS = st.lists(
     ),
     max_size=12,
 )
-HARMLESS = (m.Prepare, m.Stop, m.Linger, m.Forward, m.Pause, m.CollectStacks, r.Reach, r.Survey)
+HARMLESS = (m.Prepare, m.Stop, m.Linger, m.Forward, m.Pause, m.CollectStacks, m.Reach, m.Survey)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +86,7 @@ def check(peer: Peering) -> None:
             runs = None
         else:
             assert isinstance(message, HARMLESS)
-            if isinstance(message, r.Survey):
+            if isinstance(message, m.Survey):
                 assert (message.program, message.script) == ("", "")
                 assert message.pythons == (sys.executable,)
 
@@ -123,7 +122,7 @@ def test_a_message_with_a_byte_changed_does_no_harm(joiner, message, at, byte):
 
 
 def test_a_coordinator_that_never_stops_sending_is_left(peering):
-    peer = peering(*[encode(r.Ping(serial=1)) * 1000] * 100, VERDICT)
+    peer = peering(*[encode(m.Ping(serial=1)) * 1000] * 100, VERDICT)
     assert peer.run() == 69
     assert "does not speak as it should: more messages than were asked for, the last of them Ping" in peer.told.text
 

@@ -9,7 +9,6 @@ import pytest
 
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol import remote as r
 from tests.unit.coordinator.fleets import GONE
 from tests.unit.coordinator.joined.peering import CLOSED, VERDICT, commence, stop
 
@@ -53,7 +52,7 @@ def test_workers_that_were_asked_to_end_are_not_asked_twice(peering):
 def test_term_at_one_launcher_of_an_elastic_job_ends_its_part_alone(peering):
     peer = peering(commence(), lambda: peer.signals.come(signal.SIGTERM), leaves=True, flexible=True, grace_s=7.0)
     assert peer.run() == 143
-    assert [each.why for each in peer.said(r.Ending)] == ["its launcher was told to end by SIGTERM"]
+    assert [each.why for each in peer.said(m.Ending)] == ["its launcher was told to end by SIGTERM"]
     assert not peer.said(p.Told)
     assert [(each.signum, each.grace_s) for each in peer.handled(m.Stop)] == [(signal.SIGTERM, 7.0)]
     assert "leaving the job, which goes on without this node; stopping the workers of this node" in peer.told.text

@@ -9,7 +9,6 @@ from distlaunch.coordinator.policy.membership import AFTER_S, BACK_S, COOLING_S,
 from distlaunch.coordinator.policy.node_setup import ELASTIC_WAIT_S, LOOK_AGAIN_S
 from distlaunch.core.errors import NodesError
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 
 BACK = max(BACK_S, 5.0 + AFTER_S)
 """When a lost node is tried first: what ran there has the failure grace."""
@@ -236,7 +235,7 @@ def test_what_is_odd_on_a_node_that_is_then_lost_is_forgotten(make_nodes):
     job.joined(1)
     job.surveyed(1, script_sha256=None)
     job.lost(1)
-    assert job.sent(r.Survey, job.pass_time(LOOK_AGAIN_S)) == []
+    assert job.sent(m.Survey, job.pass_time(LOOK_AGAIN_S)) == []
 
 
 # --- a node that is lost again and again

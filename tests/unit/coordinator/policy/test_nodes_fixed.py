@@ -6,14 +6,13 @@ import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 
 
 def test_all_nodes_are_connected_at_once_and_each_is_surveyed_as_it_joins(make_nodes):
     job = make_nodes(3)
     job.begin()
     assert job.connects() == [(0, 0.0), (1, 0.0), (2, 0.0)]
-    assert [node for node, _ in job.sent(r.Survey, job.joined(1))] == [1]
+    assert [node for node, _ in job.sent(m.Survey, job.joined(1))] == [1]
     assert job.phase == "gathering"
 
 
@@ -29,10 +28,10 @@ def test_the_way_from_hosts_to_running_workers(make_nodes):
     ]
     job.prepared(0, port=29500)
     job.prepared(2)
-    assert job.sent(r.Reach) == []
+    assert job.sent(m.Reach) == []
     job.prepared(1)
-    question = r.Reach(attempt=0, addresses=("10.0.0.1", "n0"), port=29500, token="word0", bound_s=5.0)
-    assert job.sent(r.Reach) == [(1, question), (2, question)]
+    question = m.Reach(attempt=0, addresses=("10.0.0.1", "n0"), port=29500, token="word0", bound_s=5.0)
+    assert job.sent(m.Reach) == [(1, question), (2, question)]
     job.reached(2)
     [start] = job.of(p.StartAttempt, job.reached(1))
     assert (start.attempt, start.port, start.composition) == (0, 29500, job.composed[0])
@@ -64,7 +63,7 @@ def test_a_single_node_is_not_asked_to_reach_itself(make_nodes):
     assert job.of(p.StartAttempt, job.prepared(0, port=4711)) == [
         p.StartAttempt(attempt=0, port=4711, composition=job.composed[0])
     ]
-    assert job.sent(r.Reach) == []
+    assert job.sent(m.Reach) == []
 
 
 def test_each_node_holds_ports_for_its_workers_anew_for_every_attempt(make_nodes):
@@ -139,7 +138,7 @@ def test_only_rank_0s_node_says_where_its_port_is(make_nodes):
     job.gather()
     job.prepared(0, port=5000)
     job.prepared(1, port=22)
-    assert {question.port for _, question in job.sent(r.Reach)} == {5000}
+    assert {question.port for _, question in job.sent(m.Reach)} == {5000}
 
 
 def test_a_node_that_is_lost_before_anything_runs_is_waited_for_again(make_nodes):
@@ -197,7 +196,7 @@ def test_messages_of_nodes_that_take_no_part_change_nothing(make_nodes):
     before = (job.phase, job.policy.up, job.policy.ended)
     assert job.gone(2) == []
     assert job.say(2, m.Started(attempt=0, pids={9: 9})) == []
-    assert job.say(2, r.Reached(attempt=0, routes=(), problem=None)) == []
+    assert job.say(2, m.Reached(attempt=0, routes=(), problem=None)) == []
     assert (job.phase, job.policy.up, job.policy.ended) == before
 
 

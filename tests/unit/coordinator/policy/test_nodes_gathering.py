@@ -10,7 +10,6 @@ from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.coordinator.policy.node_setup import LOOK_AGAIN_S, LOOK_S, WAITING_S
 from distlaunch.core.errors import ConfigError, NodesError
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 from distlaunch.planning.surveyed_nodes import NodesDiffer
 
 # --- nodes that cannot be reached
@@ -250,7 +249,7 @@ def test_differing_scripts_are_looked_at_again_and_then_end_the_job(make_nodes):
     assert job.phase == "gathering"
     looked_at = []
     while job.exit_code is None:
-        looked_at += [node for node, _ in job.sent(r.Survey, job.pass_time(LOOK_AGAIN_S))]
+        looked_at += [node for node, _ in job.sent(m.Survey, job.pass_time(LOOK_AGAIN_S))]
         job.survey_all()
     assert set(looked_at) == {2}
     assert job.now == pytest.approx(LOOK_S)

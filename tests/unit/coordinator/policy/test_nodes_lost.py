@@ -12,7 +12,6 @@ from distlaunch.coordinator.policy.hang_detection import SAMPLES
 from distlaunch.coordinator.policy.membership import AFTER_S
 from distlaunch.coordinator.policy.node_setup import LOOK_AGAIN_S
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 from distlaunch.planning.surveyed_nodes import NodesDiffer
 from tests.unit.coordinator.fleets import exited
 
@@ -162,7 +161,7 @@ def test_a_loss_is_a_restart_which_waits_for_the_node(make_nodes):
     assert job.connects(actions) == [(1, 5.0 + AFTER_S - 2.0)], "what ran there may take the failure grace"
     [failed] = job.of(p.Failed, actions)
     assert (failed.final, failed.restarts) == (False, 0)
-    assert [node for node, _ in job.sent(r.Survey, actions)] == [0]
+    assert [node for node, _ in job.sent(m.Survey, actions)] == [0]
     job.survey_all()
     job.gather(1)
     assert "node n1 left (silent for 10 s) and is back" in job.said
@@ -193,7 +192,7 @@ def test_all_nodes_are_surveyed_anew_for_a_restart(make_nodes):
     for rank in job.ranks[1:]:
         job.exited(rank, -15, told=True)
     actions = job.all_gone()
-    assert [node for node, _ in job.sent(r.Survey, actions)] == [0, 1, 2]
+    assert [node for node, _ in job.sent(m.Survey, actions)] == [0, 1, 2]
     job.survey_all()
     assert job.sent(m.Prepare)[-3:] == [
         (0, m.Prepare(attempt=1, port=0, token="word1")),

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from distlaunch.coordinator.policy import events_and_actions as p
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 
 # Some hundred histories each, on a machine that others may use.
 pytestmark = pytest.mark.timeout(400)
@@ -77,13 +76,13 @@ class World:
 
     def told(self, node: Node, number: int, message) -> None:
         match message:
-            case r.Survey():
+            case m.Survey():
                 node.serial = message.serial
             case m.Prepare():
                 assert node.attempt is None, "workers of the attempt before are left"
                 node.prepares = message.attempt
                 self.prepared.discard(number)
-            case r.Reach():
+            case m.Reach():
                 assert message.token == f"word{message.attempt}"
                 node.reaches = message.attempt
             case m.Stop() if message.attempt == node.attempt:
@@ -178,8 +177,8 @@ class World:
                 self.say(number, m.Prepared(attempt=attempt, port=7, problem=None, hint=None, warning=None))
             case "reached" | "no way":
                 attempt, node.reaches = node.reaches, None
-                route = r.Route(address="10.0.0.1", local="10.0.0.2", interface="eth0")
-                self.say(number, r.Reached(attempt=attempt, routes=(route,) if what == "reached" else (), problem=None))
+                route = m.Route(address="10.0.0.1", local="10.0.0.2", interface="eth0")
+                self.say(number, m.Reached(attempt=attempt, routes=(route,) if what == "reached" else (), problem=None))
             case "started":
                 ranks, node.to_start = node.to_start, []
                 node.running = list(ranks)

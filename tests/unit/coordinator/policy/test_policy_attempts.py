@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as p
-from distlaunch.coordinator.policy.supervision import NOTICE_S
+from distlaunch.coordinator.policy.job import NOTICE_S
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol.spawner_messages import Leftovers, LeftProcess
 

@@ -7,7 +7,8 @@ import signal
 import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.policy import hang_detection, supervision
+from distlaunch.coordinator.policy import hang_detection
+from distlaunch.coordinator.policy import job as supervision
 from distlaunch.core.protocol import agent_messages as m
 
 DUMP = """Current thread 0x00007f00 (most recent call first):

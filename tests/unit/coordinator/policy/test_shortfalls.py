@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.coordinator.policy.membership import Member
-from distlaunch.coordinator.policy.shortfalls import why_not, without
-from distlaunch.transport.failures import ConnectFailure
+from distlaunch.coordinator.policy.membership import Member, why_not, without
+from distlaunch.transport.connect_errors import ConnectFailure
 
 
 def failures(*hosts):

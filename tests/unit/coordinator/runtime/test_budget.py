@@ -8,13 +8,12 @@ from distlaunch.coordinator.runtime.message_budget import COORDINATOR_SIZES, NOD
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol import remote as r
 from distlaunch.core.protocol.codec import MAX_RAW_BYTES, Decoder, encode
 from tests.unit.coordinator.joined.peering import commence
 
-PONG = r.Pong(serial=1, clock=0.0)
+PONG = m.Pong(serial=1, clock=0.0)
 SURVEY = p.Ask(serial=1)
-OUTPUT = r.Output(rank=0, stream=1, data=b"x")
+OUTPUT = m.Output(rank=0, stream=1, data=b"x")
 
 
 @pytest.fixture
@@ -47,14 +46,14 @@ def test_an_agent_that_reports_once_a_second_is_never_refused(budget):
 
 def test_every_ping_may_be_answered_at_once_after_a_long_silence(budget):
     for _ in range(1000):
-        budget.sent(r.Ping(serial=1))
+        budget.sent(m.Ping(serial=1))
     assert take(budget, PONG, 1000) == 1000
 
 
 def test_all_workers_of_a_node_may_start_and_end_at_once(budget):
     budget.sent(commence(local_ranks=tuple(range(5000))))
     assert take(budget, m.Started(attempt=0, pids={0: 1}), 5000) == 5000
-    assert take(budget, r.RankEnded(rank=0), 5000) == 5000
+    assert take(budget, m.RankEnded(rank=0), 5000) == 5000
 
 
 def test_a_flood_is_refused_after_any_time_without_messages(budget):
@@ -67,9 +66,9 @@ def test_output_is_left_to_its_credit_once_the_agent_has_introduced_itself(budge
 
 
 def test_no_more_of_stdin_is_taken_than_was_sent(budget):
-    budget.sent(r.Feed(data=b"x" * 1000))
-    assert take(budget, r.Fed(size=1, closed=False), 5000) == 1000
-    assert take(budget, r.Fed(size=0, closed=False), 5000) < 100
+    budget.sent(m.Feed(data=b"x" * 1000))
+    assert take(budget, m.Fed(size=1, closed=False), 5000) == 1000
+    assert take(budget, m.Fed(size=0, closed=False), 5000) < 100
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_a_large_survey_is_an_answer(budget):
     before = budget.size_of("Surveyed").object_bytes
     budget.sent(SURVEY)
     assert budget.size_of("Surveyed").object_bytes > 10 * before
-    budget.take(r.Pong(serial=1, clock=0.0), 100.0)
+    budget.take(m.Pong(serial=1, clock=0.0), 100.0)
     assert budget.size_of("Surveyed").object_bytes > 10 * before
 
 
@@ -111,14 +110,14 @@ def frame(body: bytes, raw: int = 0) -> bytes:
 
 @pytest.mark.parametrize("body", [b'{"t":"Surveyed","serial":1', b'{"t":"Hello"', b'{"serial":1,"t":"Surveyed"'])
 def test_a_frame_of_many_megabytes_is_refused_by_its_beginning(body):
-    decoder = Decoder(r.FROM_REMOTE, r.REMOTE_PARTS, size_of=NodeBudget(0.0).size_of)
+    decoder = Decoder(m.FROM_REMOTE, m.REMOTE_PARTS, size_of=NodeBudget(0.0).size_of)
     decoder.add(frame(body.ljust(100)))
     with pytest.raises(ProtocolError, match=r"over the size allowed|does not begin with the type"):
         decoder.next()
 
 
 def test_messages_come_one_by_one_as_they_are_asked_for():
-    decoder = Decoder(r.FROM_REMOTE, r.REMOTE_PARTS)
+    decoder = Decoder(m.FROM_REMOTE, m.REMOTE_PARTS)
     data = encode(PONG) * 3
     decoder.add(data[:-1])
     assert [decoder.next(), decoder.next(), decoder.next()] == [PONG, PONG, None]
@@ -130,9 +129,9 @@ def test_a_coordinator_may_list_many_nodes_and_no_more():
     budget = CoordinatorBudget(0.0)
     assert budget.size_of("Commence").object_bytes >= 16 << 20
     assert budget.size_of("Ping").object_bytes <= 1 << 16
-    assert take(budget, r.Ping(serial=1), 100_000, now=0.0) < 10_000
+    assert take(budget, m.Ping(serial=1), 100_000, now=0.0) < 10_000
 
 
 def test_every_message_has_a_size():
-    assert NODE_SIZES.keys() == {*r.FROM_REMOTE, *p.FROM_PEER}
+    assert NODE_SIZES.keys() == {*m.FROM_REMOTE, *p.FROM_PEER}
     assert COORDINATOR_SIZES.keys() == {*p.TO_PEER}

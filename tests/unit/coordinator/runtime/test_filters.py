@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distlaunch.coordinator.runtime.filters import LineFilter
+from distlaunch.coordinator.runtime.records import LineFilter
 from distlaunch.coordinator.runtime.run_directory import folder_name
 from distlaunch.core.model.run_files import TORCHRUN, TRAIN, is_our_folder, is_ours
 

@@ -7,10 +7,9 @@ import threading
 import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.runtime.start_bound import START_S
+from distlaunch.coordinator.runtime.connections import START_S
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
-from distlaunch.transport.failures import ConnectFailure
+from distlaunch.transport.connect_errors import ConnectFailure
 from tests.unit.coordinator.fleets import REMARK, WITHIN_S, exited
 
 
@@ -19,7 +18,7 @@ def test_a_node_has_joined_when_its_agent_has_said_hello(nodes):
     fleet.fleet.connect(0, 0.0)
     fleet.pump(lambda: "n0" in fleet.links)
     assert not fleet.of(a.Joined)
-    fleet.say("n0", r.Hello(hostname="n0", python="3.11.4", pid=1, clock=7.0))
+    fleet.say("n0", m.Hello(hostname="n0", python="3.11.4", pid=1, clock=7.0))
     fleet.pump(lambda: fleet.of(a.Joined))
     assert fleet.of(a.Joined) == [a.Joined(node=0)]
 
@@ -115,17 +114,17 @@ def test_a_silent_node_is_lost_after_the_silence_and_no_sooner(nodes):
     fleet.join(0)
     fleet.join(1)
     start = fleet.now
-    while fleet.now < start + r.SILENCE_S - 0.5:
+    while fleet.now < start + m.SILENCE_S - 0.5:
         fleet.now += 0.5
-        fleet.say("n1", r.Pong(serial=1, clock=0.0))
+        fleet.say("n1", m.Pong(serial=1, clock=0.0))
         fleet.pump(lambda: fleet.fleet._peers[1].heard == fleet.now)
     assert not fleet.of(a.Lost)
     for _ in range(8):
         fleet.now += 0.5
-        fleet.say("n1", r.Pong(serial=1, clock=0.0))
+        fleet.say("n1", m.Pong(serial=1, clock=0.0))
         fleet.pump(lambda: fleet.fleet._peers[1].heard == fleet.now)
     assert [event.node for event in fleet.of(a.Lost)] == [0]
-    fleet.pump(lambda: len(fleet.heard("n1", r.Ping)) >= 5)
+    fleet.pump(lambda: len(fleet.heard("n1", m.Ping)) >= 5)
 
 
 def test_a_launcher_that_slept_does_not_lose_all_its_nodes(nodes):
@@ -200,14 +199,14 @@ def test_ends_of_workers_are_told_on_our_clock(nodes):
 def test_the_quickest_answer_tells_the_clock(nodes):
     fleet = nodes(1)
     fleet.join(0, clock=0.0)
-    fleet.pump(lambda: fleet.heard("n0", r.Ping))
-    [ping] = fleet.heard("n0", r.Ping)
+    fleet.pump(lambda: fleet.heard("n0", m.Ping))
+    [ping] = fleet.heard("n0", m.Ping)
     sent = fleet.now
     fleet.now += 0.2
-    fleet.say("n0", r.Pong(serial=ping.serial, clock=50.0))
+    fleet.say("n0", m.Pong(serial=ping.serial, clock=50.0))
     peer = fleet.fleet._peers[0]
     fleet.pump(lambda: peer.offset == pytest.approx(sent + 0.1 - 50.0))
-    fleet.say("n0", r.Pong(serial=ping.serial, clock=99999.0), REMARK)  # twice the same: not ours
+    fleet.say("n0", m.Pong(serial=ping.serial, clock=99999.0), REMARK)  # twice the same: not ours
     fleet.pump(lambda: fleet.of(a.FromNode))
     assert peer.offset == pytest.approx(sent + 0.1 - 50.0)
 
@@ -215,13 +214,13 @@ def test_the_quickest_answer_tells_the_clock(nodes):
 def test_output_is_taken_in_order_and_paid_back_in_credit(nodes):
     fleet = nodes(1)
     fleet.join(0)
-    fleet.pump(lambda: fleet.heard("n0", r.Credit))
-    window = fleet.heard("n0", r.Credit)[0].size
+    fleet.pump(lambda: fleet.heard("n0", m.Credit))
+    window = fleet.heard("n0", m.Credit)[0].size
     fleet.fleet.begin_attempt(0)
     fleet.give(0, 1)
     chunk = b"x" * (window // 8)
-    fleet.say_much("n0", *[r.Output(rank=1, stream=2, data=chunk) for _ in range(8)], r.RankEnded(rank=1))
-    fleet.pump(lambda: sum(each.size for each in fleet.heard("n0", r.Credit)) >= 2 * window - window // 4)
+    fleet.say_much("n0", *[m.Output(rank=1, stream=2, data=chunk) for _ in range(8)], m.RankEnded(rank=1))
+    fleet.pump(lambda: sum(each.size for each in fleet.heard("n0", m.Credit)) >= 2 * window - window // 4)
     fleet.pump(lambda: (1, "ended") in fleet.kept.said)
     assert fleet.kept.said == [("attempt", 0), *[(1, 2, chunk)] * 8, (1, "ended")]
 
@@ -229,16 +228,16 @@ def test_output_is_taken_in_order_and_paid_back_in_credit(nodes):
 def test_without_room_output_is_taken_and_nothing_is_paid_back(nodes):
     fleet = nodes(1)
     fleet.join(0)
-    fleet.pump(lambda: fleet.heard("n0", r.Credit))
-    window = fleet.heard("n0", r.Credit)[0].size
+    fleet.pump(lambda: fleet.heard("n0", m.Credit))
+    window = fleet.heard("n0", m.Credit)[0].size
     fleet.give(0, 0)
     fleet.kept.full = True
-    fleet.say_much("n0", r.Output(rank=0, stream=1, data=b"y" * (window // 2)), REMARK)
+    fleet.say_much("n0", m.Output(rank=0, stream=1, data=b"y" * (window // 2)), REMARK)
     fleet.pump(lambda: fleet.kept.said and fleet.of(a.FromNode))
-    assert len(fleet.heard("n0", r.Credit)) == 1
+    assert len(fleet.heard("n0", m.Credit)) == 1
     fleet.kept.full = False
     fleet.kept.wake()
-    fleet.pump(lambda: len(fleet.heard("n0", r.Credit)) == 2)
+    fleet.pump(lambda: len(fleet.heard("n0", m.Credit)) == 2)
 
 
 def test_a_fault_of_the_output_thread_is_the_jobs(nodes):
@@ -246,7 +245,7 @@ def test_a_fault_of_the_output_thread_is_the_jobs(nodes):
     fleet.join(0)
     fleet.give(0, 0)
     fleet.kept.rank_ended = None
-    fleet.say("n0", r.RankEnded(rank=0))
+    fleet.say("n0", m.RankEnded(rank=0))
     fleet.pump(lambda: fleet.of(a.Broken))
     [event] = fleet.of(a.Broken)
     assert "TypeError" in event.text
@@ -307,7 +306,7 @@ def test_at_the_end_all_agents_are_told_to_leave_and_waited_for(nodes):
         link.theirs.settimeout(WITHIN_S)
         decoder = fleet._decoders[host]
         messages: list = []
-        while not any(isinstance(each, r.Leave) for each in messages):
+        while not any(isinstance(each, m.Leave) for each in messages):
             messages += decoder.feed(link.theirs.recv(1 << 16))
         assert done.is_alive()
         link.theirs.close()

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.runtime.filters import LineFilter
-from distlaunch.coordinator.runtime.records import OutputFiles
+from distlaunch.coordinator.runtime.records import LineFilter, OutputFiles
 from distlaunch.core.model.run_files import TRAIN
-from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol import agent_messages as m
 from tests.unit.coordinator.fleets import Kept, Nodes
 
 
@@ -42,14 +41,14 @@ def test_what_comes_after_a_lost_node_is_filed_in_its_own_attempt(filed):
     fleet.fleet.begin_attempt(0)
     fleet.give(0, 0)
     fleet.give(1, 1)
-    fleet.say("n1", r.Output(rank=1, stream=1, data=b"of attempt 0, cut o"))
+    fleet.say("n1", m.Output(rank=1, stream=1, data=b"of attempt 0, cut o"))
     fleet.pump(lambda: text(folder / "attempt-0/rank-1.log"))
     fleet.links["n1"].theirs.close()
     fleet.pump(lambda: fleet.of(a.Lost))
     fleet.pump(lambda: (1, "ended") in shown.said)  # at once, not when another attempt begins
     fleet.fleet.begin_attempt(1)
     fleet.give(0, 0, 1, attempt=1)
-    fleet.say("n0", r.Output(rank=1, stream=1, data=b"of attempt 1\n"), r.RankEnded(rank=1))
+    fleet.say("n0", m.Output(rank=1, stream=1, data=b"of attempt 1\n"), m.RankEnded(rank=1))
     fleet.pump(lambda: shown.said[-1] == (1, "ended") and len(shown.said) == 4)
     assert text(folder / "attempt-0/rank-1.log") == "of attempt 0, cut o"
     assert text(folder / "attempt-1/rank-1.log") == "of attempt 1\n"

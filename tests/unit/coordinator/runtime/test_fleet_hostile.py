@@ -6,15 +6,14 @@ import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 from tests.unit.coordinator.fleets import REMARK, exited
 
 ELSEWHERE = {
-    "output": r.Output(rank=0, stream=1, data=b"not mine"),
-    "output of no rank": r.Output(rank=10**6, stream=1, data=b"x"),
-    "output of no stream": r.Output(rank=1, stream=7, data=b"x"),
-    "no output": r.Output(rank=1, stream=1, data=b""),
-    "an end of output": r.RankEnded(rank=0),
+    "output": m.Output(rank=0, stream=1, data=b"not mine"),
+    "output of no rank": m.Output(rank=10**6, stream=1, data=b"x"),
+    "output of no stream": m.Output(rank=1, stream=7, data=b"x"),
+    "no output": m.Output(rank=1, stream=1, data=b""),
+    "an end of output": m.RankEnded(rank=0),
     "an exit": exited(1.0, rank=0),
     "an exit of no rank": exited(1.0, rank=-1),
     "an exit to come": exited(1.0, rank=1, attempt=1),
@@ -27,9 +26,9 @@ ELSEWHERE = {
     "a halt": m.WorkerHalted(rank=0),
     "the end of an attempt to come": m.Gone(attempt=1, left=()),
     "a port for an attempt to come": m.Prepared(attempt=2, port=80, problem=None, hint=None, warning=None),
-    "a way for an attempt to come": r.Reached(attempt=2, routes=(), problem=None),
-    "a signal, which is its own": r.Signalled(signum=15),
-    "no signal": r.Signalled(signum=9999),
+    "a way for an attempt to come": m.Reached(attempt=2, routes=(), problem=None),
+    "a signal, which is its own": m.Signalled(signum=15),
+    "no signal": m.Signalled(signum=9999),
     "a clock of hundreds of digits": exited(10**400),  # type: ignore[arg-type]
 }
 
@@ -53,7 +52,7 @@ def test_a_clock_of_hundreds_of_digits_is_no_hello(nodes):
     fleet = nodes(1)
     fleet.fleet.connect(0, 0.0)
     fleet.pump(lambda: "n0" in fleet.links)
-    fleet.say("n0", r.Hello(hostname="n0", python="3", pid=1, clock=10**400))
+    fleet.say("n0", m.Hello(hostname="n0", python="3", pid=1, clock=10**400))
     fleet.pump(lambda: fleet.of(a.Unreachable))
     assert not fleet.of(a.Joined)
 
@@ -64,9 +63,9 @@ def test_output_without_credit_loses_the_node_before_it_fills_the_memory(nodes):
     fleet.give(0, 0)
     fleet.kept.full = True
     chunk = b"x" * (1 << 20)
-    fleet.pump(lambda: fleet.heard("n0", r.Credit))
-    window = fleet.heard("n0", r.Credit)[0].size
-    fleet.say_much("n0", *[r.Output(rank=0, stream=1, data=chunk)] * 30)
+    fleet.pump(lambda: fleet.heard("n0", m.Credit))
+    window = fleet.heard("n0", m.Credit)[0].size
+    fleet.say_much("n0", *[m.Output(rank=0, stream=1, data=chunk)] * 30)
     fleet.pump(lambda: fleet.of(a.Lost))
     assert "more output" in fleet.of(a.Lost)[0].why
     assert sum(len(each[2]) for each in fleet.kept.said if len(each) == 3) <= window + (12 << 20)
@@ -76,24 +75,24 @@ def test_what_is_read_of_workers_that_have_ended_may_go_beyond_the_credit(nodes)
     fleet = nodes(1)
     fleet.join(0)
     fleet.give(0, 0, 1)
-    fleet.pump(lambda: fleet.heard("n0", r.Credit))
+    fleet.pump(lambda: fleet.heard("n0", m.Credit))
     fleet.kept.full = True
-    window = fleet.heard("n0", r.Credit)[0].size
-    full = [r.Output(rank=rank, stream=stream, data=b"x" * (1 << 20)) for rank in (0, 1) for stream in (1, 2)]
-    fleet.say_much("n0", *[r.Output(rank=0, stream=1, data=b"x" * (1 << 18))] * (window >> 18), *full, REMARK)
+    window = fleet.heard("n0", m.Credit)[0].size
+    full = [m.Output(rank=rank, stream=stream, data=b"x" * (1 << 20)) for rank in (0, 1) for stream in (1, 2)]
+    fleet.say_much("n0", *[m.Output(rank=0, stream=1, data=b"x" * (1 << 18))] * (window >> 18), *full, REMARK)
     fleet.pump(lambda: fleet.of(a.FromNode))
     assert not fleet.of(a.Lost)
     fleet.kept.full = False
     fleet.kept.wake()
-    fleet.pump(lambda: sum(each.size for each in fleet.heard("n0", r.Credit)) == 2 * window + (4 << 20))
+    fleet.pump(lambda: sum(each.size for each in fleet.heard("n0", m.Credit)) == 2 * window + (4 << 20))
 
 
 def test_nothing_is_taken_of_a_node_after_it_has_said_that_it_ends(nodes):
     fleet = nodes(1)
     fleet.join(0)
     fleet.give(0, 0)
-    late = (r.Output(rank=0, stream=1, data=b"late"), exited(1.0))
-    fleet.say("n0", r.Ending(why="the agent was told to end by signal 15"), *late)
+    late = (m.Output(rank=0, stream=1, data=b"late"), exited(1.0))
+    fleet.say("n0", m.Ending(why="the agent was told to end by signal 15"), *late)
     fleet.pump(lambda: fleet.of(a.Lost))
     assert [type(event) for event in fleet.events] == [a.Joined, a.Lost]
     assert fleet.kept.said == []
@@ -103,10 +102,10 @@ def test_output_of_an_attempt_that_comes_when_another_has_begun_is_paid_back_and
     fleet = nodes(1)
     fleet.join(0)
     fleet.give(0, 0)
-    fleet.pump(lambda: fleet.heard("n0", r.Credit))
-    window = fleet.heard("n0", r.Credit)[0].size
+    fleet.pump(lambda: fleet.heard("n0", m.Credit))
+    window = fleet.heard("n0", m.Credit)[0].size
     fleet.fleet.begin_attempt(1)  # in which the node has no part
-    fleet.say_much("n0", r.Output(rank=0, stream=1, data=b"x" * (window // 2)), r.RankEnded(rank=0), REMARK)
-    fleet.pump(lambda: fleet.of(a.FromNode) and len(fleet.heard("n0", r.Credit)) == 2)
+    fleet.say_much("n0", m.Output(rank=0, stream=1, data=b"x" * (window // 2)), m.RankEnded(rank=0), REMARK)
+    fleet.pump(lambda: fleet.of(a.FromNode) and len(fleet.heard("n0", m.Credit)) == 2)
     assert fleet.kept.said == [("attempt", 1)]
     assert not fleet.of(a.Lost)

@@ -9,14 +9,12 @@ import threading
 import pytest
 
 from distlaunch.coordinator.policy import events_and_actions as a
-from distlaunch.coordinator.runtime.desk import Desk
-from distlaunch.coordinator.runtime.records import EventLog
+from distlaunch.coordinator.runtime.records import Desk, EventLog
 from distlaunch.coordinator.runtime.remote_output import Intake
 from distlaunch.coordinator.runtime.reports import Reporter
 from distlaunch.coordinator.runtime.run_directory import make_run_dir
 from distlaunch.core.model.run_files import MARKER, TRAIN
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 from tests.unit.coordinator.fleets import WITHIN_S, Kept
 
 
@@ -49,7 +47,7 @@ def stuck():
     files = Stuck()
     intake = Intake(files, nodes=1, grant=lambda node, size: None)
     intake.start()
-    intake.take(0, r.Output(rank=0, stream=1, data=b"x"))
+    intake.take(0, m.Output(rank=0, stream=1, data=b"x"))
     assert files.reached.wait(WITHIN_S)
     yield files, intake
     files.moves.set()

@@ -8,7 +8,6 @@ from contextlib import suppress
 
 from distlaunch.coordinator.policy import events_and_actions as a
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 from distlaunch.core.protocol.codec import encode
 from tests.unit.coordinator.fleets import REMARK, WITHIN_S
 
@@ -39,7 +38,7 @@ def test_a_turn_ends_while_a_node_sends_output_without_end(nodes):
     for node in range(3):
         fleet.join(node)
         fleet.give(node, node)
-    flood(fleet, "n0", r.Output(rank=0, stream=1, data=b"x"))
+    flood(fleet, "n0", m.Output(rank=0, stream=1, data=b"x"))
     for _ in range(20):
         began = time.monotonic()
         fleet.fleet.receive()
@@ -54,7 +53,7 @@ def test_a_node_that_answers_without_end_is_dropped_and_the_others_are_heard(nod
     fleet = nodes(2)
     for node in range(2):
         fleet.join(node)
-    flood(fleet, "n0", r.Pong(serial=1, clock=0.0))
+    flood(fleet, "n0", m.Pong(serial=1, clock=0.0))
     fleet.say("n1", REMARK)
     fleet.pump(lambda: fleet.of(a.Lost) and fleet.of(a.FromNode))
     [lost] = fleet.of(a.Lost)

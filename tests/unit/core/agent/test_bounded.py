@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from distlaunch.core.agent import remote_ground
-from distlaunch.core.agent.remote_ground import RemoteGround
+from distlaunch.core.agent import remote_agent
+from distlaunch.core.agent.remote_agent import RemoteGround
 from distlaunch.core.agent.workers.deadline import within
 from distlaunch.core.agent.workers.preload_log import Preloading
 from distlaunch.core.agent.workers.stdin import Feed
@@ -49,7 +49,7 @@ def test_what_is_done_in_time_is_given_and_what_fails_is_raised():
 
 
 def test_folders_that_cannot_be_made_now_do_not_hold_up_the_start(tmp_path, monkeypatch, stands_still):
-    monkeypatch.setattr(remote_ground, "FILES_S", 0.05)
+    monkeypatch.setattr(remote_agent, "FILES_S", 0.05)
     monkeypatch.setattr(os, "makedirs", stands_still)
     said: list[object] = []
     ground = RemoteGround(send=said.append, feed=Feed(said.append), nudge=lambda: None, keep=())

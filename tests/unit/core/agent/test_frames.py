@@ -12,7 +12,6 @@ from distlaunch.core.agent.workers.remote_output import RemoteTaker
 from distlaunch.core.agent.workers.stdin import Feed
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 from distlaunch.core.protocol.codec import Decoder, encode
 
 
@@ -22,8 +21,8 @@ class Ends:
         self.peer = theirs
         self.wakes = 0
         descriptor = ours.detach()
-        self.stream = FrameStream(descriptor, descriptor, Decoder(r.TO_REMOTE, r.REMOTE_PARTS), self._wake)
-        self.decoder: Decoder = Decoder(r.FROM_REMOTE, r.REMOTE_PARTS)
+        self.stream = FrameStream(descriptor, descriptor, Decoder(m.TO_REMOTE, m.REMOTE_PARTS), self._wake)
+        self.decoder: Decoder = Decoder(m.FROM_REMOTE, m.REMOTE_PARTS)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -41,18 +40,18 @@ def ends():
 
 
 def test_messages_pass_both_ways(ends):
-    ends.stream.send(r.RankEnded(rank=1))
-    assert ends.take() == [r.RankEnded(rank=1)]
+    ends.stream.send(m.RankEnded(rank=1))
+    assert ends.take() == [m.RankEnded(rank=1)]
     assert ends.stream.receive() == []
-    ends.peer.sendall(encode(r.Leave()) + encode(r.Credit(size=5))[:4])
-    assert ends.stream.receive() == [r.Leave()]
-    ends.peer.sendall(encode(r.Credit(size=5))[4:])
-    assert ends.stream.receive() == [r.Credit(size=5)]
+    ends.peer.sendall(encode(m.Leave()) + encode(m.Credit(size=5))[:4])
+    assert ends.stream.receive() == [m.Leave()]
+    ends.peer.sendall(encode(m.Credit(size=5))[4:])
+    assert ends.stream.receive() == [m.Credit(size=5)]
     assert ends.wakes == 0
 
 
 def test_what_the_peer_does_not_take_waits_whole_and_in_order(ends):
-    sent = [r.Output(rank=rank, stream=1, data=bytes([rank]) * 100_000) for rank in range(40)]
+    sent = [m.Output(rank=rank, stream=1, data=bytes([rank]) * 100_000) for rank in range(40)]
     threads = [threading.Thread(target=ends.stream.send, args=(each,)) for each in sent]
     for thread in threads:
         thread.start()
@@ -70,27 +69,27 @@ def test_what_the_peer_does_not_take_waits_whole_and_in_order(ends):
 
 
 def test_the_end_comes_after_what_was_said_before_it(ends):
-    ends.peer.sendall(encode(r.Leave()))
+    ends.peer.sendall(encode(m.Leave()))
     ends.peer.shutdown(socket.SHUT_WR)
-    assert ends.stream.receive() == [r.Leave()]
+    assert ends.stream.receive() == [m.Leave()]
     assert ends.stream.receive() is None
     assert not ends.stream.is_open
-    ends.stream.send(r.RankEnded(rank=0))  # the peer still reads
-    assert ends.take() == [r.RankEnded(rank=0)]
+    ends.stream.send(m.RankEnded(rank=0))  # the peer still reads
+    assert ends.take() == [m.RankEnded(rank=0)]
 
 
 def test_a_peer_that_is_gone_swallows_everything(ends):
     ends.peer.close()
     for _ in range(3):
-        ends.stream.send(r.Output(rank=0, stream=1, data=b"x" * 1000))
+        ends.stream.send(m.Output(rank=0, stream=1, data=b"x" * 1000))
     assert ends.stream.is_broken
     assert ends.stream.receive() is None
 
 
 def test_closing_waits_for_the_peer_no_longer_than_it_should(ends):
-    ends.stream.send(r.Output(rank=0, stream=1, data=b"x" * (1 << 20)))
+    ends.stream.send(m.Output(rank=0, stream=1, data=b"x" * (1 << 20)))
     ends.stream.close(bound_s=0.01)
-    ends.stream.send(r.RankEnded(rank=0))
+    ends.stream.send(m.RankEnded(rank=0))
 
 
 def test_garbage_is_refused(ends):
@@ -116,7 +115,7 @@ def test_output_is_sent_as_long_as_there_is_credit():
     assert (taker.has_room(), len(wakes)) == (False, 1), "still in debt"
     taker.output(0, 2, b"last words", 0.0)
     taker.rank_ended(0, 0.0)
-    assert [type(each) for each in sent] == [r.Output, r.Output, r.RankEnded]
+    assert [type(each) for each in sent] == [m.Output, m.Output, m.RankEnded]
     taker.grant(11)
     assert taker.has_room()
     assert taker.tick(0.0) is None
@@ -140,7 +139,7 @@ def test_a_feed_tells_what_was_taken_and_ends_when_all_was():
     sent: list = []
     feed = Feed(sent.append)
     feed.take(b"for nobody")
-    assert sent == [r.Fed(size=0, closed=True, unread=10)]
+    assert sent == [m.Fed(size=0, closed=True, unread=10)]
     sent.clear()
     end = feed.open()
     feed.take(b"x" * 100_000)
@@ -169,7 +168,7 @@ def test_a_feed_whose_reader_is_gone_drops_what_waits():
     [(_, wanted)] = feed.descriptors().items()
     assert wanted == 0
     feed.on_hangup()
-    assert sent == [r.Fed(size=0, closed=True)]
+    assert sent == [m.Fed(size=0, closed=True)]
     end = feed.open()
     feed.take(b"x" * 200_000)
     os.close(end)

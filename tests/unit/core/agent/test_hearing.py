@@ -8,7 +8,7 @@ import pytest
 
 from distlaunch.core.agent.liveness import Hearing
 from distlaunch.core.errors import ProtocolError
-from distlaunch.core.protocol import remote as r
+from distlaunch.core.protocol import agent_messages as m
 
 
 class Hearer:
@@ -44,8 +44,8 @@ def test_after_a_sleep_words_that_lie_unread_have_two_seconds():
 @pytest.mark.parametrize("told_s", [2.0, 5.0, 3.6e6, 1e9])
 def test_the_coordinator_says_how_long_it_may_be_silent(told_s):
     hearer = Hearer(10.0)
-    hearer.hearing.take(r.Ping(serial=1, silence_s=told_s))
-    hearer.hearing.take(r.Ping(serial=2))
+    hearer.hearing.take(m.Ping(serial=1, silence_s=told_s))
+    hearer.hearing.take(m.Ping(serial=2))
     assert hearer.hearing.left_s == told_s
 
 
@@ -53,7 +53,7 @@ def test_the_coordinator_says_how_long_it_may_be_silent(told_s):
 def test_no_silence_is_taken_that_no_ping_comes_in_time_for(told_s):
     hearer = Hearer(10.0)
     with pytest.raises(ProtocolError, match="of silence"):
-        hearer.hearing.take(r.Ping(serial=1, silence_s=told_s))
+        hearer.hearing.take(m.Ping(serial=1, silence_s=told_s))
     assert hearer.hearing.left_s == 10.0
 
 

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distlaunch.core.agent.node.horovod_store import HOLD_S, Store, _Client, is_here
-from distlaunch.core.agent.node.scopes import Room, Scopes
+from distlaunch.core.agent.node.horovod_store import HOLD_S, Room, Scopes, Store, _Client, is_here
 
 BOUND_S = 60.0
 

@@ -7,14 +7,13 @@ import time
 
 from distlaunch.core.agent.node.survey import Surveying, look_around
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import remote as r
 
-ORDER = r.Survey(
+ORDER = m.Survey(
     serial=1, workdir="/", pythons=(), script="", program="", run_dir="", gpus=False, topology=False
 )  # fmt: skip
 
 
-def answer(surveying: Surveying, heard: list) -> r.Surveyed | m.Fault:
+def answer(surveying: Surveying, heard: list) -> m.Surveyed | m.Fault:
     deadline = time.monotonic() + 30
     while not heard:
         assert time.monotonic() < deadline
@@ -31,7 +30,7 @@ def answer(surveying: Surveying, heard: list) -> r.Surveyed | m.Fault:
     return found
 
 
-def survey(look, order: r.Survey = ORDER) -> r.Surveyed | m.Fault:
+def survey(look, order: m.Survey = ORDER) -> m.Surveyed | m.Fault:
     heard: list = []
     surveying = Surveying(heard.append, (), look)
     surveying.begin(order)
@@ -90,7 +89,7 @@ def test_a_new_order_replaces_one_that_is_under_way():
         heard.append, (), lambda order, turn_to: signal.pause() if order.serial == 1 else look_around(order, turn_to)
     )
     surveying.begin(ORDER)
-    surveying.begin(r.Survey(**{**{name: getattr(ORDER, name) for name in ORDER._fields}, "serial": 2}))
+    surveying.begin(m.Survey(**{**{name: getattr(ORDER, name) for name in ORDER._fields}, "serial": 2}))
     assert answer(surveying, heard).serial == 2
 
 

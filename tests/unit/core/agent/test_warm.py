@@ -8,9 +8,7 @@ import sys
 
 import pytest
 
-from distlaunch.core.agent.workers.warm_order import changed_variables
-from distlaunch.core.agent.workers.warm_phase import ANSWER_S, FIRST_WORD_S, NOTE_S
-from distlaunch.core.agent.workers.warm_start import WarmStart
+from distlaunch.core.agent.workers.warm_start import ANSWER_S, FIRST_WORD_S, NOTE_S, WarmStart, changed_variables
 from distlaunch.core.probe.python_modules import is_importable, nearest_module
 from distlaunch.core.protocol import spawner_messages as w
 

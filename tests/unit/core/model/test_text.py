@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.core.model.ids import format_ranks, name_ranks
-from distlaunch.core.model.text import printable, quoted
+from distlaunch.core.model.text import format_ranks, name_ranks, printable, quoted
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.core.model.node import CpuInventory
+from distlaunch.core.model.topology import CpuInventory
 from distlaunch.core.probe.cpus import count_oom_kills, probe_cpus
 from distlaunch.core.probe.files import parse_cpu_list
 

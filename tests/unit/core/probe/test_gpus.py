@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.core.model.gpus import Gpu, GpuInventory
+from distlaunch.core.model.topology import Gpu, GpuInventory
 from distlaunch.core.probe.bounded import in_child
 from distlaunch.core.probe.gpus import NVML_NAME, probe_gpus
 from distlaunch.core.probe.nvidia import NvmlError, read_nvml

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from distlaunch.core.errors import ProtocolError
 from distlaunch.core.model.record import Record, fields_of, replace
 from distlaunch.core.protocol import agent_messages as m
-from distlaunch.core.protocol import codec, remote, spawner_messages
+from distlaunch.core.protocol import codec, spawner_messages
 from distlaunch.core.protocol.codec import Decoder, encode
 
-PARTS = {cls.__name__: cls for cls in remote.REMOTE_PARTS}
+PARTS = {cls.__name__: cls for cls in m.REMOTE_PARTS}
 TYPES = {
-    "agent": (*remote.TO_REMOTE, *remote.FROM_REMOTE),
+    "agent": (*m.TO_REMOTE, *m.FROM_REMOTE),
     "spawner": (*spawner_messages.TO_SPAWNER, *spawner_messages.FROM_SPAWNER),
 }
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
@@ -56,7 +56,7 @@ ANY_MESSAGE = st.sampled_from(TYPES["agent"]).flatmap(messages_of)
 
 
 def decoder(side: str = "agent") -> Decoder:
-    return Decoder(TYPES[side], remote.REMOTE_PARTS)
+    return Decoder(TYPES[side], m.REMOTE_PARTS)
 
 
 def frame(body: bytes | object, raw: bytes = b"") -> bytes:

@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from distlaunch.core.errors import ProtocolError
+from distlaunch.core.protocol import agent_messages as m
 from distlaunch.core.protocol import launcher_messages as p
-from distlaunch.core.protocol import remote as r
 from distlaunch.core.protocol.codec import VERSION, Decoder
 
 APPLY = {
@@ -19,7 +19,7 @@ APPLY = {
 
 def read(**changed) -> p.Apply:
     body = json.dumps({"t": "Apply", **APPLY, **changed}).encode()
-    [message] = Decoder(p.FROM_PEER, r.REMOTE_PARTS).feed(struct.pack(">BII", VERSION, len(body), 0) + body)
+    [message] = Decoder(p.FROM_PEER, m.REMOTE_PARTS).feed(struct.pack(">BII", VERSION, len(body), 0) + body)
     return message
 
 
