@@ -8,7 +8,7 @@ import re
 import pyte
 import pytest
 
-from distlaunch.ui.console.display import Display
+from distlaunch.console.live_display import Display
 
 PLAIN = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"
 PAUSE_S = 60.0
